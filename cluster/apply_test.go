@@ -15,7 +15,10 @@ func TestWithCall(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
 	ref := volume("v").VolumeRef
-	for name, to := range map[string]cluster.Commands{"leader": c.WaitLeader(t).Commands, "follower": c.Follower(t).Commands, "client": c.Client().Commands} {
+	for name, to := range map[string]cluster.Commands{
+		"leader":   c.WaitLeader(t).Commands,
+		"follower": c.Follower(t).Commands, "client": c.Client().Commands,
+	} {
 		attempt := func() {
 			t.Helper()
 			ctx := cluster.WithCall(within(t), "a call at the "+name)

@@ -27,7 +27,8 @@ func (c Commands) RegisterVolume(ctx context.Context, v claim.Volume) (command.R
 // DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while it is claimed. With force the
 // claims are deleted, wherever the volume is mounted, and returned.
 func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef,
-	force bool) (command.DeregisterVolumeResult, error) {
+	force bool,
+) (command.DeregisterVolumeResult, error) {
 	var left []claim.Claim
 	for {
 		result, err := apply[command.DeregisterVolumeResult](ctx, c.to, &command.DeregisterVolume{Ref: ref, Force: force})
@@ -47,9 +48,12 @@ func (c Commands) DeregisterVolume(ctx context.Context, ref claim.VolumeRef,
 // ErrConflict if the workload runs with other arguments or waits on another node, if the run was ended, or if a
 // token's id is taken; ErrInvalid.
 func (c Commands) StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim,
-	tokens ...claim.Token) (command.StartWorkloadResult, error) {
-	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{Ref: run.Ref, Node: run.Node,
-		RunID: run.ID, Claims: claims, Tokens: tokens})
+	tokens ...claim.Token,
+) (command.StartWorkloadResult, error) {
+	return apply[command.StartWorkloadResult](ctx, c.to, &command.StartWorkload{
+		Ref: run.Ref, Node: run.Node,
+		RunID: run.ID, Claims: claims, Tokens: tokens,
+	})
 }
 
 // EndWorkload records that a workload has ended and begins to release its claims. It may be repeated; an unknown
@@ -61,15 +65,18 @@ func (c Commands) EndWorkload(ctx context.Context, ref claim.WorkloadRef) (comma
 // EndRun is EndWorkload for one run: a run on another node, or a later one, is kept, and Found is then false. If
 // the run has an id, a start of it that arrives later is refused.
 func (c Commands) EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error) {
-	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{Ref: run.Ref, Node: run.Node,
-		Run: run.Index, RunID: run.ID})
+	return apply[command.EndWorkloadResult](ctx, c.to, &command.EndWorkload{
+		Ref: run.Ref, Node: run.Node,
+		Run: run.Index, RunID: run.ID,
+	})
 }
 
 // AdvanceClaims checkpoints the release of claims, all items or none, at most command.MaxItems. by is the operator
 // who vouches that the node of the claims is down; empty if nobody had to. Claims that were freed before are
 // skipped. Errors: ErrBackwards, ErrInvalid.
 func (c Commands) AdvanceClaims(ctx context.Context, by string,
-	items ...command.Advance) (command.AdvanceClaimsResult, error) {
+	items ...command.Advance,
+) (command.AdvanceClaimsResult, error) {
 	return apply[command.AdvanceClaimsResult](ctx, c.to, &command.AdvanceClaims{Items: items, By: by})
 }
 
@@ -88,14 +95,17 @@ func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNo
 // DeleteDownNode is DeleteNode for a node that was down when it was read: if it has come back since, it is kept
 // and Found is false.
 func (c Commands) DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error) {
-	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: read.Name, IfUnused: true,
-		IfDown: read.StatusIndex})
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{
+		Name: read.Name, IfUnused: true,
+		IfDown: read.StatusIndex,
+	})
 }
 
 // DeleteDrivers removes those of the drivers (at most command.MaxItems) that no node has, no volume names, and
 // that have not changed since unusedBefore.
 func (c Commands) DeleteDrivers(ctx context.Context, unusedBefore time.Time,
-	ids ...string) (command.DeleteDriversResult, error) {
+	ids ...string,
+) (command.DeleteDriversResult, error) {
 	return apply[command.DeleteDriversResult](ctx, c.to, &command.DeleteDrivers{IDs: ids, IfUnusedBefore: unusedBefore})
 }
 
@@ -129,16 +139,20 @@ func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.
 // be repeated; StartWorkload or EndWorkload ends the wait. Errors: ErrCycle; ErrIneligible if the node takes no
 // workloads; ErrConflict if the workload runs, waits on another node, or the run was ended; ErrInvalid.
 func (c Commands) AwaitWorkload(ctx context.Context, run claim.Run,
-	after []claim.WorkloadRef) (command.AwaitWorkloadResult, error) {
-	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{Ref: run.Ref, Node: run.Node,
-		RunID: run.ID, After: after})
+	after []claim.WorkloadRef,
+) (command.AwaitWorkloadResult, error) {
+	return apply[command.AwaitWorkloadResult](ctx, c.to, &command.AwaitWorkload{
+		Ref: run.Ref, Node: run.Node,
+		RunID: run.ID, After: after,
+	})
 }
 
 // SetNodeStatus records whether a node is heard from. With down, because an operator vouches for it (by) or the
 // node's time is up, all its workloads are ended and its claims become node-detached. Errors: ErrNodeNotFound,
 // ErrInvalid.
 func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus,
-	by string) (command.SetNodeStatusResult, error) {
+	by string,
+) (command.SetNodeStatusResult, error) {
 	var all command.SetNodeStatusResult
 	next := command.SetNodeStatus{Name: name, Status: status, By: by}
 	for {
@@ -239,9 +253,12 @@ func (c Commands) RemoveSecretsKey(ctx context.Context, id string) (claim.Secret
 // ResealVolume replaces a volume's encrypted secrets by the same secrets under another key, if the volume has not
 // changed since an index. Errors: ErrVolumeNotFound; ErrConflict if it has changed.
 func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte,
-	key string) (claim.Volume, error) {
-	result, err := apply[command.ResealVolumeResult](ctx, c.to, &command.ResealVolume{Ref: ref,
-		IfModifyIndex: ifModifyIndex, SealedSecrets: sealed, KeyID: key})
+	key string,
+) (claim.Volume, error) {
+	result, err := apply[command.ResealVolumeResult](ctx, c.to, &command.ResealVolume{
+		Ref:           ref,
+		IfModifyIndex: ifModifyIndex, SealedSecrets: sealed, KeyID: key,
+	})
 	return result.Volume, err
 }
 

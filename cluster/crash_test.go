@@ -84,9 +84,12 @@ func changeUntilKilled(dir, round string) error {
 	return <-failed
 }
 
-func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string, acknowledged func(step string, i int, index uint64)) error {
+func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
+	acknowledged func(step string, i int, index uint64),
+) error {
 	free := func(c claim.Claim) error {
-		_, err := n.AdvanceClaims(ctx, "", command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
+		_, err := n.AdvanceClaims(ctx, "",
+			command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: claim.Freed})
 		return err
 	}
 	var left []claim.Claim
@@ -207,7 +210,8 @@ func checkAcknowledged(t *testing.T, dir string, round int, acknowledged map[int
 				}
 			}
 			token, err := tx.Token(crashToken(name(l.i)))
-			if l.step == "started" && (err != nil || token.Workload != name(l.i) || token.CreateIndex != l.index) || l.step == "freed" && err == nil {
+			if l.step == "started" && (err != nil || token.Workload != name(l.i) || token.CreateIndex != l.index) ||
+				l.step == "freed" && err == nil {
 				t.Errorf("workload %s was %s at %d: its token is %+v, %v", name(l.i), l.step, l.index, token, err)
 			}
 			w, err := tx.Workload(name(l.i))

@@ -99,7 +99,8 @@ func TestOneOfManyWins(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range 64 {
 		callers.Go(func() {
-			_, err := s.StartWorkload(t.Context(), claim.Run{Ref: workload(fmt.Sprint("w", i)), Node: "a"}, []claim.Claim{want(v, claim.Write)})
+			_, err := s.StartWorkload(t.Context(), claim.Run{Ref: workload(fmt.Sprint("w", i)), Node: "a"},
+				[]claim.Claim{want(v, claim.Write)})
 			var refusal *claim.Refusal
 			switch {
 			case err == nil:
@@ -145,7 +146,8 @@ func TestSnapshotAndRestart(t *testing.T) {
 	if err := s.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
-	if stats := s.Stats(); stats.SnapshotIndex == 0 || stats.LeaderName != "server-1" || !stats.Leader || stats.Size == 0 || stats.Err != nil {
+	if stats := s.Stats(); stats.SnapshotIndex == 0 || stats.LeaderName != "server-1" || !stats.Leader ||
+		stats.Size == 0 || stats.Err != nil {
 		t.Errorf("stats: %+v", stats)
 	}
 	register("b")
@@ -281,7 +283,8 @@ func TestNoLeader(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, command.ErrUncertain) {
+	if _, err := n.RegisterVolume(ctx, volume("a")); !errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, command.ErrUncertain) {
 		t.Errorf("register: %v", err)
 	}
 	waiting := make(chan error)

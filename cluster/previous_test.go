@@ -63,8 +63,10 @@ func TestLedgersOfThePreviousRelease(t *testing.T) {
 func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 	t.Helper()
 	want := map[string]claim.State{
-		"v0 w0": claim.Taken, "v5 w0": claim.Taken, "v1 w1": claim.Unpublishing, "v5 w1": claim.Unpublishing, "v2 w2": claim.NodeDetached,
-		"v5 w2": claim.Unpublishing, "v3 w3": claim.ControllerDetached, "v5 w3": claim.Unpublishing, "v4 w4": claim.ReadyToFree, "v5 w4": claim.Unpublishing,
+		"v0 w0": claim.Taken, "v5 w0": claim.Taken, "v1 w1": claim.Unpublishing, "v5 w1": claim.Unpublishing,
+		"v2 w2": claim.NodeDetached,
+		"v5 w2": claim.Unpublishing, "v3 w3": claim.ControllerDetached, "v5 w3": claim.Unpublishing,
+		"v4 w4": claim.ReadyToFree, "v5 w4": claim.Unpublishing,
 	}
 	err := node.Read(t.Context(), func(tx *state.ReadTx) error {
 		volumes, _, err := tx.Volumes(state.VolumeQuery{})
@@ -123,7 +125,8 @@ func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	t.Helper()
 	ctx := t.Context()
-	if _, err := node.AwaitWorkload(ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "next"}, Node: "b"}, []claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
+	if _, err := node.AwaitWorkload(ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "next"}, Node: "b"},
+		[]claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
 		t.Error(err)
 	}
 	if _, err := node.DeleteNode(ctx, "a"); !errors.Is(err, claim.ErrNodeInUse) {

@@ -159,7 +159,8 @@ func (n *Node) waitChange(ctx context.Context, b Blocking, topics []state.Topic)
 // ReadChanged is ReadLatest once one of the topics has changed after the index, or the wait has passed. What fn
 // reads may depend on the topics only. index is the MinIndex of the next read.
 func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic,
-	fn func(tx *state.ReadTx) error) (index uint64, err error) {
+	fn func(tx *state.ReadTx) error,
+) (index uint64, err error) {
 	if b.Wait > 0 && b.MinIndex > 0 {
 		if err := n.waitChange(ctx, b, topics); err != nil {
 			return 0, err
@@ -176,7 +177,8 @@ func (n *Node) ReadChanged(ctx context.Context, b Blocking, topics []state.Topic
 // a start it waits until the server has caught up with the leader; while there is no leader, it reads what there
 // is.
 func (n *Node) ReadHere(ctx context.Context, b Blocking, topics []state.Topic,
-	fn func(tx *state.ReadTx) error) (index uint64, err error) {
+	fn func(tx *state.ReadTx) error,
+) (index uint64, err error) {
 	if n.Stats().LeaderName != "" {
 		if err := n.WaitReady(ctx); err != nil {
 			return 0, err

@@ -114,30 +114,40 @@ func TestFollowerForwards(t *testing.T) {
 	follower, client := c.Follower(t), c.Client()
 	register(t, follower, "a")
 	v := volume("a")
-	if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload("db-1"), Node: "n"}, []claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload("db-1"), Node: "n"},
+		[]claim.Claim{want(v, claim.Write)}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := follower.StartWorkload(within(t), claim.Run{Ref: workload("db-2"), Node: "n"}, []claim.Claim{want(v, claim.Write)})
+	_, err := follower.StartWorkload(within(t), claim.Run{Ref: workload("db-2"), Node: "n"},
+		[]claim.Claim{want(v, claim.Write)})
 	var refusal *claim.Refusal
-	if !errors.Is(err, claim.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 || refusal.Holders[0].Workload != workload("db-1") {
+	if !errors.Is(err, claim.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 ||
+		refusal.Holders[0].Workload != workload("db-1") {
 		t.Errorf("refused from afar: %v", err)
 	}
-	for name, q := range map[string]cluster.Queries{"follower": follower.Queries, "client": client.Queries, "leader": c.Leader().Queries} {
+	for name, q := range map[string]cluster.Queries{
+		"follower": follower.Queries, "client": client.Queries,
+		"leader": c.Leader().Queries,
+	} {
 		claims, _, err := q.ClaimsOf(within(t), workload("db-1"), cluster.Blocking{})
 		if err != nil || len(claims) != 1 {
 			t.Errorf("%s: the claims are %+v, %v", name, claims, err)
 		}
-		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
+		if _, _, err := q.Volume(within(t), volume("none").VolumeRef, cluster.Blocking{}); !errors.Is(err,
+			claim.ErrVolumeNotFound) {
 			t.Errorf("%s: no such volume: %v", name, err)
 		}
-		if got, _, err := q.Volume(within(t), v.VolumeRef, cluster.Blocking{}); err != nil || got.AccessMode != claim.SingleNodeWriter {
+		if got, _, err := q.Volume(within(t), v.VolumeRef, cluster.Blocking{}); err != nil ||
+			got.AccessMode != claim.SingleNodeWriter {
 			t.Errorf("%s: the volume is %+v, %v", name, got, err)
 		}
 	}
-	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrNotLeader) {
+	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err,
+		command.ErrNotLeader) {
 		t.Errorf("the latest from a follower: %v", err)
 	}
-	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err, command.ErrNotLeader) {
+	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err,
+		command.ErrNotLeader) {
 		t.Errorf("a command for a follower: %v", err)
 	}
 }
@@ -173,7 +183,8 @@ func TestBlockingQuery(t *testing.T) {
 			index = next // a leader that was just elected may answer early
 		}
 	}()
-	clustertest.Eventually(t, "the lead is given away", func() bool { return c.WaitLeader(t).TransferLeadership(within(t), "") == nil })
+	clustertest.Eventually(t, "the lead is given away",
+		func() bool { return c.WaitLeader(t).TransferLeadership(within(t), "") == nil })
 	changed := volume("a")
 	changed.Name = "new"
 	if _, err := client.RegisterVolume(within(t), changed); err != nil {
@@ -342,7 +353,8 @@ func TestForeignCluster(t *testing.T) {
 	fourth.Start(t)
 	clustertest.Eventually(t, "a server that came later is in", func() bool {
 		peers, err := fourth.Peers(within(t))
-		return err == nil && len(peers) == 4 && !slices.ContainsFunc(peers, func(p cluster.Peer) bool { return p.ID == "server-9" })
+		return err == nil && len(peers) == 4 &&
+			!slices.ContainsFunc(peers, func(p cluster.Peer) bool { return p.ID == "server-9" })
 	})
 	if got := identity(t, foreign.Node); got != theirs || !has(t, foreign.Node, "theirs") || has(t, foreign.Node, "ours") {
 		t.Errorf("it is of the cluster %q now, was of %q", got, theirs)
@@ -407,7 +419,10 @@ func TestRemovePeer(t *testing.T) {
 	c := clustertest.Form(t, 3, clustertest.Options{Autopilot: &pilot})
 	c.WaitVoters(t, names(c.Hosts())...)
 	leader, gone := c.WaitLeader(t), c.Follower(t)
-	for name, want := range map[string]error{gone.Name: cluster.ErrPeerAlive, leader.Name: cluster.ErrPeerAlive, "server-9": cluster.ErrNoPeer} {
+	for name, want := range map[string]error{
+		gone.Name: cluster.ErrPeerAlive, leader.Name: cluster.ErrPeerAlive,
+		"server-9": cluster.ErrNoPeer,
+	} {
 		if err := leader.RemovePeer(within(t), name); !errors.Is(err, want) {
 			t.Errorf("remove %s: %v", name, err)
 		}
@@ -546,7 +561,8 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 		client := c.Client()
 		callers.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
-				if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload(fmt.Sprintf("w-%d-%d", g, i)), Node: "n"}, nil); err != nil {
+				if _, err := client.StartWorkload(within(t), claim.Run{Ref: workload(fmt.Sprintf("w-%d-%d", g, i)), Node: "n"},
+					nil); err != nil {
 					t.Error(err)
 					return
 				}
@@ -582,7 +598,8 @@ func TestOldServer(t *testing.T) {
 	leader := c.WaitLeader(t)
 	err := errors.New("not asked")
 	clustertest.Eventually(t, "it is refused", func() bool {
-		_, err = leader.PutLiveness(within(t), claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 2 * time.Second, Margin: time.Second})
+		_, err = leader.PutLiveness(within(t),
+			claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 2 * time.Second, Margin: time.Second})
 		return errors.Is(err, command.ErrLevel)
 	})
 }

@@ -36,7 +36,8 @@ func TestFullDisk(t *testing.T) {
 	if _, err := s.RegisterVolume(ctx, v); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "n"}, []claim.Claim{want(v, claim.Write)}); err != nil {
+	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "n"},
+		[]claim.Claim{want(v, claim.Write)}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -64,7 +65,8 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("close with nothing left: %v", err)
 	}
 	leave(t, disk, filler, 0) // what closing freed
-	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err, command.ErrDiskFull) {
+	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err,
+		command.ErrDiskFull) {
 		t.Errorf("open with nothing left: %v", err)
 	}
 	if err := os.Remove(filler); err != nil {

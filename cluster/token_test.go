@@ -25,14 +25,19 @@ func TestTokensAreKept(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
 	ctx := t.Context()
-	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "a"}, nil, intent(0, workload("w")), intent(1, workload("w"))); err != nil {
+	if _, err := s.StartWorkload(ctx, claim.Run{Ref: workload("w"), Node: "a"}, nil, intent(0, workload("w")),
+		intent(1, workload("w"))); err != nil {
 		t.Fatal(err)
 	}
 	check := func(when string, want ...string) {
 		t.Helper()
 		err := s.Read(ctx, func(tx *state.ReadTx) error {
 			for name, read := range map[string]func() ([]claim.Token, error){
-				"all": func() ([]claim.Token, error) { return tx.Tokens("default") }, "on the node": func() ([]claim.Token, error) { return tx.TokensOn("a") },
+				"all": func() ([]claim.Token, error) { return tx.Tokens("default") }, "on the node": func() ([]claim.Token,
+					error,
+				) {
+					return tx.TokensOn("a")
+				},
 			} {
 				var got []string
 				found, err := read()
@@ -95,7 +100,8 @@ func TestOneSigningKey(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range got {
 		callers.Go(func() {
-			k, err := s.PutSigningKey(t.Context(), claim.SigningKey{ID: fmt.Sprint("k", i), Public: []byte("{}"), Sealed: []byte{1}})
+			k, err := s.PutSigningKey(t.Context(),
+				claim.SigningKey{ID: fmt.Sprint("k", i), Public: []byte("{}"), Sealed: []byte{1}})
 			if err != nil {
 				t.Error(err)
 			}

@@ -57,7 +57,8 @@ func serveUnattended(info Info, p Plugin) (exitCode int) {
 	if err != nil {
 		return fail(err)
 	}
-	fmt.Fprintf(os.Stdout, "%s %s (%s) waits for calls, as process %d. With its file in plugin_dir, start an agent with:\n\n\t%s='%s'\n\n",
+	fmt.Fprintf(os.Stdout,
+		"%s %s (%s) waits for calls, as process %d. With its file in plugin_dir, start an agent with:\n\n\t%s='%s'\n\n",
 		info.Name, info.Version, p.Kind, os.Getpid(), wire.EnvReattach, attach)
 	if err := srv.Serve(listener); err != nil {
 		return fail(err)
@@ -101,7 +102,8 @@ func relay(socket string) (exitCode int) {
 }
 
 func relayFailed(socket string, err error) (exitCode int) {
-	Logger().Error("the debugged plugin does not answer: start it again and give the agent its new socket, or start the agent without one",
+	Logger().Error(
+		"the debugged plugin does not answer: start it again and give the agent its new socket, or start the agent without one",
 		"socket", socket, "error", err)
 	return 1
 }

@@ -119,7 +119,10 @@ type eventService struct {
 }
 
 func newEventService(log hclog.Logger, q *eventQueue) *eventService {
-	return &eventService{log: log, queue: q, ended: make(chan struct{}), newest: make(chan struct{}), left: make(chan struct{})}
+	return &eventService{
+		log: log, queue: q, ended: make(chan struct{}), newest: make(chan struct{}),
+		left: make(chan struct{}),
+	}
 }
 
 // Events sends the events that the host does not have, until the host disconnects or the process ends.

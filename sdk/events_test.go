@@ -171,7 +171,8 @@ func TestEventsOfAProcess(t *testing.T) {
 	emit(t, conn, 3)
 	first := readEvents(t, conn, 0)
 	for n := range uint64(3) {
-		if e := first.next(n + 1); e.GetType() != "tick" || e.GetDetails()["n"] != strconv.FormatUint(n+1, 10) || time.Since(e.GetTime().AsTime()) > time.Minute {
+		if e := first.next(n + 1); e.GetType() != "tick" || e.GetDetails()["n"] != strconv.FormatUint(n+1, 10) ||
+			time.Since(e.GetTime().AsTime()) > time.Minute {
 			t.Errorf("got %v", e)
 		}
 	}

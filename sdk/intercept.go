@@ -24,7 +24,9 @@ type interceptor struct {
 	stdio sync.Once
 }
 
-func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (resp any, err error) {
 	i.stdio.Do(keepOutput)
 	end, ok := i.life.begin()
 	if !ok {
@@ -39,7 +41,9 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 // errStopping is the error of new calls, and of streams, while the process is stopping.
 var errStopping = status.Error(codes.Unavailable, "the plugin is stopping")
 
-func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler,
+) (err error) {
 	i.stdio.Do(keepOutput)
 	if info.FullMethod == pluginv1.EventService_Events_FullMethodName {
 		defer i.rescue(info.FullMethod, &err) // go-plugin's own stream; it ends last, by itself

@@ -27,7 +27,8 @@ func TestRunByHandExplainsItself(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("ended with %v", err)
 	}
-	if want := "minimal 0.1.0 is a plugin for pannier (storage.v1)"; !strings.Contains(string(out), want) || !strings.Contains(string(out), "plugin_dir") {
+	if want := "minimal 0.1.0 is a plugin for pannier (storage.v1)"; !strings.Contains(string(out), want) ||
+		!strings.Contains(string(out), "plugin_dir") {
 		t.Errorf("printed %q", out)
 	}
 }
@@ -43,7 +44,10 @@ func (i *impl) Health(ctx context.Context) error              { return i.health(
 
 func TestConfiguration(t *testing.T) {
 	fails := func(err error) func(context.Context) error { return func(context.Context) error { return err } }
-	refusing := &impl{validate: fails(errors.New(`key "x"`)), configure: fails(status.Error(codes.FailedPrecondition, "not now"))}
+	refusing := &impl{
+		validate:  fails(errors.New(`key "x"`)),
+		configure: fails(status.Error(codes.FailedPrecondition, "not now")),
+	}
 	willing := &impl{validate: fails(nil), configure: fails(nil)}
 	for name, tc := range map[string]struct {
 		impl                any

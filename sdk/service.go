@@ -69,7 +69,9 @@ func (s *service) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.StopRe
 }
 
 // Attend sends health reports until the host disconnects.
-func (s *service) Attend(req *pluginv1.AttendRequest, stream grpc.ServerStreamingServer[pluginv1.AttendResponse]) error {
+func (s *service) Attend(req *pluginv1.AttendRequest,
+	stream grpc.ServerStreamingServer[pluginv1.AttendResponse],
+) error {
 	release := s.life.attend(time.Duration(req.GetOrphanTimeoutMs()) * time.Millisecond)
 	defer release()
 

@@ -23,7 +23,10 @@ func names(n int) (out []string) {
 func TestValidate(t *testing.T) {
 	hash := strings.Repeat("0a", 32)
 	client := func(with func(*acl.Token)) error {
-		token := acl.Token{Accessor: "a", SecretHash: hash, Type: acl.Client, Policies: []string{"p"}, ExpiresAt: now.Add(time.Second)}
+		token := acl.Token{
+			Accessor: "a", SecretHash: hash, Type: acl.Client, Policies: []string{"p"},
+			ExpiresAt: now.Add(time.Second),
+		}
 		with(&token)
 		return token.Validate(now)
 	}
@@ -33,7 +36,10 @@ func TestValidate(t *testing.T) {
 		err   error
 		field string // empty: it is valid
 	}{
-		"policy":             {policy(acl.Policy{Name: "p", Rules: strings.Repeat("x", acl.MaxRules), Description: strings.Repeat("x", acl.MaxText)}), ""},
+		"policy": {policy(acl.Policy{
+			Name: "p", Rules: strings.Repeat("x", acl.MaxRules),
+			Description: strings.Repeat("x", acl.MaxText),
+		}), ""},
 		"no name":            {policy(acl.Policy{}), "name"},
 		"a path":             {policy(acl.Policy{Name: "a/b"}), "name"},
 		"long rules":         {policy(acl.Policy{Name: "p", Rules: strings.Repeat("x", acl.MaxRules+1)}), "rules"},

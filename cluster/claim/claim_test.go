@@ -80,8 +80,13 @@ func TestNodeFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*claim.Node){
-		"name":                     func(n *claim.Node) { n.Name = "a/b" },
-		"driver id":                func(n *claim.Node) { n.Drivers["../x"] = claim.NodeDriver{ID: "../x", Type: claim.Monolith} },
+		"name": func(n *claim.Node) { n.Name = "a/b" },
+		"driver id": func(n *claim.Node) {
+			n.Drivers["../x"] = claim.NodeDriver{
+				ID:   "../x",
+				Type: claim.Monolith,
+			}
+		},
 		"other id":                 func(n *claim.Node) { n.Drivers["e"] = claim.NodeDriver{ID: "f", Type: claim.Monolith} },
 		"type":                     func(n *claim.Node) { n.Drivers["d"] = claim.NodeDriver{ID: "d"} },
 		"a group without a vendor": func(n *claim.Node) { n.Devices = []claim.NodeDevices{{Type: "gpu", Name: "T4"}} },
@@ -105,10 +110,13 @@ func TestRepair(t *testing.T) {
 		access claim.AccessMode
 		state  claim.State
 	}{
-		"nothing known":     {claim.Volume{}, nil, claim.Write, claim.SingleNodeWriter, claim.Taken},
-		"first capability":  {volume(claim.MultiNodeMultiWriter), nil, claim.Write, claim.MultiNodeMultiWriter, claim.Taken},
-		"readers only":      {volume(claim.MultiNodeReaderOnly), nil, claim.Read, claim.MultiNodeReaderOnly, claim.Taken},
-		"what it has stays": {volume(claim.MultiNodeReaderOnly), func(c *claim.Claim) { c.State = claim.NodeDetached }, claim.Read, claim.MultiNodeReaderOnly, claim.NodeDetached},
+		"nothing known":    {claim.Volume{}, nil, claim.Write, claim.SingleNodeWriter, claim.Taken},
+		"first capability": {volume(claim.MultiNodeMultiWriter), nil, claim.Write, claim.MultiNodeMultiWriter, claim.Taken},
+		"readers only":     {volume(claim.MultiNodeReaderOnly), nil, claim.Read, claim.MultiNodeReaderOnly, claim.Taken},
+		"what it has stays": {
+			volume(claim.MultiNodeReaderOnly), func(c *claim.Claim) { c.State = claim.NodeDetached },
+			claim.Read, claim.MultiNodeReaderOnly, claim.NodeDetached,
+		},
 	} {
 		c := blank
 		if row.have != nil {
@@ -125,7 +133,8 @@ func TestRepair(t *testing.T) {
 	// A claim on an unknown node counts as one on another node.
 	lost := standing(claim.SingleNodeMultiWriter, claim.Write, "old", "")
 	v := volume(claim.SingleNodeMultiWriter)
-	if _, _, err := claim.Take(v, []claim.Claim{lost}, wanted(claim.SingleNodeMultiWriter, claim.Read, "me", "a"), now); !errors.Is(err, claim.ErrHeld) {
+	if _, _, err := claim.Take(v, []claim.Claim{lost}, wanted(claim.SingleNodeMultiWriter, claim.Read, "me", "a"),
+		now); !errors.Is(err, claim.ErrHeld) {
 		t.Errorf("a claim on an unknown node was let share: %v", err)
 	}
 }

@@ -15,8 +15,14 @@ func TestAutopilotIsChangedFieldByField(t *testing.T) {
 	if err != nil || after != before {
 		t.Errorf("changed by nothing: %+v, %v", after, err)
 	}
-	after, err = before.Change(claim.AutopilotChange{CleanupDeadServers: &off, LastContactThreshold: &second, ServerStabilizationTime: &minute, MinQuorum: &five})
-	want := claim.Autopilot{LastContactThreshold: second, ServerStabilizationTime: minute, MinQuorum: 5, MaxTrailingLogs: before.MaxTrailingLogs}
+	after, err = before.Change(claim.AutopilotChange{
+		CleanupDeadServers: &off, LastContactThreshold: &second,
+		ServerStabilizationTime: &minute, MinQuorum: &five,
+	})
+	want := claim.Autopilot{
+		LastContactThreshold: second, ServerStabilizationTime: minute, MinQuorum: 5,
+		MaxTrailingLogs: before.MaxTrailingLogs,
+	}
 	if err != nil || after != want {
 		t.Errorf("changed to %+v, %v, want %+v", after, err, want)
 	}

@@ -14,7 +14,10 @@ func TestLivenessIsInOrder(t *testing.T) {
 		l     claim.Liveness
 		field string // empty: it is valid
 	}{
-		"as by default":     {claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}, ""},
+		"as by default": {claim.Liveness{
+			HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,
+			Margin: 30 * time.Second,
+		}, ""},
 		"nothing":           {claim.Liveness{}, "heartbeat_ttl"},
 		"stops before":      {claim.Liveness{HeartbeatTTL: 2, StopAfter: 1, Margin: 1}, "stop_after"},
 		"no margin":         {claim.Liveness{HeartbeatTTL: 1, StopAfter: 2}, "stop_margin"},
@@ -30,8 +33,12 @@ func TestLivenessIsInOrder(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	held := claim.Claim{
-		Volume: claim.VolumeRef{Namespace: "default", ID: "v"}, Workload: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n",
-		Mode: claim.Read, AccessMode: claim.MultiNodeReaderOnly, AttachmentMode: claim.FileSystem, DriverNodeID: strings.Repeat("x", 256),
+		Volume: claim.VolumeRef{Namespace: "default", ID: "v"}, Workload: claim.WorkloadRef{
+			Namespace: "default",
+			ID:        "w",
+		}, Node: "n",
+		Mode: claim.Read, AccessMode: claim.MultiNodeReaderOnly, AttachmentMode: claim.FileSystem,
+		DriverNodeID: strings.Repeat("x", 256),
 	}
 	if err := held.Validate(); err != nil {
 		t.Error(err)

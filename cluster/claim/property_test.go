@@ -107,7 +107,8 @@ func TestCountsOfDrivers(t *testing.T) {
 			var next *claim.NodeDriver
 			if rapid.Bool().Draw(t, "has it") {
 				next = &claim.NodeDriver{
-					Type:    rapid.SampledFrom([]claim.DriverType{claim.NodeService, claim.ControllerService, claim.Monolith}).Draw(t, "type"),
+					Type: rapid.SampledFrom([]claim.DriverType{claim.NodeService, claim.ControllerService, claim.Monolith}).Draw(t,
+						"type"),
 					Healthy: rapid.Bool().Draw(t, "healthy"),
 				}
 			}

@@ -52,8 +52,10 @@ func Take(v Volume, held []Claim, want Claim, at time.Time) (granted Claim, crea
 		return Claim{}, false, err
 	}
 	refuse := func(reason error, holders []Claim, format string, args ...any) error {
-		return &Refusal{Reason: reason, Volume: v.VolumeRef, Mode: want.Mode, Detail: fmt.Sprintf(format, args...),
-			Holders: holders, At: at}
+		return &Refusal{
+			Reason: reason, Volume: v.VolumeRef, Mode: want.Mode, Detail: fmt.Sprintf(format, args...),
+			Holders: holders, At: at,
+		}
 	}
 	for i := range held {
 		if held[i].Workload != want.Workload {
@@ -108,8 +110,10 @@ func CheckUpdate(old, next Volume, held []Claim, at time.Time) error {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
-		return &Refusal{Reason: ErrVolumeInUse, Volume: old.VolumeRef, Detail: fmt.Sprintf(format, args...),
-			Holders: held, At: at}
+		return &Refusal{
+			Reason: ErrVolumeInUse, Volume: old.VolumeRef, Detail: fmt.Sprintf(format, args...),
+			Holders: held, At: at,
+		}
 	}
 	switch {
 	case next.PluginID != old.PluginID:

@@ -132,7 +132,8 @@ func TestSameWorkloadAgain(t *testing.T) {
 	}
 	for _, state := range claim.States[1:5] {
 		own.State = state
-		if _, _, err := claim.Take(v, []claim.Claim{own}, wanted(claim.SingleNodeWriter, claim.Write, "me", "a"), now); !errors.Is(err, claim.ErrHeld) {
+		if _, _, err := claim.Take(v, []claim.Claim{own}, wanted(claim.SingleNodeWriter, claim.Write, "me", "a"),
+			now); !errors.Is(err, claim.ErrHeld) {
 			t.Errorf("own claim that is %s: %v, want ErrHeld", state, err)
 		}
 	}
@@ -228,7 +229,8 @@ func TestUpdateWhileInUse(t *testing.T) {
 		next := old
 		next.Capabilities = slices.Clone(old.Capabilities)
 		row.change(&next)
-		if err := claim.CheckUpdate(old, next, held, now); (err != nil) != row.refused || row.refused && !errors.Is(err, claim.ErrVolumeInUse) {
+		if err := claim.CheckUpdate(old, next, held, now); (err != nil) != row.refused || row.refused &&
+			!errors.Is(err, claim.ErrVolumeInUse) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err := claim.CheckUpdate(old, next, nil, now); err != nil {

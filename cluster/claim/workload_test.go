@@ -12,7 +12,10 @@ const id = "01234567-89ab-4cde-8f01-23456789abcd"
 
 func token() claim.Token {
 	return claim.Token{
-		ID: id, Workload: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n", Service: "web", Consul: "default", CreateIndex: 7,
+		ID: id, Workload: claim.WorkloadRef{
+			Namespace: "default",
+			ID:        "w",
+		}, Node: "n", Service: "web", Consul: "default", CreateIndex: 7,
 	}
 }
 

@@ -38,7 +38,10 @@ func commands() []command.Command {
 			Tokens: []claim.Token{token},
 		},
 		&command.EndWorkload{Ref: workload},
-		&command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: volume, Workload: workload, Index: 7, To: claim.Freed}}},
+		&command.AdvanceClaims{
+			By:    "root",
+			Items: []command.Advance{{Volume: volume, Workload: workload, Index: 7, To: claim.Freed}},
+		},
 		&command.PutNode{Node: claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{
 			"hostpath": {ID: "hostpath", Type: claim.Monolith, Node: &claim.NodeCapabilities{StageUnstage: true}, UpdatedAt: at},
 		}}},
@@ -51,13 +54,22 @@ func commands() []command.Command {
 		&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{0, 1, 255}}},
 		&command.AwaitWorkload{Ref: workload, Node: "a", After: []claim.WorkloadRef{{Namespace: "default", ID: "db-0"}}},
 		&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root", Continues: 7, After: "x"},
-		&command.SetNodeDuty{Name: "a", Ineligible: new(bool), Drain: &claim.Drain{StartedAt: at, By: "root", DoneAt: at}, StopDrain: true},
+		&command.SetNodeDuty{
+			Name: "a", Ineligible: new(bool), Drain: &claim.Drain{StartedAt: at, By: "root", DoneAt: at},
+			StopDrain: true,
+		},
 		&command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
 		&command.SetAutopilot{
-			Change: claim.AutopilotChange{CleanupDeadServers: new(bool), LastContactThreshold: new(time.Duration), ServerStabilizationTime: new(time.Duration), MinQuorum: new(int)},
-			First:  claim.DefaultAutopilot(),
+			Change: claim.AutopilotChange{
+				CleanupDeadServers: new(bool), LastContactThreshold: new(time.Duration),
+				ServerStabilizationTime: new(time.Duration), MinQuorum: new(int),
+			},
+			First: claim.DefaultAutopilot(),
 		},
-		&command.BootstrapACL{Token: acl.Token{Accessor: "a", SecretHash: "00", Type: acl.Management, CreatedAt: at}, ResetIndex: 7},
+		&command.BootstrapACL{
+			Token:      acl.Token{Accessor: "a", SecretHash: "00", Type: acl.Management, CreatedAt: at},
+			ResetIndex: 7,
+		},
 		&command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Description: "d", Rules: "node {}"}}},
 		&command.DeleteACLPolicies{Names: []string{"p"}},
 		&command.PutACLRoles{Roles: []acl.Role{{Name: "r", Policies: []string{"p"}}}},
@@ -128,11 +140,19 @@ func TestFingerprint(t *testing.T) {
 // of users' logs.
 func TestEntriesOfTheFirstVersion(t *testing.T) {
 	for entry, want := range map[string]command.Command{
-		"\x01\x04" + `{"at":"2026-03-01T12:00:00.000000123Z","ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{
+		"\x01\x04" +
+			`{"at":"2026-03-01T12:00:00.000000123Z","ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{
 			Stamp: command.Stamp{At: at}, Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"},
 		},
-		"\x01\x07" + `{"at":"2026-03-01T12:00:00.000000123Z","name":"a"}`:  &command.DeleteNode{Stamp: command.Stamp{At: at}, Name: "a"},
-		"\x01\x0c" + `{"at":"2026-03-01T12:00:00.000000123Z","ids":["x"]}`: &command.DeleteTokens{Stamp: command.Stamp{At: at}, IDs: []string{"x"}},
+		"\x01\x07" + `{"at":"2026-03-01T12:00:00.000000123Z","name":"a"}`: &command.DeleteNode{
+			Stamp: command.Stamp{At: at},
+			Name:  "a",
+		},
+		"\x01\x0c" +
+			`{"at":"2026-03-01T12:00:00.000000123Z","ids":["x"]}`: &command.DeleteTokens{
+			Stamp: command.Stamp{At: at},
+			IDs:   []string{"x"},
+		},
 	} {
 		got, err := command.Decode([]byte(entry))
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -146,19 +166,35 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 func TestLevels(t *testing.T) {
 	const before = `{"at":"2026-03-01T12:00:00.000000123Z",`
 	for entry, c := range map[string]command.Command{
-		"\x01\x04" + before + `"ref":{"namespace":"default","id":"db-1"}}`:                         &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}},
-		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`:              &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
-		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"run":7}`:                 &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
-		"\x02\x04" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
-		"\x02\x03" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
-		"\x01\x03" + before + `"ref":{"namespace":"default","id":"db-1"},"node":"a"}`:              &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
-		"\x02\x07" + before + `"command_key":"k","name":"a"}`:                                      &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
-		"\x01\x07" + before + `"name":"a"}`:                                                        &command.DeleteNode{Name: "a"},
-		"\x02\x07" + before + `"name":"a","if_unused":true}`:                                       &command.DeleteNode{Name: "a", IfUnused: true},
-		"\x02\x07" + before + `"name":"a","if_down":7}`:                                            &command.DeleteNode{Name: "a", IfDown: 7},
-		"\x02\x10" + before + `"name":"a","stop_drain":true}`:                                      &command.SetNodeDuty{Name: "a", StopDrain: true},
-		"\x01\x06" + before + nodeJSON(``):                                                         &command.PutNode{Node: claim.Node{Name: "a"}},
-		"\x02\x06" + before + nodeJSON(`"secret_hash":"00",`):                                      &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
+		"\x01\x04" + before +
+			`"ref":{"namespace":"default","id":"db-1"}}`: &command.EndWorkload{Ref: claim.WorkloadRef{
+			Namespace: "default",
+			ID:        "db-1",
+		}},
+		"\x02\x04" + before +
+			`"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
+		"\x02\x04" + before +
+			`"ref":{"namespace":"default","id":"db-1"},"run":7}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Run: 7},
+		"\x02\x04" + before +
+			`"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
+		"\x02\x03" + before +
+			`"ref":{"namespace":"default","id":"db-1"},"node":"a","run_id":"r"}`: &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", RunID: "r"},
+		"\x01\x03" + before +
+			`"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
+		"\x02\x07" + before +
+			`"command_key":"k","name":"a"}`: &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
+		"\x01\x07" + before +
+			`"name":"a"}`: &command.DeleteNode{Name: "a"},
+		"\x02\x07" + before +
+			`"name":"a","if_unused":true}`: &command.DeleteNode{Name: "a", IfUnused: true},
+		"\x02\x07" + before +
+			`"name":"a","if_down":7}`: &command.DeleteNode{Name: "a", IfDown: 7},
+		"\x02\x10" + before +
+			`"name":"a","stop_drain":true}`: &command.SetNodeDuty{Name: "a", StopDrain: true},
+		"\x01\x06" + before + nodeJSON(
+			``): &command.PutNode{Node: claim.Node{Name: "a"}},
+		"\x02\x06" + before + nodeJSON(
+			`"secret_hash":"00",`): &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
 	} {
 		command.SetAt(c, at)
 		got, err := command.Encode(c)
@@ -179,7 +215,8 @@ func TestLevels(t *testing.T) {
 }
 
 func nodeJSON(ledgers string) string {
-	return `"node":{"name":"a","boot_id":"",` + ledgers + `"create_index":0,"modify_index":0,"modified_at":"0001-01-01T00:00:00Z"}}`
+	return `"node":{"name":"a","boot_id":"",` + ledgers +
+		`"create_index":0,"modify_index":0,"modified_at":"0001-01-01T00:00:00Z"}}`
 }
 
 func TestEntriesThatAreNone(t *testing.T) {
@@ -203,7 +240,8 @@ func TestEntriesThatAreNone(t *testing.T) {
 }
 
 func TestTooLarge(t *testing.T) {
-	c := &command.RegisterVolume{Volume: claim.Volume{Context: map[string]string{"a": strings.Repeat("x", command.MaxSize)}}}
+	c := &command.RegisterVolume{Volume: claim.Volume{Context: map[string]string{"a": strings.Repeat("x",
+		command.MaxSize)}}}
 	if _, err := command.Encode(c); !errors.Is(err, command.ErrTooLarge) {
 		t.Errorf("got %v", err)
 	}

@@ -110,8 +110,10 @@ func failureOf(err error) *failure {
 	}
 	var refused *claim.Refusal
 	if errors.As(err, &refused) {
-		f.Refusal = &refusal{nameOf(refused.Reason), refused.Volume, refused.Mode, refused.Detail, refused.Holders,
-			refused.At}
+		f.Refusal = &refusal{
+			nameOf(refused.Reason), refused.Volume, refused.Mode, refused.Detail, refused.Holders,
+			refused.At,
+		}
 	}
 	errors.As(err, &f.Field)
 	errors.As(err, &f.Bootstrapped)
@@ -136,8 +138,10 @@ func (f *failure) err() error {
 		}
 	}
 	if r := f.Refusal; r != nil {
-		failed.is = append(failed.is, &claim.Refusal{Reason: reasons[r.Reason], Volume: r.Volume, Mode: r.Mode,
-			Detail: r.Detail, Holders: r.Holders, At: r.At})
+		failed.is = append(failed.is, &claim.Refusal{
+			Reason: reasons[r.Reason], Volume: r.Volume, Mode: r.Mode,
+			Detail: r.Detail, Holders: r.Holders, At: r.At,
+		})
 	}
 	if f.Field != nil {
 		failed.is = append(failed.is, f.Field)

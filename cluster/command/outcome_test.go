@@ -19,10 +19,13 @@ import (
 func TestOutcomeKeepsItsType(t *testing.T) {
 	volume := claim.VolumeRef{Namespace: "default", ID: "mysql"}
 	want := command.StartWorkloadResult{
-		Workload: claim.Workload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", Status: claim.Running, CreatedAt: at, CreateIndex: 7},
-		Claims:   []claim.Claim{{Volume: volume, Node: "a", Mode: claim.Write, State: claim.Taken, Index: 7, TakenAt: at}},
-		Volumes:  []claim.Volume{{VolumeRef: volume, SealedSecrets: []byte{0, 255}}},
-		Created:  true,
+		Workload: claim.Workload{
+			Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", Status: claim.Running,
+			CreatedAt: at, CreateIndex: 7,
+		},
+		Claims:  []claim.Claim{{Volume: volume, Node: "a", Mode: claim.Write, State: claim.Taken, Index: 7, TakenAt: at}},
+		Volumes: []claim.Volume{{VolumeRef: volume, SealedSecrets: []byte{0, 255}}},
+		Created: true,
 	}
 	data, err := command.EncodeOutcome(want, nil)
 	if err != nil {
@@ -47,7 +50,10 @@ func TestErrorsTravel(t *testing.T) {
 	volume := claim.VolumeRef{Namespace: "default", ID: "mysql"}
 	refused := &claim.Refusal{
 		Reason: claim.ErrHeld, Volume: volume, Mode: claim.Write, Detail: "has no write claim left", At: at.Add(time.Hour),
-		Holders: []claim.Claim{{Volume: volume, Workload: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a", Mode: claim.Write, State: claim.Taken, TakenAt: at}},
+		Holders: []claim.Claim{{
+			Volume: volume, Workload: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a",
+			Mode: claim.Write, State: claim.Taken, TakenAt: at,
+		}},
 	}
 	field := &claim.FieldError{Object: "node \"a\"", Field: "name", Problem: "is missing"}
 	for name, sent := range map[string]error{
@@ -66,7 +72,10 @@ func TestErrorsTravel(t *testing.T) {
 		if got == nil || got.Error() != sent.Error() {
 			t.Errorf("%s: got %v, want %v", name, got, sent)
 		}
-		for _, reason := range []error{claim.ErrHeld, claim.ErrInvalid, claim.ErrNodeNotFound, command.ErrStopped, command.ErrUnknownCommand, command.ErrNotLeader} {
+		for _, reason := range []error{
+			claim.ErrHeld, claim.ErrInvalid, claim.ErrNodeNotFound, command.ErrStopped,
+			command.ErrUnknownCommand, command.ErrNotLeader,
+		} {
 			if errors.Is(got, reason) != errors.Is(sent, reason) {
 				t.Errorf("%s: is it %q: %v", name, reason, errors.Is(got, reason))
 			}
@@ -85,7 +94,8 @@ func TestErrorsTravel(t *testing.T) {
 		}
 	}
 	// A newer server may send a reason that this program does not know.
-	if _, err := command.DecodeOutcome(&command.PutNode{}, []byte(`{"error":{"text":"no","reasons":["of-tomorrow"]}}`)); err == nil || err.Error() != "no" {
+	if _, err := command.DecodeOutcome(&command.PutNode{},
+		[]byte(`{"error":{"text":"no","reasons":["of-tomorrow"]}}`)); err == nil || err.Error() != "no" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -18,15 +18,21 @@ func queries() map[command.Query]any {
 	held := []claim.Claim{{Volume: volume, Workload: workload, Mode: claim.Read, State: claim.Taken, TakenAt: at}}
 	running := claim.Workload{Ref: workload, Node: "a", Status: claim.Running, CreatedAt: at}
 	all := map[command.Query]any{
-		&command.QueryVolume{Ref: volume}:                     claim.Volume{VolumeRef: volume, ExternalID: "x"},
-		&command.QueryWorkload{Ref: workload}:                 running,
-		&command.QueryClaims{Workload: workload}:              held,
-		&command.QueryNode{Name: "a"}:                         claim.Node{Name: "a", Status: claim.NodeDown},
-		&command.QueryOnNode{Node: "a"}:                       command.OnNode{Workloads: []claim.Workload{running}, Claims: held},
+		&command.QueryVolume{Ref: volume}:        claim.Volume{VolumeRef: volume, ExternalID: "x"},
+		&command.QueryWorkload{Ref: workload}:    running,
+		&command.QueryClaims{Workload: workload}: held,
+		&command.QueryNode{Name: "a"}:            claim.Node{Name: "a", Status: claim.NodeDown},
+		&command.QueryOnNode{Node: "a"}: command.OnNode{
+			Workloads: []claim.Workload{running},
+			Claims:    held,
+		},
 		&command.QueryTokens{Node: "a"}:                       []claim.Token{{ID: "x", Workload: workload}},
 		&command.QueryLeft{Of: []claim.WorkloadRef{workload}}: []claim.WorkloadRef{workload},
-		&command.QueryACL{SecretHash: "00"}:                   acl.Granted{Token: acl.Token{Accessor: "x"}, Policies: []acl.Policy{{Name: "p"}}},
-		&command.QueryCluster{}:                               claim.Cluster{ID: "c", CreatedAt: at},
+		&command.QueryACL{SecretHash: "00"}: acl.Granted{
+			Token:    acl.Token{Accessor: "x"},
+			Policies: []acl.Policy{{Name: "p"}},
+		},
+		&command.QueryCluster{}: claim.Cluster{ID: "c", CreatedAt: at},
 	}
 	for q := range all {
 		command.SetBlocking(q, command.Blocking{MinIndex: 7, Wait: time.Minute})
@@ -61,7 +67,8 @@ func TestQueriesAndAnswersTravel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, index, err := command.DecodeAnswer(&command.QueryVolume{}, data); index != 9 || !errors.Is(err, claim.ErrVolumeNotFound) {
+	if _, index, err := command.DecodeAnswer(&command.QueryVolume{}, data); index != 9 ||
+		!errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("got %v at %d", err, index)
 	}
 }

@@ -30,7 +30,10 @@ func TestMain(m *testing.M) {
 const deadline = 60 * time.Second
 
 func self(name string) discovery.Self {
-	return discovery.Self{Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1", Expect: 3, Version: "1", Ledger: 2}
+	return discovery.Self{
+		Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1", Expect: 3,
+		Version: "1", Ledger: 2,
+	}
 }
 
 // quick are timings for loopback.
@@ -249,9 +252,13 @@ func TestForeignSerf(t *testing.T) {
 		conf := serf.DefaultConfig()
 		conf.NodeName, conf.LogOutput, conf.MemberlistConfig = name, io.Discard, quick()
 		conf.MemberlistConfig.LogOutput = io.Discard
-		conf.MemberlistConfig.BindAddr, conf.MemberlistConfig.BindPort, conf.MemberlistConfig.AdvertisePort = "127.0.0.1", 0, 0
+		conf.MemberlistConfig.BindAddr, conf.MemberlistConfig.BindPort, conf.MemberlistConfig.AdvertisePort = "127.0.0.1", 0,
+			0
 		conf.MemberlistConfig.EnableCompression = true
-		conf.Tags = map[string]string{"role": string(discovery.Node), "id": name, "dc": "dc1", "rpc": "127.0.0.1:2", "version": "1"}
+		conf.Tags = map[string]string{
+			"role": string(discovery.Node), "id": name, "dc": "dc1", "rpc": "127.0.0.1:2",
+			"version": "1",
+		}
 		foreign, err := serf.Create(conf)
 		if err != nil {
 			t.Fatal(err)
@@ -316,7 +323,8 @@ func TestRotateKeys(t *testing.T) {
 	until(t, a, "b's failure", sees("b", discovery.Failed))
 	open(t, config("b", a.Addr()))
 	until(t, a, "b again", sees("b", discovery.Alive))
-	if _, err := open(t, discovery.Config{Self: self("c")}).ListKeys(); err == nil || !strings.Contains(err.Error(), "not encrypted") {
+	if _, err := open(t, discovery.Config{Self: self("c")}).ListKeys(); err == nil ||
+		!strings.Contains(err.Error(), "not encrypted") {
 		t.Errorf("keys of an agent in clear: %v", err)
 	}
 }

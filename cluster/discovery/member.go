@@ -63,8 +63,10 @@ const (
 )
 
 func (s Self) tags() map[string]string {
-	tags := map[string]string{tagRole: string(s.Role), tagName: s.Name, tagDC: s.Datacenter, tagRPC: s.RPC,
-		tagVer: s.Version}
+	tags := map[string]string{
+		tagRole: string(s.Role), tagName: s.Name, tagDC: s.Datacenter, tagRPC: s.RPC,
+		tagVer: s.Version,
+	}
 	if s.Role == Server {
 		tags[tagExpect], tags[tagLedger] = strconv.Itoa(s.Expect), strconv.Itoa(s.Ledger)
 	}

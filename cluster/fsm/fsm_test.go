@@ -95,7 +95,8 @@ func TestNewerVersion(t *testing.T) {
 		t.Errorf("before it: %v", o.Err)
 	}
 	for _, response := range responses[1:] {
-		if err := outcome(t, response).Err; !errors.Is(err, command.ErrStopped) || !errors.Is(err, command.ErrUnknownCommand) {
+		if err := outcome(t, response).Err; !errors.Is(err, command.ErrStopped) ||
+			!errors.Is(err, command.ErrUnknownCommand) {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -169,7 +169,8 @@ func (t *abstainingTransport) Consumer() <-chan raft.RPC { return t.calls }
 
 // RequestVote asks for a server's vote (raft.Transport).
 func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest,
-	resp *raft.RequestVoteResponse) error {
+	resp *raft.RequestVoteResponse,
+) error {
 	if t.abstention.active() {
 		return errAbstains
 	}
@@ -178,7 +179,8 @@ func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAd
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
 func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress,
-	args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
+) error {
 	if t.abstention.active() {
 		return errAbstains
 	}

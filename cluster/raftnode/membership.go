@@ -150,7 +150,8 @@ func (m *manager) KnownServers() map[raft.ServerID]*autopilot.Server {
 
 // FetchServerStats asks all servers at once.
 func (m *manager) FetchServerStats(ctx context.Context,
-	servers map[raft.ServerID]*autopilot.Server) map[raft.ServerID]*autopilot.ServerStats {
+	servers map[raft.ServerID]*autopilot.Server,
+) map[raft.ServerID]*autopilot.ServerStats {
 	stats := map[raft.ServerID]*autopilot.ServerStats{}
 	var all sync.WaitGroup
 	for id := range servers {
@@ -192,7 +193,8 @@ type promoter struct {
 // FilterFailedServerRemovals keeps servers that gossip does not know: after all servers were down at once, the
 // leader may know none of them. It also keeps servers that answered a moment ago, whatever gossip says.
 func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State,
-	f *autopilot.FailedServers) *autopilot.FailedServers {
+	f *autopilot.FailedServers,
+) *autopilot.FailedServers {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	answers := func(s *autopilot.Server) bool {

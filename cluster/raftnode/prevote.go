@@ -85,7 +85,8 @@ type preVoteTransport struct {
 // this server can win. A yes is turned into a no if another candidate that must win has asked in the meantime: it
 // was told yes too, and both would split the votes.
 func (t *preVoteTransport) RequestPreVote(id raft.ServerID, target raft.ServerAddress,
-	own *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	own *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse,
+) error {
 	patience := time.After(heartbeat) // raft waits one to two heartbeat timeouts
 	for {
 		n, next := t.preVotes.received()

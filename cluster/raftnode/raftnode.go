@@ -247,7 +247,8 @@ func snapshotIndex(cfg Config, snapshots raft.SnapshotStore) (uint64, error) {
 // bootstrap makes this node a cluster of one, once: never if there is raft state. A server that can reach others
 // looks for them first (forming).
 func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore,
-	transport raft.Transport) error {
+	transport raft.Transport,
+) error {
 	if cfg.BootstrapExpect != 1 || cfg.Streams != nil {
 		return nil
 	}

@@ -32,7 +32,8 @@ type peer struct {
 
 // recoverPeers applies a peers file, if there is one. All entries of the log count as committed then.
 func recoverPeers(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.SnapshotStore,
-	transport raft.Transport, log hclog.Logger) (applied bool, err error) {
+	transport raft.Transport, log hclog.Logger,
+) (applied bool, err error) {
 	path := filepath.Join(cfg.Dir, peersFile)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -257,7 +257,8 @@ type pipeline struct {
 
 // AppendEntriesPipeline wraps the pipeline of raft's transport.
 func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID,
-	target raft.ServerAddress) (raft.AppendPipeline, error) {
+	target raft.ServerAddress,
+) (raft.AppendPipeline, error) {
 	under, err := t.NetworkTransport.AppendEntriesPipeline(id, target)
 	if err != nil {
 		return nil, err

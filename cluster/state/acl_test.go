@@ -35,15 +35,18 @@ func TestBootstrapACLOnce(t *testing.T) {
 	if !errors.As(err, &done) || !errors.Is(err, acl.ErrBootstrapped) {
 		t.Fatalf("again: %v", err)
 	}
-	if _, err := l.do(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex + 1}); !errors.Is(err, acl.ErrBootstrapped) {
+	if _, err := l.do(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex + 1}); !errors.Is(err,
+		acl.ErrBootstrapped) {
 		t.Errorf("with another index: %v", err)
 	}
 	l.sameAs(before, "bootstrapped before")
-	if _, err := l.do(&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex}); !errors.Is(err, claim.ErrConflict) {
+	if _, err := l.do(&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex}); !errors.Is(err,
+		claim.ErrConflict) {
 		t.Errorf("with the token that is there: %v", err)
 	}
 	l.must(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex})
-	if _, err := l.do(&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex}); !errors.Is(err, acl.ErrBootstrapped) {
+	if _, err := l.do(&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex}); !errors.Is(err,
+		acl.ErrBootstrapped) {
 		t.Errorf("with an index that was used: %v", err)
 	}
 }
@@ -52,7 +55,8 @@ func TestACLWithoutToken(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutACLPolicies{Policies: []acl.Policy{{Name: acl.Anonymous, Rules: "three"}}})
 	view(t, l, func(tx *ReadTx) error {
-		if granted, err := tx.ACLGranted(""); err != nil || granted.Token.Accessor != "" || len(granted.Policies) != 1 || granted.Policies[0].Rules != "three" {
+		if granted, err := tx.ACLGranted(""); err != nil || granted.Token.Accessor != "" || len(granted.Policies) != 1 ||
+			granted.Policies[0].Rules != "three" {
 			t.Errorf("granted %+v, %v", granted, err)
 		}
 		return nil
@@ -68,7 +72,10 @@ func TestACLRecords(t *testing.T) {
 	created := l.index
 	l.must(rules("two"))
 	l.must(&command.PutACLRoles{Roles: []acl.Role{{Name: "ops", Policies: []string{"write"}}}})
-	token := acl.Token{Accessor: tokenID(1), SecretHash: hashOf(1), Type: acl.Client, Policies: []string{"read"}, Roles: []string{"ops"}, ExpiresAt: now.Add(time.Hour)}
+	token := acl.Token{
+		Accessor: tokenID(1), SecretHash: hashOf(1), Type: acl.Client, Policies: []string{"read"},
+		Roles: []string{"ops"}, ExpiresAt: now.Add(time.Hour),
+	}
 	l.must(&command.PutACLTokens{Tokens: []acl.Token{token, management(2)}})
 	view(t, l, func(tx *ReadTx) error {
 		p, err := tx.ACLPolicy("read")
@@ -76,7 +83,8 @@ func TestACLRecords(t *testing.T) {
 			t.Errorf("policy %+v, %v", p, err)
 		}
 		granted, err := tx.ACLGranted(hashOf(1))
-		if err != nil || granted.Token.Accessor != tokenID(1) || len(granted.Policies) != 2 || granted.Policies[1].Name != "write" {
+		if err != nil || granted.Token.Accessor != tokenID(1) || len(granted.Policies) != 2 ||
+			granted.Policies[1].Name != "write" {
 			t.Errorf("granted %+v, %v", granted, err)
 		}
 		if _, err := tx.ACLGranted(hashOf(9)); !errors.Is(err, acl.ErrTokenNotFound) {
@@ -98,20 +106,35 @@ func TestACLRecords(t *testing.T) {
 		c    command.Command
 		want error
 	}{
-		"no such policy":    {change(func(t *acl.Token) { t.Policies = []string{"none"} }), acl.ErrPolicyNotFound},
-		"no such role":      {change(func(t *acl.Token) { t.Roles = []string{"none"} }), acl.ErrRoleNotFound},
-		"another secret":    {change(func(t *acl.Token) { t.SecretHash = hashOf(7) }), claim.ErrConflict},
-		"another expiry":    {change(func(t *acl.Token) { t.ExpiresAt = now.Add(2 * time.Hour) }), claim.ErrConflict},
-		"another type":      {change(func(t *acl.Token) { t.Type, t.Policies, t.Roles = acl.Management, nil, nil }), claim.ErrConflict},
-		"another's secret":  {change(func(t *acl.Token) { t.Accessor = tokenID(3) }), claim.ErrConflict},
-		"in the past":       {change(func(t *acl.Token) { t.Accessor, t.SecretHash, t.ExpiresAt = tokenID(3), hashOf(3), now }), claim.ErrInvalid},
-		"no hash":           {change(func(t *acl.Token) { t.Accessor, t.SecretHash = tokenID(3), "secret" }), claim.ErrInvalid},
-		"one of two":        {&command.PutACLTokens{Tokens: []acl.Token{management(4), {Accessor: "x"}}}, claim.ErrInvalid},
-		"one secret twice":  {&command.PutACLTokens{Tokens: []acl.Token{{Accessor: "x", SecretHash: hashOf(5), Type: acl.Management}, management(5)}}, claim.ErrConflict},
-		"role of no policy": {&command.PutACLRoles{Roles: []acl.Role{{Name: "x", Policies: []string{"none"}}}}, acl.ErrPolicyNotFound},
-		"policy twice":      {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "x"}, {Name: "x"}}}, claim.ErrInvalid},
-		"a path":            {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "../x"}}}, claim.ErrInvalid},
-		"too many":          {&command.PutACLPolicies{Policies: make([]acl.Policy, command.MaxPolicies+1)}, claim.ErrInvalid},
+		"no such policy": {change(func(t *acl.Token) { t.Policies = []string{"none"} }), acl.ErrPolicyNotFound},
+		"no such role":   {change(func(t *acl.Token) { t.Roles = []string{"none"} }), acl.ErrRoleNotFound},
+		"another secret": {change(func(t *acl.Token) { t.SecretHash = hashOf(7) }), claim.ErrConflict},
+		"another expiry": {change(func(t *acl.Token) { t.ExpiresAt = now.Add(2 * time.Hour) }), claim.ErrConflict},
+		"another type": {
+			change(func(t *acl.Token) { t.Type, t.Policies, t.Roles = acl.Management, nil, nil }),
+			claim.ErrConflict,
+		},
+		"another's secret": {change(func(t *acl.Token) { t.Accessor = tokenID(3) }), claim.ErrConflict},
+		"in the past": {change(func(t *acl.Token) {
+			t.Accessor, t.SecretHash, t.ExpiresAt = tokenID(3), hashOf(3),
+				now
+		}), claim.ErrInvalid},
+		"no hash": {
+			change(func(t *acl.Token) { t.Accessor, t.SecretHash = tokenID(3), "secret" }),
+			claim.ErrInvalid,
+		},
+		"one of two": {&command.PutACLTokens{Tokens: []acl.Token{management(4), {Accessor: "x"}}}, claim.ErrInvalid},
+		"one secret twice": {&command.PutACLTokens{Tokens: []acl.Token{{
+			Accessor: "x", SecretHash: hashOf(5),
+			Type: acl.Management,
+		}, management(5)}}, claim.ErrConflict},
+		"role of no policy": {
+			&command.PutACLRoles{Roles: []acl.Role{{Name: "x", Policies: []string{"none"}}}},
+			acl.ErrPolicyNotFound,
+		},
+		"policy twice": {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "x"}, {Name: "x"}}}, claim.ErrInvalid},
+		"a path":       {&command.PutACLPolicies{Policies: []acl.Policy{{Name: "../x"}}}, claim.ErrInvalid},
+		"too many":     {&command.PutACLPolicies{Policies: make([]acl.Policy, command.MaxPolicies+1)}, claim.ErrInvalid},
 	} {
 		if _, err := l.do(row.c); !errors.Is(err, row.want) {
 			t.Errorf("%s: %v, want %v", name, err, row.want)
@@ -184,7 +207,10 @@ func TestSecretsKeys(t *testing.T) {
 	l.must(&command.PutSecretsKey{ID: "k1", Active: true})
 	l.must(&command.PutSecretsKey{ID: "k2"})
 	l.must(&command.PutSecretsKey{ID: "k2", Active: true})
-	reseal := &command.ResealVolume{Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("new"), KeyID: "k2"}
+	reseal := &command.ResealVolume{
+		Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("new"),
+		KeyID: "k2",
+	}
 	sealed := l.must(reseal).(command.ResealVolumeResult).Volume
 	if string(sealed.SealedSecrets) != "new" || sealed.SecretsKey != "k2" || sealed.ModifyIndex != l.index {
 		t.Errorf("sealed %+v", sealed)
@@ -223,16 +249,23 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	l.must(&command.PutSecretsKey{ID: "k2", Active: true})
 
 	v.Name = "renamed"
-	read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume // its secrets are those that stand
+	// its secrets are those that stand
+	read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume
 	late := v
 	late.SealedSecrets, late.SecretsKey = []byte("late"), "k1"
 	plain := volume("b", claim.SingleNodeWriter)
 	plain.SealedSecrets = []byte("unnamed")
 	for what, c := range map[string]command.Command{
-		"an update":       &command.RegisterVolume{Volume: late},
-		"a new volume":    &command.RegisterVolume{Volume: plain},
-		"one sealed anew": &command.ResealVolume{Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex, SealedSecrets: []byte("x"), KeyID: "k1"},
-		"a signing key":   &command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: []byte("x"), SecretsKey: "k1"}, IfSealed: []byte("unnamed")},
+		"an update":    &command.RegisterVolume{Volume: late},
+		"a new volume": &command.RegisterVolume{Volume: plain},
+		"one sealed anew": &command.ResealVolume{
+			Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex,
+			SealedSecrets: []byte("x"), KeyID: "k1",
+		},
+		"a signing key": &command.PutSigningKey{Key: claim.SigningKey{
+			ID: "s", Public: []byte("{}"), Sealed: []byte("x"),
+			SecretsKey: "k1",
+		}, IfSealed: []byte("unnamed")},
 	} {
 		if _, err := l.do(c); !errors.Is(err, claim.ErrOldKey) {
 			t.Errorf("%s: %v", what, err)
@@ -241,7 +274,10 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	late.SecretsKey = "k2"
 	l.must(&command.RegisterVolume{Volume: late})
 
-	reseal := &command.PutSigningKey{Key: claim.SigningKey{ID: "s", Public: []byte("other"), Sealed: []byte("x"), SecretsKey: "k2"}, IfSealed: []byte("unnamed")}
+	reseal := &command.PutSigningKey{Key: claim.SigningKey{
+		ID: "s", Public: []byte("other"), Sealed: []byte("x"),
+		SecretsKey: "k2",
+	}, IfSealed: []byte("unnamed")}
 	key := l.must(reseal).(command.PutSigningKeyResult).Key
 	if string(key.Sealed) != "x" || key.SecretsKey != "k2" || string(key.Public) != "{}" {
 		t.Errorf("the signing key is %+v", key)
@@ -249,7 +285,10 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
 		t.Errorf("sealed anew by another: %v", err)
 	}
-	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{ID: "t", Public: []byte("{}"), Sealed: []byte("y")}}).(command.PutSigningKeyResult).Key; k.ID != "s" {
+	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{
+		ID: "t", Public: []byte("{}"),
+		Sealed: []byte("y"),
+	}}).(command.PutSigningKeyResult).Key; k.ID != "s" {
 		t.Errorf("a second key: %+v", k)
 	}
 }
@@ -257,7 +296,8 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 func TestLiveness(t *testing.T) {
 	l := open(t)
 	promise := claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}
-	if got := l.must(&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != (claim.Liveness{}) {
+	if got := l.must(
+		&command.PutLiveness{Liveness: promise}).(command.PutLivenessResult); got.Before != (claim.Liveness{}) {
 		t.Errorf("before the first: %+v", got)
 	}
 	before := l.records()
@@ -274,16 +314,25 @@ func TestLiveness(t *testing.T) {
 // ledger; a refused change has no effect.
 func TestAutopilot(t *testing.T) {
 	l := open(t)
-	mine, others := claim.DefaultAutopilot(), claim.Autopilot{LastContactThreshold: time.Hour, ServerStabilizationTime: time.Hour}
+	mine, others := claim.DefaultAutopilot(), claim.Autopilot{
+		LastContactThreshold:    time.Hour,
+		ServerStabilizationTime: time.Hour,
+	}
 	quorum, off, never := 5, false, time.Duration(0)
-	if _, err := l.do(&command.SetAutopilot{Change: claim.AutopilotChange{LastContactThreshold: &never}, First: mine}); !errors.Is(err, claim.ErrInvalid) {
+	if _, err := l.do(&command.SetAutopilot{
+		Change: claim.AutopilotChange{LastContactThreshold: &never},
+		First:  mine,
+	}); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("a contact within nothing: %v", err)
 	}
 	if a, found, err := autopilotOf(l); err != nil || found {
 		t.Errorf("after a refusal: %+v, %v, %v", a, found, err)
 	}
 	l.must(&command.SetAutopilot{Change: claim.AutopilotChange{MinQuorum: &quorum}, First: mine})
-	got := l.must(&command.SetAutopilot{Change: claim.AutopilotChange{CleanupDeadServers: &off}, First: others}).(command.SetAutopilotResult).Autopilot
+	got := l.must(&command.SetAutopilot{
+		Change: claim.AutopilotChange{CleanupDeadServers: &off},
+		First:  others,
+	}).(command.SetAutopilotResult).Autopilot
 	want := mine
 	want.MinQuorum, want.CleanupDeadServers = 5, false
 	if got != want {

@@ -56,7 +56,10 @@ func TestAnswersMoveWithWhatTheyRead(t *testing.T) {
 	expect(&command.Identify{Cluster: claim.Cluster{ID: "c"}}, "cluster")
 	expect(&command.EndWorkload{Ref: workload("own")}, "volume", "workload", "claims", "on node", "left")
 	l.dropNode(t, ref("mine"), workload("own")) // as an older program may have written it
-	expect(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("mine"), Workload: workload("own"), To: claim.Freed}}},
+	expect(&command.AdvanceClaims{Items: []command.Advance{{
+		Volume: ref("mine"), Workload: workload("own"),
+		To: claim.Freed,
+	}}},
 		"volume", "workload", "claims", "on node", "left")
 }
 
@@ -69,14 +72,19 @@ func TestAnswers(t *testing.T) {
 	if got := on.(command.OnNode); len(got.Workloads) != 2 || len(got.Claims) != 6 {
 		t.Errorf("on the node: %d workloads, %d claims", len(got.Workloads), len(got.Claims))
 	}
-	left, _, err := l.Answer(&command.QueryLeft{Of: []claim.WorkloadRef{workload("w0"), workload("w1"), workload("unknown")}})
+	left, _, err := l.Answer(&command.QueryLeft{Of: []claim.WorkloadRef{
+		workload("w0"), workload("w1"),
+		workload("unknown"),
+	}})
 	if got := left.([]claim.WorkloadRef); err != nil || len(got) != 1 || got[0] != workload("w1") {
 		t.Errorf("left: %v, %v", got, err)
 	}
-	if _, index, err := l.Answer(&command.QueryVolume{Ref: ref("unknown")}); !errors.Is(err, claim.ErrVolumeNotFound) || index > l.AppliedIndex() {
+	if _, index, err := l.Answer(&command.QueryVolume{Ref: ref("unknown")}); !errors.Is(err, claim.ErrVolumeNotFound) ||
+		index > l.AppliedIndex() {
 		t.Errorf("an unknown volume: %v at %d", err, index)
 	}
-	if _, _, err := l.Answer(&command.QueryLeft{Of: make([]claim.WorkloadRef, command.MaxAfter+1)}); !errors.Is(err, claim.ErrInvalid) {
+	if _, _, err := l.Answer(&command.QueryLeft{Of: make([]claim.WorkloadRef, command.MaxAfter+1)}); !errors.Is(err,
+		claim.ErrInvalid) {
 		t.Errorf("too many: %v", err)
 	}
 }

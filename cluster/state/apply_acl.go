@@ -20,8 +20,10 @@ func (tx *writeTx) BootstrapACL(c *command.BootstrapACL) (any, error) {
 		return nil, &acl.BootstrappedError{ResetIndex: standing.ResetIndex}
 	}
 	if c.Token.Type != acl.Management {
-		return nil, &claim.FieldError{Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type",
-			Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management)}
+		return nil, &claim.FieldError{
+			Object: fmt.Sprintf("ACL token %q", c.Token.Accessor), Field: "type",
+			Problem: fmt.Sprintf("is %q: the first token is of type %q", c.Token.Type, acl.Management),
+		}
 	}
 	next, old, err := tx.checkACLToken(c.Token, c.At)
 	if err != nil {
@@ -111,7 +113,8 @@ func (tx *writeTx) DeleteACLRoles(c *command.DeleteACLRoles) (any, error) {
 
 // deleteNamed deletes records without index keys, and returns the names of those that existed.
 func deleteNamed[T any](tx *writeTx, object string, names []string,
-	key func(string) string) (deleted []string, err error) {
+	key func(string) string,
+) (deleted []string, err error) {
 	if err := checkCount("ACL "+object, "items", len(names), command.MaxItems); err != nil {
 		return nil, err
 	}

@@ -20,8 +20,10 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 		return nil, err
 	}
 	if !c.Status.Valid() {
-		return nil, &claim.FieldError{Object: fmt.Sprintf("node %q", c.Name), Field: "status",
-			Problem: fmt.Sprintf("%q is unknown", c.Status)}
+		return nil, &claim.FieldError{
+			Object: fmt.Sprintf("node %q", c.Name), Field: "status",
+			Problem: fmt.Sprintf("%q is unknown", c.Status),
+		}
 	}
 	if err := claim.CheckBy(c.By); err != nil {
 		return nil, err

@@ -96,8 +96,10 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	object := fmt.Sprintf("workload %q", c.Ref)
 	if len(c.Tokens) > command.MaxTokens {
-		return nil, &claim.FieldError{Object: object, Field: "service",
-			Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens)}
+		return nil, &claim.FieldError{
+			Object: object, Field: "service",
+			Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens),
+		}
 	}
 	wanted := make([]claim.Token, len(c.Tokens))
 	seen := map[string]bool{}

@@ -131,19 +131,25 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 		return nil, &claim.FieldError{Object: object, Field: "node", Problem: err.Error()}
 	}
 	if len(c.Claims) > command.MaxClaims {
-		return nil, &claim.FieldError{Object: object, Field: "volume",
-			Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims)}
+		return nil, &claim.FieldError{
+			Object: object, Field: "volume",
+			Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims),
+		}
 	}
 	wanted := make([]claim.Claim, len(c.Claims))
 	seen := map[claim.VolumeRef]bool{}
 	for i, w := range c.Claims {
 		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
-			return nil, &claim.FieldError{Object: object, Field: "claim",
-				Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem)}
+			return nil, &claim.FieldError{
+				Object: object, Field: "claim",
+				Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem),
+			}
 		}
 		if seen[w.Volume] {
-			return nil, &claim.FieldError{Object: object, Field: "claim",
-				Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume)}
+			return nil, &claim.FieldError{
+				Object: object, Field: "claim",
+				Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume),
+			}
 		}
 		seen[w.Volume] = true
 		if err := w.Validate(); err != nil {

@@ -117,8 +117,10 @@ func (s *cycleSearch) follow(chain, after []claim.WorkloadRef) error {
 		case w.Status != claim.Waiting:
 			continue
 		case len(s.seen) > maxChain:
-			return &claim.FieldError{Object: fmt.Sprintf("workload %q", s.target), Field: "after",
-				Problem: fmt.Sprintf("leads over more than %d workloads that wait", maxChain)}
+			return &claim.FieldError{
+				Object: fmt.Sprintf("workload %q", s.target), Field: "after",
+				Problem: fmt.Sprintf("leads over more than %d workloads that wait", maxChain),
+			}
 		}
 		if err := s.follow(longer, w.After); err != nil {
 			return err

@@ -49,8 +49,10 @@ func checkFiles(dir string, options badger.Options) (err error) {
 	if err != nil {
 		return err
 	}
-	registry, err := badger.OpenKeyRegistry(badger.KeyRegistryOptions{Dir: dir, ReadOnly: true,
-		EncryptionKey: options.EncryptionKey})
+	registry, err := badger.OpenKeyRegistry(badger.KeyRegistryOptions{
+		Dir: dir, ReadOnly: true,
+		EncryptionKey: options.EncryptionKey,
+	})
 	if err != nil {
 		return damaged(filepath.Join(dir, badger.KeyRegistryFileName), "%w", err)
 	}

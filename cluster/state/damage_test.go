@@ -40,7 +40,10 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 		v := volume(fmt.Sprint("v", i), claim.SingleNodeWriter)
 		v.Parameters = map[string]string{"fill": strings.Repeat("x", 500)}
 		do(&command.RegisterVolume{Volume: v})
-		do(&command.StartWorkload{Ref: workload(fmt.Sprint("w", i)), Node: "n", Claims: []claim.Claim{wanted(fmt.Sprint("v", i), claim.SingleNodeWriter, claim.Write)}})
+		do(&command.StartWorkload{
+			Ref: workload(fmt.Sprint("w", i)), Node: "n",
+			Claims: []claim.Claim{wanted(fmt.Sprint("v", i), claim.SingleNodeWriter, claim.Write)},
+		})
 	}
 	w.content = l.dump()
 	if !closed {
@@ -81,7 +84,8 @@ func TestDamagedFiles(t *testing.T) {
 				for _, at := range places(kept) {
 					bad := bytes.Clone(good)
 					bad[at] ^= 0x55
-					w.open(t, filepath.Base(path), bad, fmt.Sprintf("%s with another byte %d of %d", filepath.Base(path), at, kept), row.options)
+					w.open(t, filepath.Base(path), bad, fmt.Sprintf("%s with another byte %d of %d", filepath.Base(path), at, kept),
+						row.options)
 				}
 				if strings.HasSuffix(path, ".sst") || filepath.Base(path) == "MANIFEST" {
 					w.open(t, filepath.Base(path), good[:kept-1], "a cut "+filepath.Base(path), row.options)
@@ -211,7 +215,10 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%s has a record, or the key, in clear: %v", path, err)
 		}
 	}
-	for name, options := range map[string][]Option{"another": {WithKey(other)}, "none": nil, "an empty one": {WithKey(nil)}} {
+	for name, options := range map[string][]Option{
+		"another": {WithKey(other)}, "none": nil,
+		"an empty one": {WithKey(nil)},
+	} {
 		if _, err := Open(w.dir, nil, options...); !errors.Is(err, ErrWrongKey) {
 			t.Errorf("with %s: %v", name, err)
 		}
@@ -243,7 +250,8 @@ func TestKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), "was not encrypted") || strings.Contains(out.String(), "damaged") {
+	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), "was not encrypted") ||
+		strings.Contains(out.String(), "damaged") {
 		t.Errorf("a plain ledger is opened at %d, and it said: %s", s.AppliedIndex(), out.String())
 	}
 	if _, err := s.Apply(plain.log); err != nil {

@@ -122,8 +122,10 @@ func lasting(result any) any {
 		r.Volume = claim.Volume{}
 		left := make([]claim.Claim, len(r.LeftBehind))
 		for i, c := range r.LeftBehind {
-			left[i] = claim.Claim{Workload: c.Workload, Node: c.Node, Mode: c.Mode, State: c.State, Index: c.Index,
-				TakenAt: c.TakenAt}
+			left[i] = claim.Claim{
+				Workload: c.Workload, Node: c.Node, Mode: c.Mode, State: c.State, Index: c.Index,
+				TakenAt: c.TakenAt,
+			}
 		}
 		r.LeftBehind = left
 		return r

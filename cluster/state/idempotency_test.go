@@ -35,37 +35,46 @@ func TestRepeatedCommands(t *testing.T) {
 	item := command.Advance{Volume: ref("mine"), Workload: workload("own"), To: claim.Unpublishing}
 	yes := true
 	for name, c := range map[string]command.Command{
-		"register":     &command.RegisterVolume{Volume: volume("new", claim.SingleNodeWriter)},
-		"deregister":   &command.DeregisterVolume{Ref: ref("v0"), Force: true},
-		"start":        &command.StartWorkload{Ref: workload("new"), Node: "n", Tokens: []claim.Token{{ID: tokenID(8), Service: "web", Consul: "default"}}},
-		"start again":  &command.StartWorkload{Ref: workload("own"), Node: "n", Claims: claims},
-		"end":          &command.EndWorkload{Ref: workload("own")},
-		"end nothing":  &command.EndWorkload{Ref: workload("unknown")},
-		"advance":      &command.AdvanceClaims{Items: []command.Advance{item}},
-		"node":         &command.PutNode{Node: claim.Node{Name: "new"}},
-		"drop node":    &command.DeleteNode{Name: "n"},
-		"drivers":      &command.DeleteDrivers{IDs: []string{"hostpath"}},
-		"collect":      &command.DeleteWorkloads{EndedBefore: now},
-		"identify":     &command.Identify{Cluster: claim.Cluster{ID: "c"}},
-		"token":        &command.PutToken{Token: claim.Token{ID: tokenID(9), Workload: workload("own"), Node: "n", Service: "web", Consul: "default"}},
-		"forget":       &command.DeleteTokens{IDs: []string{tokenID(1)}},
-		"signing key":  &command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{1}}},
-		"await":        await("new", "n", "own"),
-		"status":       &command.SetNodeStatus{Name: "n", Status: claim.NodeDisconnected},
-		"duty":         &command.SetNodeDuty{Name: "n", Ineligible: &yes},
-		"liveness":     &command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
-		"autopilot":    &command.SetAutopilot{First: claim.DefaultAutopilot()},
-		"bootstrap":    &command.BootstrapACL{Token: management(3)},
-		"policies":     &command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Rules: "r"}}},
-		"no policies":  &command.DeleteACLPolicies{Names: []string{"p0"}},
-		"roles":        &command.PutACLRoles{Roles: []acl.Role{{Name: "r", Policies: []string{"p0"}}}},
-		"no roles":     &command.DeleteACLRoles{Names: []string{"r0"}},
-		"acl tokens":   &command.PutACLTokens{Tokens: []acl.Token{management(4)}},
-		"no tokens":    &command.DeleteACLTokens{Accessors: []string{tokenID(0)}},
-		"expire":       &command.ExpireACLTokens{},
-		"secrets key":  &command.PutSecretsKey{ID: "k", Active: true},
-		"reseal":       &command.ResealVolume{Ref: ref("mine"), SealedSecrets: []byte("x"), KeyID: "k"},
-		"start claims": &command.StartWorkload{Ref: workload("other"), Node: "n", Claims: []claim.Claim{wanted("v0", claim.MultiNodeMultiWriter, claim.Read)}},
+		"register":   &command.RegisterVolume{Volume: volume("new", claim.SingleNodeWriter)},
+		"deregister": &command.DeregisterVolume{Ref: ref("v0"), Force: true},
+		"start": &command.StartWorkload{
+			Ref: workload("new"), Node: "n",
+			Tokens: []claim.Token{{ID: tokenID(8), Service: "web", Consul: "default"}},
+		},
+		"start again": &command.StartWorkload{Ref: workload("own"), Node: "n", Claims: claims},
+		"end":         &command.EndWorkload{Ref: workload("own")},
+		"end nothing": &command.EndWorkload{Ref: workload("unknown")},
+		"advance":     &command.AdvanceClaims{Items: []command.Advance{item}},
+		"node":        &command.PutNode{Node: claim.Node{Name: "new"}},
+		"drop node":   &command.DeleteNode{Name: "n"},
+		"drivers":     &command.DeleteDrivers{IDs: []string{"hostpath"}},
+		"collect":     &command.DeleteWorkloads{EndedBefore: now},
+		"identify":    &command.Identify{Cluster: claim.Cluster{ID: "c"}},
+		"token": &command.PutToken{Token: claim.Token{
+			ID: tokenID(9), Workload: workload("own"), Node: "n",
+			Service: "web", Consul: "default",
+		}},
+		"forget":      &command.DeleteTokens{IDs: []string{tokenID(1)}},
+		"signing key": &command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{1}}},
+		"await":       await("new", "n", "own"),
+		"status":      &command.SetNodeStatus{Name: "n", Status: claim.NodeDisconnected},
+		"duty":        &command.SetNodeDuty{Name: "n", Ineligible: &yes},
+		"liveness":    &command.PutLiveness{Liveness: claim.Liveness{HeartbeatTTL: 1, StopAfter: 2, Margin: 3}},
+		"autopilot":   &command.SetAutopilot{First: claim.DefaultAutopilot()},
+		"bootstrap":   &command.BootstrapACL{Token: management(3)},
+		"policies":    &command.PutACLPolicies{Policies: []acl.Policy{{Name: "p", Rules: "r"}}},
+		"no policies": &command.DeleteACLPolicies{Names: []string{"p0"}},
+		"roles":       &command.PutACLRoles{Roles: []acl.Role{{Name: "r", Policies: []string{"p0"}}}},
+		"no roles":    &command.DeleteACLRoles{Names: []string{"r0"}},
+		"acl tokens":  &command.PutACLTokens{Tokens: []acl.Token{management(4)}},
+		"no tokens":   &command.DeleteACLTokens{Accessors: []string{tokenID(0)}},
+		"expire":      &command.ExpireACLTokens{},
+		"secrets key": &command.PutSecretsKey{ID: "k", Active: true},
+		"reseal":      &command.ResealVolume{Ref: ref("mine"), SealedSecrets: []byte("x"), KeyID: "k"},
+		"start claims": &command.StartWorkload{
+			Ref: workload("other"), Node: "n",
+			Claims: []claim.Claim{wanted("v0", claim.MultiNodeMultiWriter, claim.Read)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := filled(t)
@@ -107,7 +116,10 @@ func unnamed(result any) any {
 		r.Volume = claim.Volume{VolumeRef: r.Volume.VolumeRef}
 		r.LeftBehind = append([]claim.Claim{}, r.LeftBehind...)
 		for i, c := range r.LeftBehind {
-			r.LeftBehind[i] = claim.Claim{Volume: c.Volume, Workload: c.Workload, Node: c.Node, Mode: c.Mode, State: c.State, Index: c.Index, TakenAt: c.TakenAt}
+			r.LeftBehind[i] = claim.Claim{
+				Volume: c.Volume, Workload: c.Workload, Node: c.Node, Mode: c.Mode, State: c.State,
+				Index: c.Index, TakenAt: c.TakenAt,
+			}
 		}
 		return r
 	case command.DeleteACLTokensResult:
@@ -123,7 +135,10 @@ func TestRepeatedStartIsNoNewStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
 	start := func() command.Command {
-		return keyed(t, &command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)}}, "key")
+		return keyed(t, &command.StartWorkload{
+			Ref: workload("w"), Node: "n",
+			Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)},
+		}, "key")
 	}
 	first := l.must(start()).(command.StartWorkloadResult)
 	l.must(&command.EndWorkload{Ref: workload("w")})
@@ -132,7 +147,8 @@ func TestRepeatedStartIsNoNewStart(t *testing.T) {
 	before := l.records()
 	second := l.must(start()).(command.StartWorkloadResult)
 	l.sameAs(before, "repeated")
-	if !reflect.DeepEqual(second.Workload, first.Workload) || !reflect.DeepEqual(second.Claims, first.Claims) || !second.Created {
+	if !reflect.DeepEqual(second.Workload, first.Workload) || !reflect.DeepEqual(second.Claims, first.Claims) ||
+		!second.Created {
 		t.Errorf("answered %+v, first %+v", second, first)
 	}
 }

@@ -45,7 +45,8 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 	}
 	for name, hash := range map[string]string{"another secret": hashOf(2), "no secret": ""} {
 		_, err := say(func(n *claim.Node) { n.SecretHash = hash })
-		if !errors.Is(err, claim.ErrNodeSecret) || !strings.Contains(err.Error(), "pannier node purge a") || strings.Contains(err.Error(), hashOf(2)) {
+		if !errors.Is(err, claim.ErrNodeSecret) || !strings.Contains(err.Error(), "pannier node purge a") ||
+			strings.Contains(err.Error(), hashOf(2)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -60,7 +61,8 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 			t.Errorf("set to %+v", got)
 		}
 		got, err := say(nothing)
-		if err != nil || !got.Changed || got.Node.Status != claim.NodeReady || got.Node.StatusIndex != l.index || !got.Node.Ineligible || got.Node.Drain == nil {
+		if err != nil || !got.Changed || got.Node.Status != claim.NodeReady || got.Node.StatusIndex != l.index ||
+			!got.Node.Ineligible || got.Node.Drain == nil {
 			t.Errorf("after %s it says that it is there: %+v, %v", status, got, err)
 		}
 	}
@@ -83,10 +85,22 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 		undo command.Command
 		says string
 	}{
-		"disconnected": {&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected}, &command.SetNodeStatus{Name: "a", Status: claim.NodeReady}, "pannier node status a"},
-		"down":         {&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}, &command.PutNode{Node: claim.Node{Name: "a"}}, "pannier node status a"},
-		"ineligible":   {&command.SetNodeDuty{Name: "a", Ineligible: &yes}, &command.SetNodeDuty{Name: "a", Ineligible: &no}, "pannier node eligibility -enable a"},
-		"drained":      {&command.SetNodeDuty{Name: "a", Drain: &claim.Drain{By: "root"}}, &command.SetNodeDuty{Name: "a", StopDrain: true}, "pannier node drain -disable a"},
+		"disconnected": {
+			&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected},
+			&command.SetNodeStatus{Name: "a", Status: claim.NodeReady}, "pannier node status a",
+		},
+		"down": {
+			&command.SetNodeStatus{Name: "a", Status: claim.NodeDown},
+			&command.PutNode{Node: claim.Node{Name: "a"}}, "pannier node status a",
+		},
+		"ineligible": {
+			&command.SetNodeDuty{Name: "a", Ineligible: &yes}, &command.SetNodeDuty{Name: "a", Ineligible: &no},
+			"pannier node eligibility -enable a",
+		},
+		"drained": {
+			&command.SetNodeDuty{Name: "a", Drain: &claim.Drain{By: "root"}},
+			&command.SetNodeDuty{Name: "a", StopDrain: true}, "pannier node drain -disable a",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := open(t)
@@ -94,9 +108,13 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 			l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 			l.must(row.set)
 			before := l.records()
-			for _, c := range []command.Command{&command.StartWorkload{Ref: workload("new"), Node: "a"}, &command.AwaitWorkload{Ref: workload("new"), Node: "a"}} {
+			for _, c := range []command.Command{
+				&command.StartWorkload{Ref: workload("new"), Node: "a"},
+				&command.AwaitWorkload{Ref: workload("new"), Node: "a"},
+			} {
 				_, err := l.do(c)
-				if !errors.Is(err, claim.ErrIneligible) || !strings.Contains(err.Error(), `node "a"`) || !strings.Contains(err.Error(), row.says) {
+				if !errors.Is(err, claim.ErrIneligible) || !strings.Contains(err.Error(), `node "a"`) ||
+					!strings.Contains(err.Error(), row.says) {
 					t.Errorf("%T: %v", c, err)
 				}
 			}
@@ -129,7 +147,8 @@ func TestNodeDuty(t *testing.T) {
 	drain(claim.Drain{StartedAt: now.Add(-time.Hour), DoneAt: now})
 	l.must(&command.SetNodeDuty{Name: "a"})
 	l.sameAs(before, "drained already, a report on another drain, and nothing wanted")
-	if got := drain(claim.Drain{StartedAt: begun.StartedAt, DoneAt: now.Add(time.Hour)}); got.By != "root" || !got.StartedAt.Equal(begun.StartedAt) || got.DoneAt.IsZero() {
+	if got := drain(claim.Drain{StartedAt: begun.StartedAt, DoneAt: now.Add(time.Hour)}); got.By != "root" ||
+		!got.StartedAt.Equal(begun.StartedAt) || got.DoneAt.IsZero() {
 		t.Errorf("done: %+v", got)
 	}
 	if got := l.must(&command.SetNodeDuty{Name: "a", StopDrain: true}).(command.SetNodeDutyResult).Node; got.Drain != nil {
@@ -155,7 +174,10 @@ func TestDownTakesAll(t *testing.T) {
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.MultiNodeMultiWriter)})
 	start := func(id, node string) {
-		l.must(&command.StartWorkload{Ref: workload(id), Node: node, Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+		l.must(&command.StartWorkload{
+			Ref: workload(id), Node: node,
+			Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)},
+		})
 	}
 	const many = 2*command.MaxItems + 7
 	for i := range many {
@@ -169,7 +191,10 @@ func TestDownTakesAll(t *testing.T) {
 	start("elsewhere", "b")
 	start("gone", "a")
 	l.must(&command.EndWorkload{Ref: workload("gone")})
-	l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("gone"), To: claim.ControllerDetached}}})
+	l.must(&command.AdvanceClaims{Items: []command.Advance{{
+		Volume: ref("v"), Workload: workload("gone"),
+		To: claim.ControllerDetached,
+	}}})
 	l.dropNode(t, ref("v"), workload("ended3"))
 
 	ended, freed, commands := 0, map[claim.WorkloadRef]bool{}, 0
@@ -219,7 +244,10 @@ func TestDownTakesAll(t *testing.T) {
 	})
 	before := l.records()
 	l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root"})
-	if got := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected}).(command.SetNodeStatusResult); got.Node.Status != claim.NodeDown {
+	if got := l.must(&command.SetNodeStatus{
+		Name:   "a",
+		Status: claim.NodeDisconnected,
+	}).(command.SetNodeStatusResult); got.Node.Status != claim.NodeDown {
 		t.Errorf("one that is down became %s", got.Node.Status)
 	}
 	l.sameAs(before, "down already")
@@ -254,9 +282,15 @@ func TestDownStopsWhereANodeIsBack(t *testing.T) {
 		t.Fatal("all was let go of at once")
 	}
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
-	l.must(&command.StartWorkload{Ref: workload("new"), Node: "a", Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+	l.must(&command.StartWorkload{
+		Ref: workload("new"), Node: "a",
+		Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)},
+	})
 	before := l.records()
-	second := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, Continues: first.Node.StatusIndex, After: first.Next}).(command.SetNodeStatusResult)
+	second := l.must(&command.SetNodeStatus{
+		Name: "a", Status: claim.NodeDown, Continues: first.Node.StatusIndex,
+		After: first.Next,
+	}).(command.SetNodeStatusResult)
 	if second.More || len(second.Ended) > 0 || len(second.Freed) > 0 || second.Node.Status != claim.NodeReady {
 		t.Errorf("let go of %+v", second)
 	}
@@ -297,14 +331,18 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 		t.Helper()
 		before := l.records()
 		_, err := l.do(&command.DeleteNode{Name: "a", IfUnused: true})
-		if !errors.Is(err, claim.ErrNodeInUse) || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "pannier node purge -force a") {
+		if !errors.Is(err, claim.ErrNodeInUse) || !strings.Contains(err.Error(), what) ||
+			!strings.Contains(err.Error(), "pannier node purge -force a") {
 			t.Errorf("got %v, want one that names %s", err, what)
 		}
 		l.sameAs(before, "refused")
 	}
 	l.must(&command.AwaitWorkload{Ref: workload("w"), Node: "a"})
 	refused(`workload "w"`)
-	l.must(&command.StartWorkload{Ref: workload("w"), Node: "a", Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)}})
+	l.must(&command.StartWorkload{
+		Ref: workload("w"), Node: "a",
+		Claims: []claim.Claim{wanted("v", claim.MultiNodeMultiWriter, claim.Write)},
+	})
 	refused(`workload "w"`)
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	refused(`volume "v"`)

@@ -38,7 +38,8 @@ func TestPending(t *testing.T) {
 				tx.delete(key)
 				delete(now, key)
 			default:
-				sameSpan(t, tx, now, rapid.IntRange(0, 2).Draw(t, "span"), rapid.IntRange(-1, 9).Draw(t, "after"), rapid.IntRange(0, 4).Draw(t, "limit"))
+				sameSpan(t, tx, now, rapid.IntRange(0, 2).Draw(t, "span"), rapid.IntRange(-1, 9).Draw(t, "after"),
+					rapid.IntRange(0, 4).Draw(t, "limit"))
 			}
 			value, err := tx.get(key)
 			stands, found := now[key]

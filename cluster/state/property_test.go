@@ -134,9 +134,16 @@ func drawCommand(t *rapid.T) command.Command {
 	aToken := func() string { return tokenID(rapid.IntRange(0, 3).Draw(t, "token")) }
 	aRun := func() string { return rapid.SampledFrom([]string{"", "r1", "r2"}).Draw(t, "run id") }
 	access := func() claim.AccessMode {
-		return rapid.SampledFrom([]claim.AccessMode{claim.SingleNodeWriter, claim.SingleNodeMultiWriter, claim.MultiNodeSingleWriter}).Draw(t, "access")
+		return rapid.SampledFrom([]claim.AccessMode{
+			claim.SingleNodeWriter, claim.SingleNodeMultiWriter,
+			claim.MultiNodeSingleWriter,
+		}).Draw(t, "access")
 	}
-	switch rapid.SampledFrom([]string{"start", "start", "end", "advance", "advance", "register", "deregister", "node", "node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl", "acl", "secrets", "autopilot"}).Draw(t, "command") {
+	switch rapid.SampledFrom([]string{
+		"start", "start", "end", "advance", "advance", "register", "deregister", "node",
+		"node", "drop", "collect", "forget", "token", "token", "untoken", "await", "await", "status", "status", "duty", "acl",
+		"acl", "secrets", "autopilot",
+	}).Draw(t, "command") {
 	case "start":
 		c := &command.StartWorkload{Ref: aWorkload(), Node: aNode(), RunID: aRun()}
 		mode := rapid.SampledFrom([]claim.Mode{claim.Read, claim.Write}).Draw(t, "mode")
@@ -148,7 +155,10 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return c
 	case "end":
-		c := &command.EndWorkload{Ref: aWorkload(), Run: rapid.SampledFrom([]uint64{0, 0, 0, 1, 2}).Draw(t, "run"), RunID: aRun()}
+		c := &command.EndWorkload{
+			Ref: aWorkload(), Run: rapid.SampledFrom([]uint64{0, 0, 0, 1, 2}).Draw(t, "run"),
+			RunID: aRun(),
+		}
 		if c.RunID != "" {
 			c.Node = aNode()
 		}
@@ -163,7 +173,8 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return c
 	case "register":
-		v := volume(aVolume(), rapid.SliceOfNDistinct(rapid.SampledFrom(claim.AccessModes), 1, 7, rapid.ID).Draw(t, "capabilities")...)
+		v := volume(aVolume(), rapid.SliceOfNDistinct(rapid.SampledFrom(claim.AccessModes), 1, 7, rapid.ID).Draw(t,
+			"capabilities")...)
 		v.PluginID = aDriver()
 		return &command.RegisterVolume{Volume: v}
 	case "deregister":
@@ -174,7 +185,8 @@ func drawCommand(t *rapid.T) command.Command {
 			id := aDriver()
 			n.Drivers[id] = claim.NodeDriver{
 				ID: id, Healthy: rapid.Bool().Draw(t, "healthy"),
-				Type: rapid.SampledFrom([]claim.DriverType{claim.Monolith, claim.NodeService, claim.ControllerService}).Draw(t, "type"),
+				Type: rapid.SampledFrom([]claim.DriverType{claim.Monolith, claim.NodeService, claim.ControllerService}).Draw(t,
+					"type"),
 			}
 		}
 		return &command.PutNode{Node: n}
@@ -189,7 +201,8 @@ func drawCommand(t *rapid.T) command.Command {
 	case "status":
 		return &command.SetNodeStatus{
 			Name: aNode(), By: rapid.SampledFrom([]string{"", "root"}).Draw(t, "by"),
-			Status: rapid.SampledFrom([]claim.NodeStatus{claim.NodeReady, claim.NodeDisconnected, claim.NodeDown}).Draw(t, "status"),
+			Status: rapid.SampledFrom([]claim.NodeStatus{claim.NodeReady, claim.NodeDisconnected, claim.NodeDown}).Draw(t,
+				"status"),
 		}
 	case "duty":
 		c := &command.SetNodeDuty{Name: aNode(), StopDrain: rapid.Bool().Draw(t, "stop")}
@@ -200,7 +213,10 @@ func drawCommand(t *rapid.T) command.Command {
 	case "acl":
 		return drawACL(t)
 	case "secrets":
-		return &command.PutSecretsKey{ID: aDriver(), Active: rapid.Bool().Draw(t, "active"), Gone: rapid.Bool().Draw(t, "gone")}
+		return &command.PutSecretsKey{
+			ID: aDriver(), Active: rapid.Bool().Draw(t, "active"),
+			Gone: rapid.Bool().Draw(t, "gone"),
+		}
 	case "autopilot":
 		quorum := rapid.IntRange(0, claim.MaxServers+1).Draw(t, "quorum")
 		return &command.SetAutopilot{Change: claim.AutopilotChange{MinQuorum: &quorum}, First: claim.DefaultAutopilot()}
@@ -223,7 +239,10 @@ func drawACL(t *rapid.T) command.Command {
 	name := func() string { return rapid.SampledFrom([]string{"p1", "p2"}).Draw(t, "name") }
 	token := func() acl.Token {
 		n := rapid.IntRange(0, 2).Draw(t, "token")
-		token := acl.Token{Accessor: tokenID(n), SecretHash: hashOf(rapid.SampledFrom([]int{n, n, 0}).Draw(t, "secret")), Type: acl.Client}
+		token := acl.Token{
+			Accessor: tokenID(n), SecretHash: hashOf(rapid.SampledFrom([]int{n, n, 0}).Draw(t, "secret")),
+			Type: acl.Client,
+		}
 		token.Policies, token.Roles = []string{name()}, []string{name()}
 		if n == 1 {
 			token.ExpiresAt = now.Add(20 * time.Second)
@@ -434,7 +453,8 @@ func checkTokens(t *rapid.T, l *ledger, before map[string]string, c command.Comm
 				continue
 			}
 			old, err := decode[claim.Token]([]byte(was))
-			if err != nil || !token.SamePurpose(old) || token.CreateIndex != old.CreateIndex || old.Accessor != "" && token.Accessor == "" {
+			if err != nil || !token.SamePurpose(old) || token.CreateIndex != old.CreateIndex || old.Accessor != "" &&
+				token.Accessor == "" {
 				t.Fatalf("%T made %+v of %+v: %v", c, token, old, err)
 			}
 		}

@@ -182,7 +182,10 @@ func TestOldRecords(t *testing.T) {
 		}
 		return nil
 	})
-	l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("used"), Workload: workload("w"), Index: 3, To: claim.Freed}}})
+	l.must(&command.AdvanceClaims{Items: []command.Advance{{
+		Volume: ref("used"), Workload: workload("w"), Index: 3,
+		To: claim.Freed,
+	}}})
 	for key := range l.records() {
 		if key[0] == 'c' {
 			t.Errorf("left: %q", key)

@@ -153,7 +153,9 @@ func TestKeysOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		again, indexAgain, err := keysOf(key[0], []byte(value), keysOnly)
-		if err != nil || again != primary || !slices.EqualFunc(index, indexAgain, func(a, b pair) bool { return a.key == b.key && bytes.Equal(a.value, b.value) }) {
+		if err != nil || again != primary ||
+			!slices.EqualFunc(index, indexAgain,
+				func(a, b pair) bool { return a.key == b.key && bytes.Equal(a.value, b.value) }) {
 			t.Errorf("of %s it makes %q and %q (%v), not %q and %q", value, again, indexAgain, err, primary, index)
 		}
 	}

@@ -132,12 +132,24 @@ func TestClaimsAreAllOrNone(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		l.must(&command.RegisterVolume{Volume: volume(id, claim.SingleNodeWriter)})
 	}
-	l.must(&command.StartWorkload{Ref: workload("first"), Node: "n1", Claims: []claim.Claim{wanted("b", claim.SingleNodeWriter, claim.Write)}})
+	l.must(&command.StartWorkload{
+		Ref: workload("first"), Node: "n1",
+		Claims: []claim.Claim{wanted("b", claim.SingleNodeWriter, claim.Write)},
+	})
 	before := l.records()
 	for name, claims := range map[string][]claim.Claim{
-		"held":           {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("b", claim.SingleNodeWriter, claim.Write)},
-		"not registered": {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("c", claim.SingleNodeWriter, claim.Write)},
-		"wanted twice":   {wanted("a", claim.SingleNodeWriter, claim.Write), wanted("a", claim.SingleNodeWriter, claim.Write)},
+		"held": {
+			wanted("a", claim.SingleNodeWriter, claim.Write),
+			wanted("b", claim.SingleNodeWriter, claim.Write),
+		},
+		"not registered": {
+			wanted("a", claim.SingleNodeWriter, claim.Write),
+			wanted("c", claim.SingleNodeWriter, claim.Write),
+		},
+		"wanted twice": {
+			wanted("a", claim.SingleNodeWriter, claim.Write),
+			wanted("a", claim.SingleNodeWriter, claim.Write),
+		},
 	} {
 		if _, err := l.do(&command.StartWorkload{Ref: workload("second"), Node: "n1", Claims: claims}); err == nil {
 			t.Errorf("%s: not refused", name)
@@ -166,10 +178,14 @@ func TestStartWorkloadAgain(t *testing.T) {
 	}
 	before := l.records()
 	again, err := start("n1", "a")
-	if err != nil || again.Created || again.Claims[0] != first.Claims[0] || !reflect.DeepEqual(again.Workload, first.Workload) {
+	if err != nil || again.Created || again.Claims[0] != first.Claims[0] ||
+		!reflect.DeepEqual(again.Workload, first.Workload) {
 		t.Errorf("the same again: %+v, %v", again, err)
 	}
-	for name, args := range map[string][]string{"another node": {"n2", "a"}, "one more": {"n1", "a", "b"}, "none": {"n1"}, "other": {"n1", "b"}} {
+	for name, args := range map[string][]string{
+		"another node": {"n2", "a"}, "one more": {"n1", "a", "b"}, "none": {"n1"},
+		"other": {"n1", "b"},
+	} {
 		if _, err := start(args[0], args[1:]...); !errors.Is(err, claim.ErrConflict) {
 			t.Errorf("%s: %v, want ErrConflict", name, err)
 		}
@@ -188,11 +204,17 @@ func TestFencing(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)})
 	take := func() uint64 {
-		r := l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+		r := l.must(&command.StartWorkload{
+			Ref: workload("w"), Node: "n",
+			Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)},
+		})
 		return r.(command.StartWorkloadResult).Claims[0].Index
 	}
 	free := func(index uint64) command.Advanced {
-		r := l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("a"), Workload: workload("w"), Index: index, To: claim.Freed}}})
+		r := l.must(&command.AdvanceClaims{Items: []command.Advance{{
+			Volume: ref("a"), Workload: workload("w"), Index: index,
+			To: claim.Freed,
+		}}})
 		return r.(command.AdvanceClaimsResult).Items[0]
 	}
 	old := take()
@@ -212,7 +234,10 @@ func TestFencing(t *testing.T) {
 func TestAdvance(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)})
-	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+	l.must(&command.StartWorkload{
+		Ref: workload("w"), Node: "n",
+		Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)},
+	})
 	item := func(to claim.State) command.Advance {
 		return command.Advance{Volume: ref("a"), Workload: workload("w"), To: to}
 	}
@@ -222,7 +247,8 @@ func TestAdvance(t *testing.T) {
 		t.Errorf("forced to %+v", got)
 	}
 	before := l.records()
-	if _, err := l.do(&command.AdvanceClaims{Items: []command.Advance{item(claim.Unpublishing)}}); !errors.Is(err, claim.ErrBackwards) {
+	if _, err := l.do(&command.AdvanceClaims{Items: []command.Advance{item(claim.Unpublishing)}}); !errors.Is(err,
+		claim.ErrBackwards) {
 		t.Errorf("backwards: %v", err)
 	}
 	l.must(&command.AdvanceClaims{Items: []command.Advance{item(claim.NodeDetached)}})
@@ -255,7 +281,8 @@ func TestDeregisterByForce(t *testing.T) {
 	first := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
 	second := l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true}).(command.DeregisterVolumeResult)
 	if !first.More || second.More || len(first.LeftBehind) != command.MaxItems || len(second.LeftBehind) != 10 {
-		t.Errorf("freed %d (more: %v) and %d (more: %v)", len(first.LeftBehind), first.More, len(second.LeftBehind), second.More)
+		t.Errorf("freed %d (more: %v) and %d (more: %v)", len(first.LeftBehind), first.More, len(second.LeftBehind),
+			second.More)
 	}
 	for key := range l.records() {
 		if _, volume := empty[key]; volume || key[:2] != workloads && key[:3] != workloadsByNode {
@@ -271,7 +298,8 @@ func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
 	l := open(t)
 	put := func(healthy int, memory string) bool {
 		r := l.must(&command.PutNode{Node: claim.Node{Name: "n", Devices: []claim.NodeDevices{{
-			Plugin: "p", Vendor: "v", Type: "gpu", Name: "T4", Total: 2, Healthy: healthy, Attributes: map[string]string{"memory": memory},
+			Plugin: "p", Vendor: "v", Type: "gpu", Name: "T4", Total: 2, Healthy: healthy,
+			Attributes: map[string]string{"memory": memory},
 		}}}})
 		return r.(command.PutNodeResult).Changed
 	}
@@ -309,7 +337,10 @@ func TestCollection(t *testing.T) {
 	if collect() != 0 {
 		t.Error("a driver that a volume names was deleted")
 	}
-	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n", Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)}})
+	l.must(&command.StartWorkload{
+		Ref: workload("w"), Node: "n",
+		Claims: []claim.Claim{wanted("a", claim.SingleNodeWriter, claim.Write)},
+	})
 	l.must(&command.StartWorkload{Ref: workload("free"), Node: "n"})
 	workloadsLeft := func(before time.Time) int {
 		r := l.must(&command.DeleteWorkloads{EndedBefore: before})
@@ -405,7 +436,8 @@ func TestBiggestCommands(t *testing.T) {
 	for i := range command.MaxItems {
 		gone.IDs = append(gone.IDs, tokenID(i))
 		if i < command.MaxTokens {
-			start.Tokens = append(start.Tokens, claim.Token{ID: tokenID(i), Service: long("service", i), Consul: long("consul", i)})
+			start.Tokens = append(start.Tokens,
+				claim.Token{ID: tokenID(i), Service: long("service", i), Consul: long("consul", i)})
 		}
 	}
 	for i := range command.MaxClaims {
@@ -415,12 +447,14 @@ func TestBiggestCommands(t *testing.T) {
 		c := wanted("", claim.SingleNodeSingleWriter, claim.Write)
 		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)+long("-", i)
 		start.Claims = append(start.Claims, c)
-		advance.Items = append(advance.Items, command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
+		advance.Items = append(advance.Items,
+			command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
 	}
 	onTop(start)
 	for i := command.MaxTokens; i < command.MaxItems; i++ {
 		l.must(&command.PutToken{Token: claim.Token{
-			ID: tokenID(i), Accessor: tokenID(i), Workload: start.Ref, Node: start.Node, Service: long("service", i), Consul: long("consul", i),
+			ID: tokenID(i), Accessor: tokenID(i), Workload: start.Ref, Node: start.Node, Service: long("service",
+				i), Consul: long("consul", i),
 		}})
 	}
 	onTop(gone)
@@ -450,7 +484,10 @@ func TestBiggestCommands(t *testing.T) {
 		for i := range command.MaxItems {
 			c := wanted("", claim.MultiNodeMultiWriter, claim.Write)
 			c.Volume, c.DriverNodeID = shared.VolumeRef, long("driver", i)+long("-", i)
-			one := &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: ns, ID: long("holder", i)}, Node: start.Node, Claims: []claim.Claim{c}}
+			one := &command.StartWorkload{
+				Ref: claim.WorkloadRef{Namespace: ns, ID: long("holder", i)}, Node: start.Node,
+				Claims: []claim.Claim{c},
+			}
 			await := &command.AwaitWorkload{Ref: one.Ref, Node: one.Node}
 			for k := range command.MaxAfter {
 				await.After = append(await.After, claim.WorkloadRef{Namespace: long("other", k), ID: long("other", k)})
@@ -472,11 +509,15 @@ func TestBiggestCommands(t *testing.T) {
 	for i := range command.MaxPolicies {
 		policies.Policies = append(policies.Policies, acl.Policy{Name: long("policy", i), Rules: long("", i)})
 	}
-	policies.Policies[0].Rules, policies.Policies[1].Rules = strings.Repeat("x", acl.MaxRules), strings.Repeat("x", acl.MaxRules)
+	policies.Policies[0].Rules, policies.Policies[1].Rules = strings.Repeat("x", acl.MaxRules), strings.Repeat("x",
+		acl.MaxRules)
 	onTop(policies)
 	deleted := &command.DeleteACLTokens{}
 	for i := range command.MaxItems {
-		token := acl.Token{Accessor: long("accessor", i), SecretHash: hashOf(i), Name: strings.Repeat("x", acl.MaxText), Type: acl.Client, ExpiresAt: now.AddDate(1, 0, 0)}
+		token := acl.Token{
+			Accessor: long("accessor", i), SecretHash: hashOf(i), Name: strings.Repeat("x", acl.MaxText),
+			Type: acl.Client, ExpiresAt: now.AddDate(1, 0, 0),
+		}
 		for k := range acl.MaxNames {
 			token.Policies = append(token.Policies, long("policy", k))
 		}

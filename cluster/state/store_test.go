@@ -36,7 +36,10 @@ func filled(t testing.TB) *ledger {
 }
 
 func fill(l *ledger) {
-	driver := map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true, Topology: map[string]string{"rack": "1"}}}
+	driver := map[string]claim.NodeDriver{"hostpath": {
+		ID: "hostpath", Type: claim.Monolith, Healthy: true,
+		Topology: map[string]string{"rack": "1"},
+	}}
 	l.must(&command.PutNode{Node: claim.Node{Name: "n", Drivers: driver}})
 	for i := range 5 {
 		v := volume(fmt.Sprint("v", i), claim.MultiNodeMultiWriter)
@@ -277,16 +280,53 @@ func TestWatch(t *testing.T) {
 		command command.Command
 		fires   bool
 	}{
-		"a volume":        {[]Topic{TopicVolume(ref("v3"))}, &command.RegisterVolume{Volume: volume("v3", claim.SingleNodeWriter)}, true},
-		"volumes":         {[]Topic{TopicVolumes}, &command.RegisterVolume{Volume: volume("v4", claim.SingleNodeWriter)}, true},
-		"another volume":  {[]Topic{TopicVolume(ref("v3"))}, &command.RegisterVolume{Volume: volume("v2", claim.SingleNodeWriter)}, false},
-		"releasing":       {[]Topic{TopicReleasing}, &command.EndWorkload{Ref: workload("w1")}, true},
-		"a start":         {[]Topic{TopicReleasing}, &command.StartWorkload{Ref: workload("new"), Node: "n", Claims: []claim.Claim{wanted("v0", claim.MultiNodeMultiWriter, claim.Read)}}, false},
-		"any of several":  {[]Topic{TopicDrivers, TopicClaims(ref("v1"))}, &command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v1"), Workload: workload("w0"), To: claim.Freed}}}, true},
+		"a volume": {
+			[]Topic{TopicVolume(ref("v3"))},
+			&command.RegisterVolume{Volume: volume("v3", claim.SingleNodeWriter)}, true,
+		},
+		"volumes": {
+			[]Topic{TopicVolumes},
+			&command.RegisterVolume{Volume: volume("v4", claim.SingleNodeWriter)},
+			true,
+		},
+		"another volume": {
+			[]Topic{TopicVolume(ref("v3"))},
+			&command.RegisterVolume{Volume: volume("v2", claim.SingleNodeWriter)}, false,
+		},
+		"releasing": {[]Topic{TopicReleasing}, &command.EndWorkload{Ref: workload("w1")}, true},
+		"a start": {
+			[]Topic{TopicReleasing},
+			&command.StartWorkload{
+				Ref: workload("new"), Node: "n",
+				Claims: []claim.Claim{wanted("v0", claim.MultiNodeMultiWriter, claim.Read)},
+			}, false,
+		},
+		"any of several": {
+			[]Topic{TopicDrivers, TopicClaims(ref("v1"))},
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: ref("v1"), Workload: workload("w0"),
+				To: claim.Freed,
+			}}}, true,
+		},
 		"the end awaited": {[]Topic{TopicWorkload(workload("w2"))}, &command.EndWorkload{Ref: workload("w2")}, true},
-		"the same again":  {[]Topic{TopicNodes, TopicNode("n"), TopicDrivers}, &command.PutNode{Node: claim.Node{Name: "n", Drivers: map[string]claim.NodeDriver{"hostpath": {ID: "hostpath", Type: claim.Monolith, Healthy: true, Topology: map[string]string{"rack": "1"}, UpdatedAt: now}}}}, false},
-		"a node's driver": {[]Topic{TopicDriver("local")}, &command.PutNode{Node: claim.Node{Name: "m", Drivers: map[string]claim.NodeDriver{"local": {ID: "local", Type: claim.Monolith}}}}, true},
-		"a refusal":       {[]Topic{TopicVolumes, TopicWorkloads}, &command.RegisterVolume{}, false},
+		"the same again": {
+			[]Topic{TopicNodes, TopicNode("n"), TopicDrivers},
+			&command.PutNode{Node: claim.Node{
+				Name: "n",
+				Drivers: map[string]claim.NodeDriver{"hostpath": {
+					ID: "hostpath", Type: claim.Monolith, Healthy: true,
+					Topology: map[string]string{"rack": "1"}, UpdatedAt: now,
+				}},
+			}}, false,
+		},
+		"a node's driver": {
+			[]Topic{TopicDriver("local")},
+			&command.PutNode{Node: claim.Node{
+				Name:    "m",
+				Drivers: map[string]claim.NodeDriver{"local": {ID: "local", Type: claim.Monolith}},
+			}}, true,
+		},
+		"a refusal": {[]Topic{TopicVolumes, TopicWorkloads}, &command.RegisterVolume{}, false},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := l.Watch(ctx, row.topics...)

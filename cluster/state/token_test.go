@@ -171,10 +171,14 @@ func TestTokensStandAlone(t *testing.T) {
 	for i, id := range []string{"a", "b"} {
 		l.must(&command.StartWorkload{Ref: workload(id), Node: "n", Tokens: []claim.Token{intent(i, id)}})
 	}
-	other := claim.Token{ID: tokenID(2), Workload: claim.WorkloadRef{Namespace: "default2", ID: "a"}, Node: "n2", Service: "web", Consul: "default"}
+	other := claim.Token{
+		ID: tokenID(2), Workload: claim.WorkloadRef{Namespace: "default2", ID: "a"}, Node: "n2",
+		Service: "web", Consul: "default",
+	}
 	l.must(&command.StartWorkload{Ref: other.Workload, Node: "n2", Tokens: []claim.Token{other}})
 	l.must(&command.EndWorkload{Ref: workload("a")})
-	if r := l.must(&command.DeleteWorkloads{EndedBefore: now.Add(time.Hour)}).(command.DeleteWorkloadsResult); len(r.Deleted) != 1 {
+	if r := l.must(&command.DeleteWorkloads{EndedBefore: now.Add(time.Hour)}).(command.DeleteWorkloadsResult); len(
+		r.Deleted) != 1 {
 		t.Fatalf("deleted %v", r.Deleted)
 	}
 	l.must(&command.DeleteNode{Name: "n"})
@@ -201,7 +205,10 @@ func TestTokensStandAlone(t *testing.T) {
 	if _, err := l.do(&command.DeleteTokens{IDs: many}); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("too many at once: %v", err)
 	}
-	r := l.must(&command.DeleteTokens{IDs: []string{tokenID(0), tokenID(77), tokenID(0), tokenID(2)}}).(command.DeleteTokensResult)
+	r := l.must(&command.DeleteTokens{IDs: []string{
+		tokenID(0), tokenID(77), tokenID(0),
+		tokenID(2),
+	}}).(command.DeleteTokensResult)
 	if !slices.Equal(ids(r.Deleted), []string{"00", "02"}) {
 		t.Errorf("deleted %v", ids(r.Deleted))
 	}

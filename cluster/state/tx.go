@@ -104,7 +104,8 @@ func records[T any](tx *ReadTx, s span) ([]T, error) {
 // indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
 // after the base.
 func indexed[T any](tx *ReadTx, s span, primary func(part string) string,
-	get func(*ReadTx, string) (T, bool, error)) ([]T, error) {
+	get func(*ReadTx, string) (T, bool, error),
+) ([]T, error) {
 	parts, err := tx.keys(s)
 	if err != nil {
 		return nil, err
@@ -206,8 +207,10 @@ type writeTx struct {
 
 // newWriteTx begins a transaction; the caller discards its txn.
 func newWriteTx(db *badger.DB) *writeTx {
-	return &writeTx{ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
-		eligible: eligible{}}
+	return &writeTx{
+		ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
+		eligible: eligible{},
+	}
 }
 
 func (tx *writeTx) put(key string, value []byte) {

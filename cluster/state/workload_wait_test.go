@@ -36,13 +36,16 @@ func TestAwaitThenStart(t *testing.T) {
 		c    command.Command
 		want error
 	}{
-		"elsewhere":        {await("second", "a", "first"), claim.ErrConflict},
-		"start elsewhere":  {&command.StartWorkload{Ref: workload("second"), Node: "a"}, claim.ErrConflict},
-		"one that runs":    {await("first", "a", "second"), claim.ErrConflict},
-		"for itself":       {await("third", "a", "third"), claim.ErrCycle},
-		"for one twice":    {await("third", "a", "first", "first"), claim.ErrInvalid},
-		"for a path":       {await("third", "a", "../x"), claim.ErrInvalid},
-		"for too many":     {&command.AwaitWorkload{Ref: workload("third"), Node: "a", After: make([]claim.WorkloadRef, command.MaxAfter+1)}, claim.ErrInvalid},
+		"elsewhere":       {await("second", "a", "first"), claim.ErrConflict},
+		"start elsewhere": {&command.StartWorkload{Ref: workload("second"), Node: "a"}, claim.ErrConflict},
+		"one that runs":   {await("first", "a", "second"), claim.ErrConflict},
+		"for itself":      {await("third", "a", "third"), claim.ErrCycle},
+		"for one twice":   {await("third", "a", "first", "first"), claim.ErrInvalid},
+		"for a path":      {await("third", "a", "../x"), claim.ErrInvalid},
+		"for too many": {&command.AwaitWorkload{
+			Ref: workload("third"), Node: "a",
+			After: make([]claim.WorkloadRef, command.MaxAfter+1),
+		}, claim.ErrInvalid},
 		"on no node":       {await("third", ""), claim.ErrInvalid},
 		"token of waiting": {&command.PutToken{Token: intent(1, "second")}, claim.ErrNotRunning},
 	} {
@@ -54,14 +57,17 @@ func TestAwaitThenStart(t *testing.T) {
 
 	l.must(await("second", "b", "first"))
 	started := l.must(&command.StartWorkload{Ref: workload("second"), Node: "b"}).(command.StartWorkloadResult)
-	if w := started.Workload; !started.Created || w.Status != claim.Running || w.CreateIndex != l.index || len(w.After) != 1 {
+	if w := started.Workload; !started.Created || w.Status != claim.Running || w.CreateIndex != l.index ||
+		len(w.After) != 1 {
 		t.Errorf("started %+v", w)
 	}
 	l.must(await("third", "b", "second"))
-	if got := l.must(&command.EndWorkload{Ref: workload("third")}).(command.EndWorkloadResult); got.Workload.Status != claim.Ended || !got.Found {
+	if got := l.must(&command.EndWorkload{Ref: workload(
+		"third")}).(command.EndWorkloadResult); got.Workload.Status != claim.Ended || !got.Found {
 		t.Errorf("ended %+v", got)
 	}
-	if again := l.must(await("third", "c", "second")).(command.AwaitWorkloadResult); again.Workload.CreateIndex != l.index {
+	if again := l.must(await("third", "c",
+		"second")).(command.AwaitWorkloadResult); again.Workload.CreateIndex != l.index {
 		t.Errorf("waits again as %+v", again.Workload)
 	}
 }
@@ -72,7 +78,8 @@ func TestCycles(t *testing.T) {
 	l.must(await("b", "n", "c", "d"))
 	l.must(await("d", "n", "e"))
 	_, err := l.do(await("e", "n", "x", "a"))
-	if !errors.Is(err, claim.ErrCycle) || !strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
+	if !errors.Is(err, claim.ErrCycle) ||
+		!strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
 		t.Errorf("got %v", err)
 	}
 	// A running workload waits for nobody, whatever it waited for before.
@@ -121,7 +128,10 @@ func TestEndARun(t *testing.T) {
 		}
 	}
 	l.sameAs(before, "another run")
-	if got := l.must(&command.EndWorkload{Ref: workload("w"), Node: "b", Run: second.CreateIndex}).(command.EndWorkloadResult); !got.Found || got.Workload.Status != claim.Ended {
+	if got := l.must(&command.EndWorkload{
+		Ref: workload("w"), Node: "b",
+		Run: second.CreateIndex,
+	}).(command.EndWorkloadResult); !got.Found || got.Workload.Status != claim.Ended {
 		t.Errorf("ended %+v", got)
 	}
 }
@@ -131,16 +141,25 @@ func TestLateStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
 	start := func(node, run string) *command.StartWorkload {
-		return &command.StartWorkload{Ref: workload("w"), Node: node, RunID: run, Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)}}
+		return &command.StartWorkload{
+			Ref: workload("w"), Node: node, RunID: run,
+			Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)},
+		}
 	}
 	end := func(node, run string, index uint64) bool {
 		t.Helper()
-		return l.must(&command.EndWorkload{Ref: workload("w"), Node: node, Run: index, RunID: run}).(command.EndWorkloadResult).Found
+		return l.must(&command.EndWorkload{
+			Ref: workload("w"), Node: node, Run: index,
+			RunID: run,
+		}).(command.EndWorkloadResult).Found
 	}
 	late := func(node, run string) {
 		t.Helper()
 		before := l.records()
-		for _, c := range []command.Command{start(node, run), &command.AwaitWorkload{Ref: workload("w"), Node: node, RunID: run}} {
+		for _, c := range []command.Command{
+			start(node, run),
+			&command.AwaitWorkload{Ref: workload("w"), Node: node, RunID: run},
+		} {
 			if _, err := l.do(c); !errors.Is(err, claim.ErrConflict) {
 				t.Errorf("%T of the run %s, which is over: %v", c, run, err)
 			}

@@ -26,7 +26,8 @@ func TestBlockVolume(t *testing.T) {
 	}
 	expectReadOnly(t, b)
 	expectCode(t, r.tryPublish(id, a, c, true), codes.AlreadyExists, "read-only")
-	expectCode(t, r.tryStage(id, r.path("stage", "other"), mount(writer, "")), codes.FailedPrecondition, "block device", stage)
+	expectCode(t, r.tryStage(id, r.path("stage", "other"), mount(writer, "")), codes.FailedPrecondition, "block device",
+		stage)
 
 	_, err := r.ControllerExpandVolume(r.ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 16 * mib},
@@ -76,7 +77,8 @@ func TestReaderOnlyBlockVolume(t *testing.T) {
 	r := newRig(t)
 	id := r.create("v", 8*mib, block(writer))
 	r.stage(id, block(reader))
-	expectCode(t, r.tryPublish(id, filepath.Join(r.path("pub"), "a"), block(writer), false), codes.FailedPrecondition, "not staged")
+	expectCode(t, r.tryPublish(id, filepath.Join(r.path("pub"), "a"), block(writer), false), codes.FailedPrecondition,
+		"not staged")
 	a := r.publish(id, "a", block(reader), false)
 	expectReadOnly(t, a)
 	r.unpublish(id, a)

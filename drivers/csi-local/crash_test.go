@@ -119,7 +119,8 @@ func (l *life) steps() []step {
 		{"write", func(context.Context) error { l.write(); return nil }},
 		{"unpublish", l.unpublishAt(&l.id, "a")},
 		{"snapshot", func(ctx context.Context) error {
-			resp, err := l.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s-" + l.name, SourceVolumeId: l.id}, grpc.WaitForReady(true))
+			resp, err := l.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s-" + l.name, SourceVolumeId: l.id},
+				grpc.WaitForReady(true))
 			l.snap = resp.GetSnapshot().GetSnapshotId()
 			return err
 		}},
@@ -137,7 +138,8 @@ func (l *life) steps() []step {
 	}
 	if l.cap.GetBlock() != nil || filesystem.GrowsMounted(l.cap.GetMount().GetFsType()) {
 		steps = append(steps, step{"node expand", func(ctx context.Context) error {
-			_, err := l.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: filepath.Join(l.dir, "stage", l.id)})
+			_, err := l.NodeExpandVolume(ctx,
+				&csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: filepath.Join(l.dir, "stage", l.id)})
 			return err
 		}})
 	}

@@ -168,7 +168,8 @@ func (r *rig) stage(id string, c *csi.VolumeCapability) string {
 }
 
 func (r *rig) tryStage(id, path string, c *csi.VolumeCapability) error {
-	_, err := r.NodeStageVolume(r.ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: path, VolumeCapability: c})
+	_, err := r.NodeStageVolume(r.ctx,
+		&csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: path, VolumeCapability: c})
 	return err
 }
 

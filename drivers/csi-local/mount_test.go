@@ -124,7 +124,8 @@ func TestExpand(t *testing.T) {
 		if resp.GetCapacityBytes() != 2*size || !resp.GetNodeExpansionRequired() {
 			t.Errorf("got %v", resp)
 		}
-		_, err = r.NodeExpandVolume(r.ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target, CapacityRange: bigger})
+		_, err = r.NodeExpandVolume(r.ctx,
+			&csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: target, CapacityRange: bigger})
 		if filesystem.GrowsMounted(fsType) {
 			check.NoError(t, err)
 		} else {
@@ -205,7 +206,8 @@ func TestMountGroup(t *testing.T) {
 	stage := r.stage(id, c)
 	info, err := os.Stat(stage)
 	check.NoError(t, err)
-	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode()&os.ModeSetgid == 0 || info.Mode().Perm()&0o070 != 0o070 {
+	if gid := info.Sys().(*syscall.Stat_t).Gid; gid != 4242 || info.Mode()&os.ModeSetgid == 0 ||
+		info.Mode().Perm()&0o070 != 0o070 {
 		t.Errorf("group %d, mode %s", gid, info.Mode())
 	}
 	writeFile(t, filepath.Join(stage, "f"), nil)
@@ -232,7 +234,8 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, r.tryStage(id, stage, mount(singleWriter, "xfs")), codes.AlreadyExists, "ext4")
 	expectCode(t, r.tryStage(id, stage, mount(reader, "")), codes.AlreadyExists, "read-write")
 	expectCode(t, r.tryStage(id, r.path("stage", "other"), block(writer)), codes.FailedPrecondition, "file system", stage)
-	expectCode(t, r.tryStage(id, stage, mount(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "")), codes.FailedPrecondition, "MULTI_NODE")
+	expectCode(t, r.tryStage(id, stage, mount(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "")),
+		codes.FailedPrecondition, "MULTI_NODE")
 	expectCode(t, r.tryStage(id, stage, mount(writer, "btrfs")), codes.FailedPrecondition, "btrfs", "ext4")
 	expectCode(t, r.tryStage(id, stage, mount(writer, "", "remount")), codes.InvalidArgument, "number 1")
 	expectCode(t, r.tryStage(id, "relative", c), codes.InvalidArgument, "absolute")
@@ -243,7 +246,8 @@ func TestPublishRefusals(t *testing.T) {
 
 	check.NoError(t, r.tryPublish(id, target, c, false))
 	expectCode(t, r.tryPublish(id, target, c, true), codes.AlreadyExists, "read-write")
-	expectCode(t, r.tryPublish(id, filepath.Join(r.dir, "pub", "b"), c, false), codes.FailedPrecondition, "single writer", target)
+	expectCode(t, r.tryPublish(id, filepath.Join(r.dir, "pub", "b"), c, false), codes.FailedPrecondition, "single writer",
+		target)
 
 	// Another mount is named in the error and left alone.
 	foreign := r.path("pub", "foreign")

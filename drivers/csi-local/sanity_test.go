@@ -38,7 +38,8 @@ func TestSanity(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			report := filepath.Join(r.dir, "report.json")
-			cmd := exec.Command(os.Args[0], "-test.run=^TestSanitySuite$", "-test.v", "-ginkgo.json-report="+report, "-ginkgo.no-color")
+			cmd := exec.Command(os.Args[0], "-test.run=^TestSanitySuite$", "-test.v", "-ginkgo.json-report="+report,
+				"-ginkgo.no-color")
 			cmd.Env = append(os.Environ(), "SANITY_DIR="+r.dir, "SANITY_ACCESS_TYPE="+accessType)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
@@ -64,7 +65,8 @@ func TestSanitySuite(t *testing.T) {
 		t.Skip("run by TestSanity")
 	}
 	secrets := filepath.Join(dir, "secrets.yaml")
-	writeFile(t, secrets, []byte("CreateVolumeSecret:\n  key: "+secretValue+"\nNodeStageVolumeSecret:\n  key: "+secretValue+"\n"))
+	writeFile(t, secrets, []byte("CreateVolumeSecret:\n  key: "+secretValue+"\nNodeStageVolumeSecret:\n  key: "+
+		secretValue+"\n"))
 	cfg := sanity.NewTestConfig()
 	cfg.Address = "unix://" + filepath.Join(dir, "csi.sock")
 	cfg.TargetPath = filepath.Join(dir, "target")

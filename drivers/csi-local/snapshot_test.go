@@ -126,7 +126,8 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 			}
 		}
 	}()
-	check.Eventually(t, "the writer writes", func() bool { _, err := os.Stat(filepath.Join(stage, "second")); return err == nil })
+	check.Eventually(t, "the writer writes",
+		func() bool { _, err := os.Stat(filepath.Join(stage, "second")); return err == nil })
 	for i := range 3 {
 		snap := r.snapshot("s"+strconv.Itoa(i), id)
 		shell(t, "e2fsck", "-f", "-n", filepath.Join(r.data, "snapshots", snap, snap+".img"))

@@ -56,7 +56,8 @@ func serves(t *testing.T, name, program string) {
 	install(t, h, name, append(data, "\n// another binary\n"...))
 	h.Eventually("the plugin is swapped", func() error {
 		now := plugin(t, h, name)
-		if now.GetSha256() == before.GetSha256() || now.GetState() != "running" || len(now.GetSwaps()) != 1 || now.GetDraining() != 0 {
+		if now.GetSha256() == before.GetSha256() || now.GetState() != "running" || len(now.GetSwaps()) != 1 ||
+			now.GetDraining() != 0 {
 			return fmt.Errorf("it is %v", now)
 		}
 		return nil

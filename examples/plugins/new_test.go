@@ -28,7 +28,8 @@ func TestNewPlugins(t *testing.T) {
 				dir := filepath.Dir(binary(kind))
 				build := exec.Command("go", "build", "-C", dir, ".")
 				for _, cmd := range []*exec.Cmd{
-					h.Command("plugin", "new", kind, dir, "-sdk", testbin.Root()), build, h.Command("plugin", "test", "-kind", kind, binary(kind)),
+					h.Command("plugin", "new", kind, dir, "-sdk", testbin.Root()), build, h.Command("plugin", "test", "-kind", kind,
+						binary(kind)),
 				} {
 					if out, err := cmd.CombinedOutput(); err != nil {
 						t.Fatalf("%s: %v\n%s", cmd, err, out)

@@ -22,7 +22,8 @@ const (
 
 // precedence decides between the sentinels of one error: what can be retried hides the reason that it wraps.
 var precedence = []Code{
-	PermissionDenied, Unauthenticated, Unavailable, ResourceExhausted, NotFound, InvalidArgument, Unimplemented, AlreadyExists,
+	PermissionDenied, Unauthenticated, Unavailable, ResourceExhausted, NotFound, InvalidArgument, Unimplemented,
+	AlreadyExists,
 	FailedPrecondition,
 }
 

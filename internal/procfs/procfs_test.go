@@ -18,7 +18,10 @@ func TestParseStat(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
-	for _, bad := range []string{"", "7 (a", "7 (a) S 1 2", "7 (a) S 1 x 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1"} {
+	for _, bad := range []string{
+		"", "7 (a", "7 (a) S 1 2",
+		"7 (a) S 1 x 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1",
+	} {
 		if s, err := parseStat(bad); err == nil {
 			t.Errorf("%q was read as %+v", bad, s)
 		}
@@ -32,7 +35,8 @@ func TestThisProcess(t *testing.T) {
 		t.Errorf("got %+v, %v", s, err)
 	}
 	all, err := Processes()
-	if err != nil || !slices.ContainsFunc(all, func(other Stat) bool { return other.PID == pid && other.StartTime == s.StartTime }) {
+	if err != nil || !slices.ContainsFunc(all,
+		func(other Stat) bool { return other.PID == pid && other.StartTime == s.StartTime }) {
 		t.Errorf("this process is not in the list: %v", err)
 	}
 	threads, err := Numbers(Dir(pid) + "/task")

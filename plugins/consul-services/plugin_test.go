@@ -38,7 +38,10 @@ agent_prefix   "" { policy = "read" }
 			Name: "web", Port: "8080", Tags: []string{"a"},
 			Checks: []service.Check{
 				{Type: service.CheckProcess, Interval: "1h"},
-				{Type: service.CheckHTTP, Path: "/", Interval: "1h", Header: map[string]service.HeaderValues{"Authorization": {Values: []string{"hunter2"}}}},
+				{
+					Type: service.CheckHTTP, Path: "/", Interval: "1h",
+					Header: map[string]service.HeaderValues{"Authorization": {Values: []string{"hunter2"}}},
+				},
 			},
 			Connect: &service.Connect{SidecarService: &service.SidecarService{Proxy: &service.Proxy{Config: map[string]any{"n": 1, "f": 1.5, "l": []any{"x", true}}}}},
 		},

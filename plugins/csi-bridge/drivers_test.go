@@ -49,7 +49,8 @@ func TestRealDrivers(t *testing.T) {
 func startLocal(t *testing.T, dir string) string {
 	t.Helper()
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
-	cmd := exec.Command(testbin.Build(t, "drivers/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir", filepath.Join(dir, "data"))
+	cmd := exec.Command(testbin.Build(t, "drivers/csi-local"), "-endpoint", endpoint, "-node-id", "n", "-data-dir",
+		filepath.Join(dir, "data"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	check.NoError(t, cmd.Start())
 	t.Cleanup(func() {
@@ -73,10 +74,12 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 	t.Logf("%s %s: %+v %+v", fp.Provider, fp.Version, *fp.Controller, *fp.Node)
 
 	mode := storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}
-	made, err := plugin.Create(ctx, d, storage.CreateRequest{Name: "db", CapacityMin: 64 << 20, Capabilities: []storage.Capability{mode}})
+	made, err := plugin.Create(ctx, d,
+		storage.CreateRequest{Name: "db", CapacityMin: 64 << 20, Capabilities: []storage.Capability{mode}})
 	must("create", err)
 	v := storage.Volume{Name: "db", ExternalID: made.ExternalID, Context: made.Context, Capability: mode}
-	if _, err := plugin.ValidateVolume(ctx, d, storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{mode}}); err != nil {
+	if _, err := plugin.ValidateVolume(ctx, d,
+		storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{mode}}); err != nil {
 		t.Errorf("validate: %v", err)
 	}
 	var publishContext map[string]string
@@ -87,8 +90,10 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 	staging, target := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	must("make the staging folder", os.Mkdir(staging, 0o700))
 	for range 2 { // each call may be repeated
-		must("stage", plugin.Stage(ctx, d, storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: staging}))
-		must("publish", plugin.Publish(ctx, d, storage.PublishRequest{Volume: v, PublishContext: publishContext, StagingPath: staging, TargetPath: target}))
+		must("stage", plugin.Stage(ctx, d,
+			storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: staging}))
+		must("publish", plugin.Publish(ctx, d,
+			storage.PublishRequest{Volume: v, PublishContext: publishContext, StagingPath: staging, TargetPath: target}))
 	}
 	if mounted, err := mountinfo.Mounted(target); err != nil || !mounted {
 		t.Errorf("the target is mounted: %v, %v", mounted, err)
@@ -98,7 +103,8 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 	stats, err := plugin.VolumeStats(ctx, d, storage.StatsRequest{Volume: v, VolumePath: target, StagingPath: staging})
 	must("stats", err)
 	// hostpath recognises only mounts below kubelet's directory, and calls all others abnormal.
-	if len(stats.Usage) == 0 || stats.Usage[0].Total == 0 || stats.Condition == nil || stats.Condition.Abnormal && d.ID != "hostpath" {
+	if len(stats.Usage) == 0 || stats.Usage[0].Total == 0 || stats.Condition == nil || stats.Condition.Abnormal &&
+		d.ID != "hostpath" {
 		t.Errorf("got %+v %+v", stats, stats.Condition)
 	}
 	snap, err := plugin.CreateSnapshot(ctx, d, storage.CreateSnapshotRequest{Name: "s", Volume: v})

@@ -46,7 +46,10 @@ func TestPluginProcess(t *testing.T) {
 
 	v := storage.Volume{
 		Name: "x", ExternalID: "vol-x", Secrets: map[string]string{"password": "hunter2"},
-		Capability: storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem, MountFlags: []string{"s3same"}},
+		Capability: storage.Capability{
+			AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem,
+			MountFlags: []string{"s3same"},
+		},
 	}
 	faulty.Script("NodeStageVolume", faultydriver.Code(codes.Unavailable, "busy"), faultydriver.Drop())
 	if err := plugin.Stage(ctx, d, storage.StageRequest{Volume: v, StagingPath: "/staging"}); err != nil {
@@ -61,7 +64,8 @@ func TestPluginProcess(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	log.Await(t, `"code":"Internal"`)
-	if said := log.String(); !strings.Contains(said, `"rpc":"NodeStageVolume"`) || strings.Contains(said, "hunter2") || strings.Contains(said, "s3same") {
+	if said := log.String(); !strings.Contains(said, `"rpc":"NodeStageVolume"`) || strings.Contains(said, "hunter2") ||
+		strings.Contains(said, "s3same") {
 		t.Errorf("no trace of the calls, or a secret, in the log:\n%s", said)
 	}
 

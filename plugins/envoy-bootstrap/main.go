@@ -12,5 +12,6 @@ import (
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "envoy-bootstrap", Version: sdk.BuildVersion(version)}, bootstrap.Plugin(generator.New(sdk.Logger())))
+	sdk.Main(sdk.Info{Name: "envoy-bootstrap", Version: sdk.BuildVersion(version)},
+		bootstrap.Plugin(generator.New(sdk.Logger())))
 }

@@ -53,7 +53,8 @@ func TestPluginProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(b.GetStaticResources().GetListeners()); n != 1 || b.GetNode().GetId() != id || xds.Token(b) != token.SecretID {
+	if n := len(b.GetStaticResources().GetListeners()); n != 1 || b.GetNode().GetId() != id ||
+		xds.Token(b) != token.SecretID {
 		t.Errorf("want the proxy's id and token and its ready listener, got\n%s", out)
 	}
 

@@ -35,7 +35,8 @@ func TestPluginProcess(t *testing.T) {
 	first := testplugin.Start(t, "sids")
 	conn, process, firstLog := first.Conn, first.Process, first.Log
 	plugin := pluginv1.NewPluginServiceClient(conn)
-	if info, err := plugin.Info(ctx, &pluginv1.InfoRequest{}); err != nil || info.GetName() != "sids" || info.GetKind() != identity.Kind {
+	if info, err := plugin.Info(ctx, &pluginv1.InfoRequest{}); err != nil || info.GetName() != "sids" ||
+		info.GetKind() != identity.Kind {
 		t.Errorf("got %v, %v", info, err)
 	}
 	_, err := plugin.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(`{"token": "x"}`)})
@@ -59,7 +60,8 @@ func TestPluginProcess(t *testing.T) {
 	second := testplugin.Start(t, "sids")
 	conn, process, log := second.Conn, second.Process, second.Log
 	ids = identity.NewClient(conn)
-	if _, err := pluginv1.NewPluginServiceClient(conn).Configure(ctx, &pluginv1.ConfigureRequest{Config: config}); err != nil {
+	if _, err := pluginv1.NewPluginServiceClient(conn).Configure(ctx,
+		&pluginv1.ConfigureRequest{Config: config}); err != nil {
 		t.Fatal(err)
 	}
 	again, same, err := ids.Derive(ctx, where, req)

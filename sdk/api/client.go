@@ -129,14 +129,16 @@ func (c *Client) Close() error {
 func parseAddress(address string) (network, target, baseURL string, err error) {
 	if path, ok := strings.CutPrefix(address, "unix://"); ok {
 		if !strings.HasPrefix(path, "/") {
-			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address, DefaultAddress)
+			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address,
+				DefaultAddress)
 		}
 		// The host in the URL is ignored: the socket is dialled.
 		return "unix", path, "http://pannier", nil
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" {
-		return "", "", "", fmt.Errorf("address %q: unix:///path, https://host:port or http://host:port is needed, such as %s", address, DefaultAddress)
+		return "", "", "", fmt.Errorf("address %q: unix:///path, https://host:port or http://host:port is needed, such as %s",
+			address, DefaultAddress)
 	}
 	port := u.Port()
 	switch {

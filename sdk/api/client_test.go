@@ -22,11 +22,15 @@ type agent struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 }
 
-func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse],
+	error,
+) {
 	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
 }
 
-func (agent) Events(_ context.Context, _ *connect.Request[hostv1.EventsRequest], s *connect.ServerStream[hostv1.EventsResponse]) error {
+func (agent) Events(_ context.Context, _ *connect.Request[hostv1.EventsRequest],
+	s *connect.ServerStream[hostv1.EventsResponse],
+) error {
 	for seq := range uint64(3) {
 		if err := s.Send(&hostv1.EventsResponse{Event: &hostv1.Event{Seq: seq}}); err != nil {
 			return err
@@ -87,7 +91,8 @@ func TestCalls(t *testing.T) {
 			if n != 3 || connect.CodeOf(stream.Err()) != connect.CodeNotFound {
 				t.Fatalf("%d messages, %v", n, stream.Err())
 			}
-			if _, err := c.Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})); connect.CodeOf(err) != connect.CodeUnimplemented {
+			if _, err := c.Plugins.ListPlugins(t.Context(),
+				connect.NewRequest(&hostv1.ListPluginsRequest{})); connect.CodeOf(err) != connect.CodeUnimplemented {
 				t.Fatalf("a service that is not served: %v", err)
 			}
 		})
@@ -170,13 +175,17 @@ func checkUnreachable(t *testing.T, err error, address, want string) {
 	if connect.CodeOf(err) != connect.CodeUnavailable || !errors.As(err, &unreachable) {
 		t.Fatalf("got %v", err)
 	}
-	if text := err.Error(); !strings.HasPrefix(text, "unavailable: no agent at "+address) || !strings.Contains(text, want) {
+	if text := err.Error(); !strings.HasPrefix(text, "unavailable: no agent at "+address) ||
+		!strings.Contains(text, want) {
 		t.Fatalf("got %q, want %q", text, want)
 	}
 }
 
 func TestBadAddresses(t *testing.T) {
-	for _, address := range []string{"", "unix://", "unix://rel/path", "/run/pannier.sock", "https://", "http://", "tcp://host:1", "http://host:1/path"} {
+	for _, address := range []string{
+		"", "unix://", "unix://rel/path", "/run/pannier.sock", "https://", "http://",
+		"tcp://host:1", "http://host:1/path",
+	} {
 		if _, err := api.New(address); err == nil || !strings.Contains(err.Error(), api.DefaultAddress) {
 			t.Errorf("%q: %v", address, err)
 		}
@@ -191,7 +200,8 @@ func TestPermissionDeniedSaysWhoMay(t *testing.T) {
 	}
 	defer l.Close()
 	err = &api.UnreachableError{Address: "unix://" + socket, Err: syscall.EACCES}
-	if text := err.Error(); !strings.HasPrefix(text, "no permission to call the agent at unix://"+socket) || !strings.HasSuffix(text, "run the command as root") {
+	if text := err.Error(); !strings.HasPrefix(text, "no permission to call the agent at unix://"+socket) ||
+		!strings.HasSuffix(text, "run the command as root") {
 		t.Fatal(text)
 	}
 }

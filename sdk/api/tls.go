@@ -35,13 +35,15 @@ func (t TLS) config(host string) (*tls.Config, error) {
 		}
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("read the certificates of the agents' authorities (PANNIER_CACERT): %s has no certificate in PEM", t.CAFile)
+			return nil, fmt.Errorf(
+				"read the certificates of the agents' authorities (PANNIER_CACERT): %s has no certificate in PEM", t.CAFile)
 		}
 	}
 	if t.CertFile != "" || t.KeyFile != "" {
 		pair, err := tls.LoadX509KeyPair(t.CertFile, t.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("read the client certificate (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY, both or none): %w", err)
+			return nil, fmt.Errorf("read the client certificate (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY, both or none): %w",
+				err)
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}

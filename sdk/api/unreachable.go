@@ -25,17 +25,22 @@ func (e *UnreachableError) Error() string {
 	verification := (*tls.CertificateVerificationError)(nil)
 	switch {
 	case isUnix && errors.Is(e.Err, fs.ErrNotExist):
-		return fmt.Sprintf("no agent at %s: there is no such socket; start one (pannier agent, or pannier agent -dev to try it out), "+
-			"or tell where it is with -address or PANNIER_ADDR", e.Address)
+		return fmt.Sprintf(
+			"no agent at %s: there is no such socket; start one (pannier agent, or pannier agent -dev to try it out), "+
+				"or tell where it is with -address or PANNIER_ADDR", e.Address)
 	case isUnix && errors.Is(e.Err, syscall.ECONNREFUSED):
-		return fmt.Sprintf("no agent at %s: the socket is there, but nothing listens on it; start the agent (pannier agent)", e.Address)
+		return fmt.Sprintf("no agent at %s: the socket is there, but nothing listens on it; start the agent (pannier agent)",
+			e.Address)
 	case errors.Is(e.Err, fs.ErrPermission):
 		return fmt.Sprintf("no permission to call the agent at %s: %s may; run the command as root", e.Address, whoMay(path))
 	case errors.As(e.Err, &verification):
-		return fmt.Sprintf("the agent at %s is not believed: %v; set PANNIER_CACERT to the certificate of the authority that signed its own, "+
-			"and PANNIER_TLS_SERVER_NAME where that has other names than the address (pannier tls cert inspect shows them)", e.Address, verification.Err)
+		return fmt.Sprintf(
+			"the agent at %s is not believed: %v; set PANNIER_CACERT to the certificate of the authority that signed its own, "+
+				"and PANNIER_TLS_SERVER_NAME where that has other names than the address (pannier tls cert inspect shows them)",
+			e.Address, verification.Err)
 	default:
-		return fmt.Sprintf("cannot reach the agent at %s: %v; is it running (pannier agent), and is the address right (-address or PANNIER_ADDR)?",
+		return fmt.Sprintf(
+			"cannot reach the agent at %s: %v; is it running (pannier agent), and is the address right (-address or PANNIER_ADDR)?",
 			e.Address, e.Err)
 	}
 }

@@ -64,9 +64,12 @@ type server struct {
 	impl Bootstrap
 }
 
-func (s *server) Generate(ctx context.Context, req *bootstrapv1.GenerateRequest) (*bootstrapv1.GenerateResponse, error) {
+func (s *server) Generate(ctx context.Context, req *bootstrapv1.GenerateRequest) (*bootstrapv1.GenerateResponse,
+	error,
+) {
 	out, err := s.impl.Generate(ctx, service.ConsulFromProto(req.GetConsul()), Request{
-		ProxyID: req.GetProxyId(), TokenFile: req.GetTokenFile(), Admin: bindFrom(req.GetAdmin()), Ready: bindFrom(req.GetReady()),
+		ProxyID: req.GetProxyId(), TokenFile: req.GetTokenFile(), Admin: bindFrom(req.GetAdmin()), Ready: bindFrom(
+			req.GetReady()),
 		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond,
 	})
 	return &bootstrapv1.GenerateResponse{Bootstrap: out}, err
@@ -84,7 +87,8 @@ type client struct {
 
 func (c *client) Generate(ctx context.Context, consul service.Consul, req Request) ([]byte, error) {
 	res, err := c.rpc.Generate(ctx, &bootstrapv1.GenerateRequest{
-		Consul: consul.ToProto(), ProxyId: req.ProxyID, TokenFile: req.TokenFile, Admin: bindTo(req.Admin), Ready: bindTo(req.Ready),
+		Consul: consul.ToProto(), ProxyId: req.ProxyID, TokenFile: req.TokenFile, Admin: bindTo(req.Admin), Ready: bindTo(
+			req.Ready),
 		WaitMs: req.Wait.Milliseconds(),
 	})
 	return res.GetBootstrap(), err

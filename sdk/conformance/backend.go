@@ -37,7 +37,10 @@ func (r *run) asked() backend {
 }
 
 func (r *run) real() backend {
-	return backend{driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"), proxy: r.cfg.ProxyID, patience: callTime / 2}
+	return backend{
+		driver: r.cfg.Driver, consul: r.cfg.Consul, marker: r.secret, dir: filepath.Join(r.dir, "none"),
+		proxy: r.cfg.ProxyID, patience: callTime / 2,
+	}
 }
 
 // away returns a backend that does not exist.
@@ -113,11 +116,14 @@ func (r *run) echo(c *checking, secret string) (at backend, socket string, err e
 	if err != nil {
 		return backend{}, "", fmt.Errorf("make a backend that repeats what it gets: %w", err)
 	}
-	srv := &http.Server{ReadHeaderTimeout: callTime, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		body, _ := io.ReadAll(req.Body) // as much as was sent
-		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprintf(w, "refused: %s %v %s", req.URL, req.Header, body)
-	})}
+	srv := &http.Server{
+		ReadHeaderTimeout: callTime,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			body, _ := io.ReadAll(req.Body) // as much as was sent
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprintf(w, "refused: %s %v %s", req.URL, req.Header, body)
+		}),
+	}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -238,11 +238,14 @@ func checkKilled(ctx context.Context, r *run, c *checking) error {
 	if err := same("before the kill", before, "after it", r.kind.asked(ctx, second.conn, r.asked())); err != nil {
 		return err
 	}
-	return alike("the process that was killed", results, "the new one", r.kind.outcomes(ctx, second.conn, r.away(), c.name()))
+	return alike("the process that was killed", results, "the new one",
+		r.kind.outcomes(ctx, second.conn, r.away(), c.name()))
 }
 
 // invokeEmpty calls a method with a request that has only the backend.
-func invokeEmpty(ctx context.Context, conn grpc.ClientConnInterface, m protoreflect.MethodDescriptor, at backend) error {
+func invokeEmpty(ctx context.Context, conn grpc.ClientConnInterface, m protoreflect.MethodDescriptor,
+	at backend,
+) error {
 	req, err := newMessage(m.Input())
 	if err != nil {
 		return err

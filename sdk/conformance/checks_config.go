@@ -80,7 +80,7 @@ var configChecks = []*Check{
 			callCtx, cancel := context.WithTimeout(ctx, callTime)
 			defer cancel()
 			if _, err := p.api.Configure(callCtx, &pluginv1.ConfigureRequest{Config: []byte(bad)}); err == nil {
-				return errors.New("Configure accepts what Validate refuses")
+				return errors.New("it was accepted by Configure and refused by Validate")
 			}
 			return same("before", before, "after a refused configuration", r.kind.asked(ctx, p.conn, r.asked()))
 		},
@@ -101,7 +101,7 @@ func (r *run) refused(ctx context.Context, c *checking, config string) error {
 	_, err = p.api.Validate(ctx, &pluginv1.ValidateRequest{Config: []byte(config)})
 	switch status.Code(err) {
 	case codes.OK:
-		return errors.New("Validate accepts it")
+		return errors.New("it is accepted by Validate")
 	case codes.InvalidArgument:
 		return fmt.Errorf("%w: %w", errRefused, err)
 	default:

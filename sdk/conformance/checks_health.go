@@ -64,7 +64,8 @@ var healthChecks = []*Check{
 				return err
 			}
 			if !p.ended(orphaned + stopTime) {
-				return fmt.Errorf("it still runs %v after its host disconnected; the orphan timeout was %v", time.Since(began).Round(time.Second), orphaned)
+				return fmt.Errorf("it still runs %v after its host disconnected; the orphan timeout was %v",
+					time.Since(began).Round(time.Second), orphaned)
 			}
 			return nil
 		},

@@ -170,7 +170,9 @@ func (h *heard) all() []words {
 // isProcess distinguishes what was read from a process from the answer of a call.
 func (w words) isProcess() bool { return len(w.where) > 0 && w.where[0] != '/' }
 
-func (h *heard) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (h *heard) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	opts ...grpc.CallOption,
+) error {
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	if err != nil {
 		h.note(method, err.Error())
@@ -178,7 +180,9 @@ func (h *heard) unary(ctx context.Context, method string, req, reply any, cc *gr
 	return err
 }
 
-func (h *heard) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (h *heard) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+	open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	s, err := open(ctx, desc, cc, method, opts...)
 	if err != nil {
 		h.note(method, err.Error())

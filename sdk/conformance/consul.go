@@ -39,7 +39,8 @@ var identityKind = &kind{
 	},
 	methods: []method{
 		{"Derive", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			_, _, err := identity.NewClient(conn).Derive(ctx, at.consul, identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.marker + "-jwt"})
+			_, _, err := identity.NewClient(conn).Derive(ctx, at.consul,
+				identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.marker + "-jwt"})
 			return err
 		}},
 		{"Read", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
@@ -60,10 +61,13 @@ var identityKind = &kind{
 		_, err := identity.NewClient(conn).List(ctx, at.consul, theCluster)
 		return err
 	},
-	refusals: []refusal{{"to read a token that does not exist", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
-		_, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, uuid())
-		return err
-	}}},
+	refusals: []refusal{{
+		"to read a token that does not exist", codes.NotFound,
+		func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+			_, err := identity.NewClient(conn).Read(ctx, r.cfg.Consul, uuid())
+			return err
+		},
+	}},
 }
 
 func subject(name string) identity.Subject {
@@ -82,7 +86,8 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 	id, secret := uuid(), ""
 	return []step{
 		{name: "Derive", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(name)})
+			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul,
+				identity.DeriveRequest{ID: id, Subject: subject(name)})
 			switch {
 			case err != nil:
 				return "", err
@@ -109,7 +114,8 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 }
 
 var registrationKind = &kind{
-	service: registrationv1.File_pannier_plugin_registration_v1_registration_proto.Services().ByName("RegistrationService"),
+	service: registrationv1.File_pannier_plugin_registration_v1_registration_proto.Services().ByName(
+		"RegistrationService"),
 	// An owner that has registered nothing.
 	ask: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error) {
 		req := registration.SyncRequest{Owner: registration.Owner{Cluster: theCluster, Node: "nobodys"}}
@@ -126,11 +132,13 @@ var registrationKind = &kind{
 		}},
 		{"Sync", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
 			i := markedInstance(at, name)
-			_, _, err := registration.NewClient(conn).Sync(ctx, at.consul, registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}})
+			_, _, err := registration.NewClient(conn).Sync(ctx, at.consul,
+				registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}})
 			return err
 		}},
 		{"Heartbeat", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			return registration.NewClient(conn).Heartbeat(ctx, at.consul, []registration.Beat{{ID: instance(name).ID, Healthy: true}})
+			return registration.NewClient(conn).Heartbeat(ctx, at.consul,
+				[]registration.Beat{{ID: instance(name).ID, Healthy: true}})
 		}},
 	},
 	missing: needsConsul,
@@ -173,7 +181,8 @@ func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name
 			return proxy, err
 		}},
 		{name: "Heartbeat", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			return "", registration.NewClient(conn).Heartbeat(ctx, r.cfg.Consul, []registration.Beat{{ID: i.ID, Healthy: true, Output: "alive"}})
+			return "", registration.NewClient(conn).Heartbeat(ctx, r.cfg.Consul,
+				[]registration.Beat{{ID: i.ID, Healthy: true, Output: "alive"}})
 		}},
 		{name: "Sync", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
 			req := registration.SyncRequest{Owner: i.Owner, Instances: []registration.Instance{i}}
@@ -198,12 +207,15 @@ var bootstrapKind = &kind{
 		out, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
 		return fmt.Sprintf("%x", digest(string(out))), err
 	},
-	methods: []method{{"Generate", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-		req := bootstrapRequest(name, hopeless/2)
-		req.TokenFile = at.consul.TokenFile
-		_, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
-		return err
-	}}},
+	methods: []method{{
+		"Generate",
+		func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
+			req := bootstrapRequest(name, hopeless/2)
+			req.TokenFile = at.consul.TokenFile
+			_, err := bootstrap.NewClient(conn).Generate(ctx, at.consul, req)
+			return err
+		},
+	}},
 	missing: func(cfg *Config) string {
 		if why := needsConsul(cfg); why != "" {
 			return why
@@ -228,12 +240,15 @@ var bootstrapKind = &kind{
 			return fmt.Sprintf("%d bytes, %x", len(out), digest(string(out))), err // it contains a secret
 		}}}, nil
 	},
-	refusals: []refusal{{"to generate with a token file that cannot be read", codes.FailedPrecondition, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
-		req := bootstrapRequest(r.cfg.ProxyID, callTime)
-		req.TokenFile = filepath.Join(r.dir, "no-such-token")
-		_, err := bootstrap.NewClient(conn).Generate(ctx, r.cfg.Consul, req)
-		return err
-	}}},
+	refusals: []refusal{{
+		"to generate with a token file that cannot be read", codes.FailedPrecondition,
+		func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+			req := bootstrapRequest(r.cfg.ProxyID, callTime)
+			req.TokenFile = filepath.Join(r.dir, "no-such-token")
+			_, err := bootstrap.NewClient(conn).Generate(ctx, r.cfg.Consul, req)
+			return err
+		},
+	}},
 }
 
 func bootstrapRequest(proxy string, wait time.Duration) bootstrap.Request {

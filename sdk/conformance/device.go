@@ -32,10 +32,13 @@ var deviceKind = &kind{
 	}}},
 	missing: func(*Config) string { return "" },
 	job:     deviceJob,
-	refusals: []refusal{{"to reserve a device that does not exist", codes.NotFound, func(ctx context.Context, _ *run, conn grpc.ClientConnInterface) error {
-		_, err := device.NewClient(conn).Reserve(ctx, []string{"no-such-device"})
-		return err
-	}}},
+	refusals: []refusal{{
+		"to reserve a device that does not exist", codes.NotFound,
+		func(ctx context.Context, _ *run, conn grpc.ClientConnInterface) error {
+			_, err := device.NewClient(conn).Reserve(ctx, []string{"no-such-device"})
+			return err
+		},
+	}},
 	stream: func(ctx context.Context, conn grpc.ClientConnInterface, _ backend, opened func()) error {
 		return device.NewClient(conn).Fingerprint(ctx, func([]device.Group) error { opened(); return nil })
 	},
@@ -72,17 +75,20 @@ func deviceJob(ctx context.Context, _ *run, conn grpc.ClientConnInterface, _ str
 			if !d.Healthy || len(steps) == maxReserved {
 				continue
 			}
-			steps = append(steps, step{name: fmt.Sprintf("Reserve %q", d.ID), do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-				reservation, err := device.NewClient(conn).Reserve(ctx, []string{d.ID})
-				if err != nil {
-					return "", err
-				}
-				if err := checkReservation(reservation); err != nil {
-					return "", err
-				}
-				text, err := json.Marshal(reservation)
-				return string(text), err
-			}})
+			steps = append(steps, step{
+				name: fmt.Sprintf("Reserve %q", d.ID),
+				do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+					reservation, err := device.NewClient(conn).Reserve(ctx, []string{d.ID})
+					if err != nil {
+						return "", err
+					}
+					if err := checkReservation(reservation); err != nil {
+						return "", err
+					}
+					text, err := json.Marshal(reservation)
+					return string(text), err
+				},
+			})
 		}
 	}
 	if len(steps) == 0 {

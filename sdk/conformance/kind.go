@@ -103,7 +103,9 @@ func outcome(err error) string {
 }
 
 // within makes one call with a time limit.
-func (m method) within(ctx context.Context, limit time.Duration, conn grpc.ClientConnInterface, at backend, name string) error {
+func (m method) within(ctx context.Context, limit time.Duration, conn grpc.ClientConnInterface, at backend,
+	name string,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return m.call(ctx, conn, at, name)

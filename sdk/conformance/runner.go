@@ -146,7 +146,8 @@ func (p *program) ID() string {
 // PluginToHost refuses an address that is not a socket in the directory that the plugin was given.
 func (p *program) PluginToHost(network, addr string) (string, string, error) {
 	if network != "unix" || !strings.HasPrefix(addr, p.socket+"/") {
-		return "", "", fmt.Errorf("it listens on %s %q, not on a unix socket in %s (PLUGIN_UNIX_SOCKET_DIR)", network, addr, p.socket)
+		return "", "", fmt.Errorf("it listens on %s %q, not on a unix socket in %s (PLUGIN_UNIX_SOCKET_DIR)", network, addr,
+			p.socket)
 	}
 	return network, addr, nil
 }

@@ -28,16 +28,20 @@ var storageKind = &kind{
 		return ""
 	},
 	job: storageJob,
-	refusals: []refusal{{"to validate a volume that does not exist", codes.NotFound, func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
-		return validateGone(ctx, conn, r.cfg.Driver)
-	}}},
+	refusals: []refusal{{
+		"to validate a volume that does not exist", codes.NotFound,
+		func(ctx context.Context, r *run, conn grpc.ClientConnInterface) error {
+			return validateGone(ctx, conn, r.cfg.Driver)
+		},
+	}},
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
 		return validateGone(ctx, conn, at.driver)
 	},
 	stream: func(ctx context.Context, conn grpc.ClientConnInterface, at backend, opened func()) error {
 		opts := fingerprintWithin(at.patience)
 		opts.Interval /= 2 // distinguishes it from ask in the kit's own tests
-		return storage.NewClient(conn).Fingerprint(ctx, at.driver, opts, func(storage.Fingerprint) error { opened(); return nil })
+		return storage.NewClient(conn).Fingerprint(ctx, at.driver, opts,
+			func(storage.Fingerprint) error { opened(); return nil })
 	},
 }
 
@@ -51,17 +55,19 @@ var plain = storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentM
 
 func validateGone(ctx context.Context, conn grpc.ClientConnInterface, d storage.Driver) error {
 	v := storage.Volume{Name: "gone", ExternalID: "no-such-volume", Capability: plain}
-	_, err := storage.NewClient(conn).ValidateVolume(ctx, d, storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{plain}})
+	_, err := storage.NewClient(conn).ValidateVolume(ctx, d,
+		storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{plain}})
 	return err
 }
 
 var errEnough = errors.New("enough")
 
 func fingerprint(ctx context.Context, conn grpc.ClientConnInterface, at backend) (fp storage.Fingerprint, err error) {
-	err = storage.NewClient(conn).Fingerprint(ctx, at.driver, fingerprintWithin(at.patience), func(f storage.Fingerprint) error {
-		fp = f
-		return errEnough
-	})
+	err = storage.NewClient(conn).Fingerprint(ctx, at.driver, fingerprintWithin(at.patience),
+		func(f storage.Fingerprint) error {
+			fp = f
+			return errEnough
+		})
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
@@ -83,18 +89,23 @@ func markedVolume(at backend, name string) storage.Volume {
 	secret := at.marker
 	return storage.Volume{
 		Name: name, ExternalID: name, Secrets: map[string]string{"password": secret + "-volume"},
-		Capability: storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem, MountFlags: []string{"password=" + secret + "-flag"}},
+		Capability: storage.Capability{
+			AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem,
+			MountFlags: []string{"password=" + secret + "-flag"},
+		},
 	}
 }
 
 var storageMethods = []method{
 	{"ValidateVolume", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
 		v := markedVolume(at, name)
-		_, err := storage.NewClient(conn).ValidateVolume(ctx, at.driver, storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{v.Capability}})
+		_, err := storage.NewClient(conn).ValidateVolume(ctx, at.driver,
+			storage.ValidateRequest{Volume: v, Capabilities: []storage.Capability{v.Capability}})
 		return err
 	}},
 	{"Attach", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-		_, err := storage.NewClient(conn).Attach(ctx, at.driver, storage.AttachRequest{Volume: markedVolume(at, name+"-attach"), NodeID: "node"})
+		_, err := storage.NewClient(conn).Attach(ctx, at.driver,
+			storage.AttachRequest{Volume: markedVolume(at, name+"-attach"), NodeID: "node"})
 		return err
 	}},
 	{"Detach", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
@@ -108,7 +119,10 @@ var storageMethods = []method{
 		return storage.NewClient(conn).Unstage(ctx, at.driver, markedVolume(at, name+"-unstage"), at.path("staging"))
 	}},
 	{"Publish", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-		req := storage.PublishRequest{Volume: markedVolume(at, name+"-publish"), StagingPath: at.path("staging"), TargetPath: at.path("target")}
+		req := storage.PublishRequest{
+			Volume: markedVolume(at, name+"-publish"), StagingPath: at.path("staging"),
+			TargetPath: at.path("target"),
+		}
 		return storage.NewClient(conn).Publish(ctx, at.driver, req)
 	}},
 	{"Unpublish", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
@@ -190,7 +204,8 @@ func (j *volumeJob) create(ctx context.Context, conn grpc.ClientConnInterface) (
 }
 
 func (j *volumeJob) validate(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	_, err := storage.NewClient(conn).ValidateVolume(ctx, j.driver, storage.ValidateRequest{Volume: j.volume, Capabilities: []storage.Capability{j.volume.Capability}})
+	_, err := storage.NewClient(conn).ValidateVolume(ctx, j.driver,
+		storage.ValidateRequest{Volume: j.volume, Capabilities: []storage.Capability{j.volume.Capability}})
 	return "", err
 }
 
@@ -203,7 +218,8 @@ func (j *volumeJob) attach(ctx context.Context, conn grpc.ClientConnInterface) (
 }
 
 func (j *volumeJob) stage(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	return "", storage.NewClient(conn).Stage(ctx, j.driver, storage.StageRequest{Volume: j.volume, PublishContext: j.publish, StagingPath: j.staging})
+	return "", storage.NewClient(conn).Stage(ctx, j.driver,
+		storage.StageRequest{Volume: j.volume, PublishContext: j.publish, StagingPath: j.staging})
 }
 
 func (j *volumeJob) mount(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {

@@ -60,7 +60,10 @@ func reservation() device.Reservation {
 // measured is gpus with statistics.
 type measured struct{ gpus }
 
-var used = []device.Stats{{ID: "a", Time: time.Unix(1700000000, 0).UTC(), Summary: "half", Values: map[string]float64{"memory_used_bytes": 8 << 30}}}
+var used = []device.Stats{{
+	ID: "a", Time: time.Unix(1700000000, 0).UTC(), Summary: "half",
+	Values: map[string]float64{"memory_used_bytes": 8 << 30},
+}}
 
 func (m *measured) Stats(ctx context.Context, interval time.Duration, report func([]device.Stats) error) error {
 	for ctx.Err() == nil {
@@ -117,7 +120,8 @@ func TestStatisticsAreOptional(t *testing.T) {
 			return nil
 		})
 	}
-	if err := read(serve(t, &measured{})); !errors.Is(err, errEnough) || !reflect.DeepEqual(got, [][]device.Stats{used, used}) {
+	if err := read(serve(t, &measured{})); !errors.Is(err, errEnough) ||
+		!reflect.DeepEqual(got, [][]device.Stats{used, used}) {
 		t.Errorf("%v, %+v", err, got)
 	}
 	if err := read(serve(t, &gpus{})); status.Code(err) != codes.Unimplemented {
@@ -148,7 +152,8 @@ func TestWhatAGroupMustBe(t *testing.T) {
 		"257 devices, 256":            one(func(g *device.Group) { g.Devices = many(257) }),
 		"33 groups, 32":               make([]device.Group, 33),
 	} {
-		if err := device.ValidateGroups(groups); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+		if err := device.ValidateGroups(groups); (err == nil) != (want == "") || err != nil &&
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}

@@ -17,7 +17,10 @@ import (
 type null struct{}
 
 func (null) Fingerprint(ctx context.Context, report func([]device.Group) error) error {
-	group := device.Group{Vendor: "example", Type: "pseudo", Name: "null", Devices: []device.Instance{{ID: "null", Healthy: true}}}
+	group := device.Group{
+		Vendor: "example", Type: "pseudo", Name: "null",
+		Devices: []device.Instance{{ID: "null", Healthy: true}},
+	}
 	if err := report([]device.Group{group}); err != nil {
 		return err
 	}
@@ -31,7 +34,10 @@ func (null) Reserve(_ context.Context, ids []string) (device.Reservation, error)
 			return device.Reservation{}, status.Errorf(codes.NotFound, "there is no device %q", id)
 		}
 	}
-	return device.Reservation{Devices: []device.Node{{HostPath: "/dev/null", TaskPath: "/dev/null", Permissions: "rw"}}}, nil
+	return device.Reservation{Devices: []device.Node{{
+		HostPath: "/dev/null", TaskPath: "/dev/null",
+		Permissions: "rw",
+	}}}, nil
 }
 
 // A plugin's main is sdk.Main(info, device.Plugin(null{})). Here it is served in the same process, and called as a host

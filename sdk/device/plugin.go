@@ -33,7 +33,9 @@ type server struct {
 	impl Device
 }
 
-func (s *server) Fingerprint(_ *devicev1.FingerprintRequest, stream grpc.ServerStreamingServer[devicev1.FingerprintResponse]) error {
+func (s *server) Fingerprint(_ *devicev1.FingerprintRequest,
+	stream grpc.ServerStreamingServer[devicev1.FingerprintResponse],
+) error {
 	return s.impl.Fingerprint(stream.Context(), func(groups []Group) error {
 		res := &devicev1.FingerprintResponse{}
 		for _, g := range groups {
@@ -59,13 +61,14 @@ func (s *server) Stats(req *devicev1.StatsRequest, stream grpc.ServerStreamingSe
 	if req.GetIntervalMs() <= 0 {
 		return status.Error(codes.InvalidArgument, "interval_ms must be above 0")
 	}
-	return reader.Stats(stream.Context(), time.Duration(req.GetIntervalMs())*time.Millisecond, func(devices []Stats) error {
-		res := &devicev1.StatsResponse{}
-		for _, d := range devices {
-			res.Devices = append(res.Devices, statsTo(d))
-		}
-		return stream.Send(res)
-	})
+	return reader.Stats(stream.Context(), time.Duration(req.GetIntervalMs())*time.Millisecond,
+		func(devices []Stats) error {
+			res := &devicev1.StatsResponse{}
+			for _, d := range devices {
+				res.Devices = append(res.Devices, statsTo(d))
+			}
+			return stream.Send(res)
+		})
 }
 
 // NewClient returns the host's client of a device plugin. Errors are the plugin's gRPC status errors, unchanged; a
@@ -79,15 +82,16 @@ type client struct {
 }
 
 func (c *client) Fingerprint(ctx context.Context, report func(groups []Group) error) error {
-	return receive(ctx, "fingerprint", func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.FingerprintResponse], error) {
-		return c.rpc.Fingerprint(ctx, &devicev1.FingerprintRequest{})
-	}, func(res *devicev1.FingerprintResponse) error {
-		groups := make([]Group, 0, len(res.GetGroups()))
-		for _, g := range res.GetGroups() {
-			groups = append(groups, groupFrom(g))
-		}
-		return report(groups)
-	})
+	return receive(ctx, "fingerprint",
+		func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.FingerprintResponse], error) {
+			return c.rpc.Fingerprint(ctx, &devicev1.FingerprintRequest{})
+		}, func(res *devicev1.FingerprintResponse) error {
+			groups := make([]Group, 0, len(res.GetGroups()))
+			for _, g := range res.GetGroups() {
+				groups = append(groups, groupFrom(g))
+			}
+			return report(groups)
+		})
 }
 
 func (c *client) Reserve(ctx context.Context, ids []string) (Reservation, error) {
@@ -96,19 +100,22 @@ func (c *client) Reserve(ctx context.Context, ids []string) (Reservation, error)
 }
 
 func (c *client) Stats(ctx context.Context, interval time.Duration, report func(devices []Stats) error) error {
-	return receive(ctx, "statistics", func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.StatsResponse], error) {
-		return c.rpc.Stats(ctx, &devicev1.StatsRequest{IntervalMs: interval.Milliseconds()})
-	}, func(res *devicev1.StatsResponse) error {
-		devices := make([]Stats, 0, len(res.GetDevices()))
-		for _, d := range res.GetDevices() {
-			devices = append(devices, statsFrom(d))
-		}
-		return report(devices)
-	})
+	return receive(ctx, "statistics",
+		func(ctx context.Context) (grpc.ServerStreamingClient[devicev1.StatsResponse], error) {
+			return c.rpc.Stats(ctx, &devicev1.StatsRequest{IntervalMs: interval.Milliseconds()})
+		}, func(res *devicev1.StatsResponse) error {
+			devices := make([]Stats, 0, len(res.GetDevices()))
+			for _, d := range res.GetDevices() {
+				devices = append(devices, statsFrom(d))
+			}
+			return report(devices)
+		})
 }
 
 // receive passes a stream's messages to take until the stream ends; what names the stream in errors.
-func receive[T any](ctx context.Context, what string, open func(context.Context) (grpc.ServerStreamingClient[T], error), take func(*T) error) error {
+func receive[T any](ctx context.Context, what string, open func(context.Context) (grpc.ServerStreamingClient[T], error),
+	take func(*T) error,
+) error {
 	streamCtx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when take fails
 	stream, err := open(streamCtx)
@@ -134,7 +141,8 @@ func receive[T any](ctx context.Context, what string, open func(context.Context)
 func groupTo(g Group) *devicev1.Group {
 	out := &devicev1.Group{Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: g.Attributes}
 	for _, d := range g.Devices {
-		out.Devices = append(out.Devices, &devicev1.Device{Id: d.ID, Healthy: d.Healthy, Message: d.Message, Locality: d.Locality})
+		out.Devices = append(out.Devices,
+			&devicev1.Device{Id: d.ID, Healthy: d.Healthy, Message: d.Message, Locality: d.Locality})
 	}
 	return out
 }
@@ -142,7 +150,8 @@ func groupTo(g Group) *devicev1.Group {
 func groupFrom(g *devicev1.Group) Group {
 	out := Group{Vendor: g.GetVendor(), Type: g.GetType(), Name: g.GetName(), Attributes: g.GetAttributes()}
 	for _, d := range g.GetDevices() {
-		out.Devices = append(out.Devices, Instance{ID: d.GetId(), Healthy: d.GetHealthy(), Message: d.GetMessage(), Locality: d.GetLocality()})
+		out.Devices = append(out.Devices,
+			Instance{ID: d.GetId(), Healthy: d.GetHealthy(), Message: d.GetMessage(), Locality: d.GetLocality()})
 	}
 	return out
 }
@@ -153,7 +162,8 @@ func reservationTo(r Reservation) *devicev1.ReserveResponse {
 		out.Mounts = append(out.Mounts, &devicev1.Mount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
 	}
 	for _, d := range r.Devices {
-		out.Devices = append(out.Devices, &devicev1.DeviceNode{HostPath: d.HostPath, TaskPath: d.TaskPath, Permissions: d.Permissions})
+		out.Devices = append(out.Devices,
+			&devicev1.DeviceNode{HostPath: d.HostPath, TaskPath: d.TaskPath, Permissions: d.Permissions})
 	}
 	return out
 }
@@ -161,10 +171,12 @@ func reservationTo(r Reservation) *devicev1.ReserveResponse {
 func reservationFrom(r *devicev1.ReserveResponse) Reservation {
 	out := Reservation{Env: r.GetEnv()}
 	for _, m := range r.GetMounts() {
-		out.Mounts = append(out.Mounts, Mount{HostPath: m.GetHostPath(), TaskPath: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
+		out.Mounts = append(out.Mounts,
+			Mount{HostPath: m.GetHostPath(), TaskPath: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
 	}
 	for _, d := range r.GetDevices() {
-		out.Devices = append(out.Devices, Node{HostPath: d.GetHostPath(), TaskPath: d.GetTaskPath(), Permissions: d.GetPermissions()})
+		out.Devices = append(out.Devices,
+			Node{HostPath: d.GetHostPath(), TaskPath: d.GetTaskPath(), Permissions: d.GetPermissions()})
 	}
 	return out
 }

@@ -94,7 +94,8 @@ func (r Reservation) Validate() error {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(r.Env)) {
-		if key == "" || strings.ContainsFunc(key, func(r rune) bool { return r == '=' || unicode.IsControl(r) || unicode.IsSpace(r) }) {
+		if key == "" || strings.ContainsFunc(key,
+			func(r rune) bool { return r == '=' || unicode.IsControl(r) || unicode.IsSpace(r) }) {
 			bad("variable %q: no such name can be set", key)
 		}
 		if strings.ContainsFunc(r.Env[key], unicode.IsControl) { // it is written into lines for systemd and Docker

@@ -42,7 +42,8 @@ func (s *server) Read(ctx context.Context, req *identityv1.ReadRequest) (*identi
 }
 
 func (s *server) Revoke(ctx context.Context, req *identityv1.RevokeRequest) (*identityv1.RevokeResponse, error) {
-	return &identityv1.RevokeResponse{}, s.impl.Revoke(ctx, service.ConsulFromProto(req.GetConsul()), req.GetAccessor(), req.GetSecret())
+	return &identityv1.RevokeResponse{}, s.impl.Revoke(ctx, service.ConsulFromProto(req.GetConsul()), req.GetAccessor(),
+		req.GetSecret())
 }
 
 func (s *server) List(ctx context.Context, req *identityv1.ListRequest) (*identityv1.ListResponse, error) {
@@ -65,7 +66,10 @@ type client struct {
 }
 
 func (c *client) Derive(ctx context.Context, consul service.Consul, req DeriveRequest) (Token, string, error) {
-	res, err := c.rpc.Derive(ctx, &identityv1.DeriveRequest{Consul: consul.ToProto(), Id: req.ID, Subject: subjectTo(req.Subject), Jwt: req.JWT})
+	res, err := c.rpc.Derive(ctx, &identityv1.DeriveRequest{
+		Consul: consul.ToProto(), Id: req.ID,
+		Subject: subjectTo(req.Subject), Jwt: req.JWT,
+	})
 	return tokenFrom(res.GetToken()), res.GetSecret(), err
 }
 
@@ -89,19 +93,31 @@ func (c *client) List(ctx context.Context, consul service.Consul, cluster string
 }
 
 func subjectTo(s Subject) *identityv1.Subject {
-	return &identityv1.Subject{Cluster: s.Cluster, Node: s.Node, Namespace: s.Namespace, Workload: s.Workload, Service: s.Service}
+	return &identityv1.Subject{
+		Cluster: s.Cluster, Node: s.Node, Namespace: s.Namespace, Workload: s.Workload,
+		Service: s.Service,
+	}
 }
 
 func subjectFrom(s *identityv1.Subject) Subject {
-	return Subject{Cluster: s.GetCluster(), Node: s.GetNode(), Namespace: s.GetNamespace(), Workload: s.GetWorkload(), Service: s.GetService()}
+	return Subject{
+		Cluster: s.GetCluster(), Node: s.GetNode(), Namespace: s.GetNamespace(), Workload: s.GetWorkload(),
+		Service: s.GetService(),
+	}
 }
 
 func tokenTo(t Token) *identityv1.Token {
-	return &identityv1.Token{Accessor: t.Accessor, Subject: subjectTo(t.Subject), CreatedAt: timeTo(t.CreatedAt), ExpiresAt: timeTo(t.ExpiresAt)}
+	return &identityv1.Token{
+		Accessor: t.Accessor, Subject: subjectTo(t.Subject), CreatedAt: timeTo(t.CreatedAt),
+		ExpiresAt: timeTo(t.ExpiresAt),
+	}
 }
 
 func tokenFrom(t *identityv1.Token) Token {
-	return Token{Accessor: t.GetAccessor(), Subject: subjectFrom(t.GetSubject()), CreatedAt: timeFrom(t.GetCreatedAt()), ExpiresAt: timeFrom(t.GetExpiresAt())}
+	return Token{
+		Accessor: t.GetAccessor(), Subject: subjectFrom(t.GetSubject()), CreatedAt: timeFrom(t.GetCreatedAt()),
+		ExpiresAt: timeFrom(t.GetExpiresAt()),
+	}
 }
 
 // timeTo returns nil for the zero time.

@@ -39,7 +39,9 @@ func (i *impl) Unstage(_ context.Context, _ storage.Driver, v storage.Volume, pa
 }
 
 // Fingerprint stays open until the host or the process ends.
-func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	if err := report(storage.Fingerprint{Provider: "mine"}); err != nil {
 		return err
 	}
@@ -88,7 +90,8 @@ func TestKinds(t *testing.T) {
 		if err := store.Unstage(ctx, storage.Driver{}, storage.Volume{}, "/s"); err != nil {
 			t.Error(err)
 		}
-		if err := store.Unstage(ctx, storage.Driver{}, storage.Volume{Name: "v"}, ""); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume v") {
+		if err := store.Unstage(ctx, storage.Driver{}, storage.Volume{Name: "v"},
+			""); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume v") {
 			t.Errorf("got %v", err)
 		}
 		if err := store.Stage(ctx, storage.Driver{}, storage.StageRequest{}); status.Code(err) != codes.Internal {
@@ -106,10 +109,12 @@ func TestKinds(t *testing.T) {
 		if tokens, err := plugintest.Identity(t, i).List(ctx, service.Consul{}, "c"); err != nil || len(tokens) != 1 {
 			t.Errorf("got %v, %v", tokens, err)
 		}
-		if id, err := plugintest.Registration(t, i).Register(ctx, service.Consul{}, registration.Instance{ID: "a"}); err != nil || id != "a-proxy" {
+		if id, err := plugintest.Registration(t, i).Register(ctx, service.Consul{},
+			registration.Instance{ID: "a"}); err != nil || id != "a-proxy" {
 			t.Errorf("got %q, %v", id, err)
 		}
-		if out, err := plugintest.Bootstrap(t, i).Generate(ctx, service.Consul{Name: "c"}, bootstrap.Request{ProxyID: "p"}); err != nil || string(out) != "cp" {
+		if out, err := plugintest.Bootstrap(t, i).Generate(ctx, service.Consul{Name: "c"},
+			bootstrap.Request{ProxyID: "p"}); err != nil || string(out) != "cp" {
 			t.Errorf("got %q, %v", out, err)
 		}
 		if r, err := plugintest.Device(t, gpu{}).Reserve(ctx, []string{"a"}); err != nil || r.Env["GPU"] != "a" {
@@ -131,8 +136,12 @@ func TestLifeCycle(t *testing.T) {
 	if err := p.Configure(ctx, `{"a":1}`); err != nil || i.config != `{"a":1}` {
 		t.Errorf("got %q, %v", i.config, err)
 	}
-	for name, call := range map[string]func(context.Context, string) error{"validate": p.Validate, "configure": p.Configure} {
-		if err := call(ctx, `{"wrong":1}`); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `unknown key "wrong"`) {
+	for name, call := range map[string]func(context.Context, string) error{
+		"validate":  p.Validate,
+		"configure": p.Configure,
+	} {
+		if err := call(ctx, `{"wrong":1}`); status.Code(err) != codes.InvalidArgument ||
+			!strings.Contains(err.Error(), `unknown key "wrong"`) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -156,10 +165,11 @@ func TestOpenStream(t *testing.T) {
 		first := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = client.Fingerprint(context.Background(), storage.Driver{}, storage.FingerprintOptions{}, func(storage.Fingerprint) error {
-				close(first)
-				return nil
-			})
+			_ = client.Fingerprint(context.Background(), storage.Driver{}, storage.FingerprintOptions{},
+				func(storage.Fingerprint) error {
+					close(first)
+					return nil
+				})
 		}()
 		<-first
 	})

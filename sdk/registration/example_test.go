@@ -37,7 +37,9 @@ func (c *catalog) Deregister(_ context.Context, _ service.Consul, id string) err
 
 // Sync registers what is missing and removes what should not be there. This catalog is not changed by others, so there
 // is nothing to wait for.
-func (c *catalog) Sync(_ context.Context, _ service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (c *catalog) Sync(_ context.Context, _ service.Consul, req registration.SyncRequest) (uint64,
+	[]registration.Change, error,
+) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var changes []registration.Change

@@ -30,7 +30,9 @@ type server struct {
 	impl Registration
 }
 
-func (s *server) Register(ctx context.Context, req *registrationv1.RegisterRequest) (*registrationv1.RegisterResponse, error) {
+func (s *server) Register(ctx context.Context, req *registrationv1.RegisterRequest) (*registrationv1.RegisterResponse,
+	error,
+) {
 	i, err := instanceFrom(req.GetInstance())
 	if err != nil {
 		return nil, err
@@ -39,12 +41,18 @@ func (s *server) Register(ctx context.Context, req *registrationv1.RegisterReque
 	return &registrationv1.RegisterResponse{ProxyId: proxyID}, err
 }
 
-func (s *server) Deregister(ctx context.Context, req *registrationv1.DeregisterRequest) (*registrationv1.DeregisterResponse, error) {
-	return &registrationv1.DeregisterResponse{}, s.impl.Deregister(ctx, service.ConsulFromProto(req.GetConsul()), req.GetId())
+func (s *server) Deregister(ctx context.Context,
+	req *registrationv1.DeregisterRequest,
+) (*registrationv1.DeregisterResponse, error) {
+	return &registrationv1.DeregisterResponse{}, s.impl.Deregister(ctx, service.ConsulFromProto(req.GetConsul()),
+		req.GetId())
 }
 
 func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*registrationv1.SyncResponse, error) {
-	sync := SyncRequest{Owner: ownerFrom(req.GetOwner()), Index: req.GetIndex(), Wait: time.Duration(req.GetWaitMs()) * time.Millisecond}
+	sync := SyncRequest{
+		Owner: ownerFrom(req.GetOwner()), Index: req.GetIndex(),
+		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond,
+	}
 	for _, m := range req.GetInstances() {
 		i, err := instanceFrom(m)
 		if err != nil {
@@ -60,7 +68,9 @@ func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*re
 	return res, err
 }
 
-func (s *server) Heartbeat(ctx context.Context, req *registrationv1.HeartbeatRequest) (*registrationv1.HeartbeatResponse, error) {
+func (s *server) Heartbeat(ctx context.Context,
+	req *registrationv1.HeartbeatRequest,
+) (*registrationv1.HeartbeatResponse, error) {
 	var beats []Beat
 	for _, b := range req.GetBeats() {
 		beats = append(beats, Beat{ID: b.GetId(), Healthy: b.GetHealthy(), Output: b.GetOutput()})
@@ -93,7 +103,10 @@ func (c *client) Deregister(ctx context.Context, consul service.Consul, id strin
 }
 
 func (c *client) Sync(ctx context.Context, consul service.Consul, req SyncRequest) (uint64, []Change, error) {
-	m := &registrationv1.SyncRequest{Consul: consul.ToProto(), Owner: ownerTo(req.Owner), Index: req.Index, WaitMs: req.Wait.Milliseconds()}
+	m := &registrationv1.SyncRequest{
+		Consul: consul.ToProto(), Owner: ownerTo(req.Owner), Index: req.Index,
+		WaitMs: req.Wait.Milliseconds(),
+	}
 	for _, i := range req.Instances {
 		instance, err := instanceTo(i)
 		if err != nil {
@@ -123,7 +136,10 @@ func instanceTo(i Instance) (*registrationv1.Instance, error) {
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "service %q: %v", i.Service.Name, err)
 	}
-	return &registrationv1.Instance{Id: i.ID, Owner: ownerTo(i.Owner), Namespace: i.Namespace, Workload: i.Workload, Service: s}, nil
+	return &registrationv1.Instance{
+		Id: i.ID, Owner: ownerTo(i.Owner), Namespace: i.Namespace, Workload: i.Workload,
+		Service: s,
+	}, nil
 }
 
 func instanceFrom(m *registrationv1.Instance) (Instance, error) {
@@ -131,7 +147,10 @@ func instanceFrom(m *registrationv1.Instance) (Instance, error) {
 	if err != nil {
 		return Instance{}, status.Errorf(codes.InvalidArgument, "service %q: %v", m.GetService().GetName(), err)
 	}
-	return Instance{ID: m.GetId(), Owner: ownerFrom(m.GetOwner()), Namespace: m.GetNamespace(), Workload: m.GetWorkload(), Service: s}, nil
+	return Instance{
+		ID: m.GetId(), Owner: ownerFrom(m.GetOwner()), Namespace: m.GetNamespace(), Workload: m.GetWorkload(),
+		Service: s,
+	}, nil
 }
 
 func ownerTo(o Owner) *registrationv1.Owner {

@@ -39,7 +39,8 @@ func ConsulFromProto(m *servicev1.Consul) Consul {
 		Name: m.GetName(), Address: m.GetAddress(), TokenFile: m.GetTokenFile(),
 		CAFile: m.GetCaFile(), CertFile: m.GetCertFile(), KeyFile: m.GetKeyFile(), TLSServerName: m.GetTlsServerName(),
 		GRPCAddress: m.GetGrpcAddress(), GRPCCAFile: m.GetGrpcCaFile(),
-		Datacenter: m.GetDatacenter(), Namespace: m.GetNamespace(), Partition: m.GetPartition(), AuthMethod: m.GetAuthMethod(),
+		Datacenter: m.GetDatacenter(), Namespace: m.GetNamespace(), Partition: m.GetPartition(),
+		AuthMethod: m.GetAuthMethod(),
 	}
 }
 

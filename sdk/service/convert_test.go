@@ -15,7 +15,10 @@ import (
 func TestServiceGoesIntoProtoAndBack(t *testing.T) {
 	var full Service
 	fill(reflect.ValueOf(&full).Elem(), new(int))
-	for name, want := range map[string]Service{"full": full, "empty": {}, "mesh": {Connect: &Connect{Gateway: &Gateway{Mesh: &Mesh{}}}}} {
+	for name, want := range map[string]Service{
+		"full": full, "empty": {},
+		"mesh": {Connect: &Connect{Gateway: &Gateway{Mesh: &Mesh{}}}},
+	} {
 		m, err := want.ToProto()
 		if err != nil {
 			t.Fatal(err)

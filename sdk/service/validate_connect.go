@@ -71,7 +71,10 @@ func (v *validator) upstreams(at field, upstreams []Upstream) {
 		} else {
 			binds[bind] = true
 		}
-		key := [6]string{u.DestinationName, u.DestinationType, u.DestinationNamespace, u.DestinationPartition, u.DestinationPeer, u.Datacenter}
+		key := [6]string{
+			u.DestinationName, u.DestinationType, u.DestinationNamespace, u.DestinationPartition,
+			u.DestinationPeer, u.Datacenter,
+		}
 		if u.DestinationType == "" {
 			key[1] = "service"
 		}

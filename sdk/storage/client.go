@@ -22,7 +22,9 @@ type client struct {
 	rpc storagev1.StorageServiceClient
 }
 
-func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions, report func(Fingerprint) error) error {
+func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions,
+	report func(Fingerprint) error,
+) error {
 	streamCtx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when report fails
 	stream, err := c.rpc.Fingerprint(streamCtx, &storagev1.FingerprintRequest{
@@ -90,7 +92,10 @@ func (c *client) Stage(ctx context.Context, d Driver, req StageRequest) error {
 }
 
 func (c *client) Unstage(ctx context.Context, d Driver, v Volume, stagingPath string) error {
-	_, err := c.rpc.Unstage(ctx, &storagev1.UnstageRequest{Driver: driverTo(d), Volume: volumeTo(v), StagingPath: stagingPath})
+	_, err := c.rpc.Unstage(ctx, &storagev1.UnstageRequest{
+		Driver: driverTo(d), Volume: volumeTo(v),
+		StagingPath: stagingPath,
+	})
 	return err
 }
 
@@ -107,7 +112,8 @@ func (c *client) Publish(ctx context.Context, d Driver, req PublishRequest) erro
 }
 
 func (c *client) Unpublish(ctx context.Context, d Driver, v Volume, targetPath string) error {
-	_, err := c.rpc.Unpublish(ctx, &storagev1.UnpublishRequest{Driver: driverTo(d), Volume: volumeTo(v), TargetPath: targetPath})
+	_, err := c.rpc.Unpublish(ctx,
+		&storagev1.UnpublishRequest{Driver: driverTo(d), Volume: volumeTo(v), TargetPath: targetPath})
 	return err
 }
 
@@ -179,7 +185,8 @@ func (c *client) CreateSnapshot(ctx context.Context, d Driver, req CreateSnapsho
 }
 
 func (c *client) DeleteSnapshot(ctx context.Context, d Driver, snapshotID string, secrets map[string]string) error {
-	_, err := c.rpc.DeleteSnapshot(ctx, &storagev1.DeleteSnapshotRequest{Driver: driverTo(d), SnapshotId: snapshotID, Secrets: secrets})
+	_, err := c.rpc.DeleteSnapshot(ctx,
+		&storagev1.DeleteSnapshotRequest{Driver: driverTo(d), SnapshotId: snapshotID, Secrets: secrets})
 	return err
 }
 

@@ -23,9 +23,14 @@ type links struct{}
 
 func volumes(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
 
-func (links) Fingerprint(ctx context.Context, d storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (links) Fingerprint(ctx context.Context, d storage.Driver, _ storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	_, err := os.Stat(volumes(d))
-	f := storage.Fingerprint{Healthy: err == nil, Provider: "links", Version: "1.0.0", Node: &storage.NodeCapabilities{NodeID: "local"}}
+	f := storage.Fingerprint{
+		Healthy: err == nil, Provider: "links", Version: "1.0.0",
+		Node: &storage.NodeCapabilities{NodeID: "local"},
+	}
 	if err != nil {
 		f.Message = err.Error()
 	}
@@ -98,7 +103,8 @@ func Example() {
 
 	fmt.Println(host.Publish(ctx, driver, request))
 	if err := os.Mkdir(filepath.Join(dir, "notes"), 0o750); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	for range 2 { // a host repeats a call whose answer it has not received
 		fmt.Println(host.Publish(ctx, driver, request))

@@ -42,7 +42,9 @@ func optional[T any](impl Storage, what string) (T, error) {
 	return v, nil
 }
 
-func (s *server) Fingerprint(req *storagev1.FingerprintRequest, stream grpc.ServerStreamingServer[storagev1.FingerprintResponse]) error {
+func (s *server) Fingerprint(req *storagev1.FingerprintRequest,
+	stream grpc.ServerStreamingServer[storagev1.FingerprintResponse],
+) error {
 	opts := FingerprintOptions{
 		Interval:     duration(req.GetIntervalMs()),
 		ProbeTimeout: duration(req.GetProbeTimeoutMs()),
@@ -57,7 +59,9 @@ func (s *server) Probe(ctx context.Context, req *storagev1.ProbeRequest) (*stora
 	return &storagev1.ProbeResponse{Ready: ready}, err
 }
 
-func (s *server) ValidateVolume(ctx context.Context, req *storagev1.ValidateVolumeRequest) (*storagev1.ValidateVolumeResponse, error) {
+func (s *server) ValidateVolume(ctx context.Context,
+	req *storagev1.ValidateVolumeRequest,
+) (*storagev1.ValidateVolumeResponse, error) {
 	warnings, err := s.impl.ValidateVolume(ctx, driverFrom(req.GetDriver()), ValidateRequest{
 		Volume:       volumeFrom(req.GetVolume()),
 		Capabilities: each(req.GetCapabilities(), capabilityFrom),
@@ -165,7 +169,9 @@ func (s *server) Expand(ctx context.Context, req *storagev1.ExpandRequest) (*sto
 	return &storagev1.ExpandResponse{Capacity: res.Capacity, NodeExpansionRequired: res.NodeExpansionRequired}, err
 }
 
-func (s *server) ExpandNode(ctx context.Context, req *storagev1.ExpandNodeRequest) (*storagev1.ExpandNodeResponse, error) {
+func (s *server) ExpandNode(ctx context.Context, req *storagev1.ExpandNodeRequest) (*storagev1.ExpandNodeResponse,
+	error,
+) {
 	e, err := optional[Expander](s.impl, "expand volumes")
 	if err != nil {
 		return nil, err
@@ -180,7 +186,9 @@ func (s *server) ExpandNode(ctx context.Context, req *storagev1.ExpandNodeReques
 	return &storagev1.ExpandNodeResponse{Capacity: capacity}, err
 }
 
-func (s *server) CreateSnapshot(ctx context.Context, req *storagev1.CreateSnapshotRequest) (*storagev1.CreateSnapshotResponse, error) {
+func (s *server) CreateSnapshot(ctx context.Context,
+	req *storagev1.CreateSnapshotRequest,
+) (*storagev1.CreateSnapshotResponse, error) {
 	p, err := optional[Snapshotter](s.impl, "make snapshots")
 	if err != nil {
 		return nil, err
@@ -193,7 +201,9 @@ func (s *server) CreateSnapshot(ctx context.Context, req *storagev1.CreateSnapsh
 	return &storagev1.CreateSnapshotResponse{Snapshot: snapshotTo(snapshot)}, err
 }
 
-func (s *server) DeleteSnapshot(ctx context.Context, req *storagev1.DeleteSnapshotRequest) (*storagev1.DeleteSnapshotResponse, error) {
+func (s *server) DeleteSnapshot(ctx context.Context,
+	req *storagev1.DeleteSnapshotRequest,
+) (*storagev1.DeleteSnapshotResponse, error) {
 	p, err := optional[Snapshotter](s.impl, "delete snapshots")
 	if err != nil {
 		return nil, err
@@ -202,7 +212,9 @@ func (s *server) DeleteSnapshot(ctx context.Context, req *storagev1.DeleteSnapsh
 	return &storagev1.DeleteSnapshotResponse{}, err
 }
 
-func (s *server) ListSnapshots(ctx context.Context, req *storagev1.ListSnapshotsRequest) (*storagev1.ListSnapshotsResponse, error) {
+func (s *server) ListSnapshots(ctx context.Context,
+	req *storagev1.ListSnapshotsRequest,
+) (*storagev1.ListSnapshotsResponse, error) {
 	p, err := optional[Snapshotter](s.impl, "list snapshots")
 	if err != nil {
 		return nil, err
@@ -216,7 +228,9 @@ func (s *server) ListSnapshots(ctx context.Context, req *storagev1.ListSnapshots
 	return &storagev1.ListSnapshotsResponse{Snapshots: each(res.Snapshots, snapshotTo), NextToken: res.Next}, err
 }
 
-func (s *server) VolumeStats(ctx context.Context, req *storagev1.VolumeStatsRequest) (*storagev1.VolumeStatsResponse, error) {
+func (s *server) VolumeStats(ctx context.Context, req *storagev1.VolumeStatsRequest) (*storagev1.VolumeStatsResponse,
+	error,
+) {
 	p, err := optional[StatsReader](s.impl, "read a volume's usage")
 	if err != nil {
 		return nil, err

@@ -31,7 +31,9 @@ func answer[T any](r *recorder) (T, error) {
 	return v, r.err
 }
 
-func (r *recorder) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions, report func(Fingerprint) error) error {
+func (r *recorder) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions,
+	report func(Fingerprint) error,
+) error {
 	r.note(d, opts)
 	if r.err != nil {
 		return r.err

@@ -224,13 +224,17 @@ func TestEveryProtocolFieldIsConverted(t *testing.T) {
 			r := &recorder{}
 			check := func(m any) { checkSet(t, m.(proto.Message).ProtoReflect()) }
 			c := dial(t, r,
-				grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+					invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+				) error {
 					err := invoke(ctx, method, req, reply, cc, opts...)
 					check(req)
 					check(reply)
 					return err
 				}),
-				grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+					open grpc.Streamer, opts ...grpc.CallOption,
+				) (grpc.ClientStream, error) {
 					s, err := open(ctx, desc, cc, method, opts...)
 					return &checkedStream{ClientStream: s, check: check}, err
 				}))
@@ -320,7 +324,10 @@ func TestFingerprintEndsWithItsCaller(t *testing.T) {
 }
 
 func TestMillisecondsNeverBecomeTheDefault(t *testing.T) {
-	for d, want := range map[time.Duration]int64{0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2, time.Second: 1000} {
+	for d, want := range map[time.Duration]int64{
+		0: 0, 1: 1, time.Millisecond: 1, time.Millisecond + 1: 2,
+		time.Second: 1000,
+	} {
 		if got := milliseconds(d); got != want {
 			t.Errorf("%v: %d, want %d", d, got, want)
 		}

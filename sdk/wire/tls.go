@@ -129,7 +129,9 @@ func ServerTLS(bundle []byte) (*tls.Config, error) {
 }
 
 // sign fills in the fields that all certificates share. With a nil parent the certificate is self-signed.
-func sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer *ecdsa.PrivateKey) (*x509.Certificate, error) {
+func sign(template, parent *x509.Certificate, pub crypto.PublicKey, signer *ecdsa.PrivateKey) (*x509.Certificate,
+	error,
+) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return nil, fmt.Errorf("make a certificate's serial number: %w", err)

@@ -101,12 +101,18 @@ func TestInvalidBundles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, data := range map[string][]byte{"nothing": nil, "text": []byte("x"), "half": bundle[:len(bundle)/2], "the host's": own} {
+	for name, data := range map[string][]byte{
+		"nothing": nil, "text": []byte("x"), "half": bundle[:len(bundle)/2],
+		"the host's": own,
+	} {
 		if _, err := ServerTLS(data); err == nil {
 			t.Errorf("%s: taken for a bundle", name)
 		}
 	}
-	for name, data := range map[string][]byte{"nothing": nil, "text": []byte("x"), "half": own[:len(own)/2], "a plugin's": bundle} {
+	for name, data := range map[string][]byte{
+		"nothing": nil, "text": []byte("x"), "half": own[:len(own)/2],
+		"a plugin's": bundle,
+	} {
 		if _, err := ParseAuthority(data); err == nil {
 			t.Errorf("%s: taken for an authority", name)
 		}

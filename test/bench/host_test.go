@@ -63,9 +63,10 @@ func (c caller) create(ctx context.Context, id string) string {
 // call to the answer that it runs.
 func (c caller) start(ctx context.Context, volume string) (time.Duration, error) {
 	at := time.Now()
-	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
-		Id: volume, Volumes: []*hostv1.VolumeRequest{{Name: "data", Source: volume, Destination: "/data"}},
-	}}))
+	stream, err := c.Workloads.StartWorkload(ctx,
+		connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+			Id: volume, Volumes: []*hostv1.VolumeRequest{{Name: "data", Source: volume, Destination: "/data"}},
+		}}))
 	if err != nil {
 		return 0, err
 	}

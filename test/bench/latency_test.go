@@ -86,7 +86,10 @@ func measureSyncs(b *testing.B, r *table.Report, pannier caller, pid int) {
 	r.Add(
 		table.Row{What: "fsyncs of the agent for a start, one by one", Value: perOne(one(pannier.start)), AtMost: 2},
 		table.Row{What: "fsyncs of the agent for a release, one by one", Value: perOne(one(pannier.stop))},
-		table.Row{What: "fsyncs of the agent for a start, 16 at once", Value: perOne(func() { all(pannier.start) }), AtMost: 2},
+		table.Row{
+			What: "fsyncs of the agent for a start, 16 at once", Value: perOne(func() { all(pannier.start) }),
+			AtMost: 2,
+		},
 		table.Row{What: "fsyncs of the agent for a release, 16 at once", Value: perOne(func() { all(pannier.stop) })},
 	)
 }

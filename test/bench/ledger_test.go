@@ -81,7 +81,8 @@ func claimAndFree(b *testing.B, n *cluster.Node, i int) time.Duration {
 		_, err = n.EndWorkload(b.Context(), workloadRef(i))
 	}
 	if err == nil {
-		_, err = n.AdvanceClaims(b.Context(), "", command.Advance{Volume: volumeRef(i), Workload: workloadRef(i), To: claim.Freed})
+		_, err = n.AdvanceClaims(b.Context(), "",
+			command.Advance{Volume: volumeRef(i), Workload: workloadRef(i), To: claim.Freed})
 	}
 	if err != nil {
 		b.Fatal(err)

@@ -36,7 +36,8 @@ func machine(b *testing.B) string {
 	load := float64(memory.Loads[0]) / (1 << 16)
 	dir := b.TempDir()
 	syncs := syncTimes(b, dir)
-	return fmt.Sprintf("Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its fdatasync take %.2f ms (p50), %.2f ms (p99); load before the run: %.1f.",
+	return fmt.Sprintf(
+		"Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its fdatasync take %.2f ms (p50), %.2f ms (p99); load before the run: %.1f.",
 		cpu, runtime.NumCPU(), (memory.Totalram*uint64(memory.Unit)+1<<29)>>30, unix.ByteSliceToString(uname.Release[:]),
 		runtime.Version(), fsType(b, dir), syncs.P50(), syncs.P99(), load)
 }

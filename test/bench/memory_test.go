@@ -43,7 +43,10 @@ func measureMemory(b *testing.B, r *table.Report) {
 		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
 	}
 	bridge := processOf(b, h, "csi-bridge")
-	r.Add(table.Row{What: "the host at its peak, while it lists all of them", Value: usage.Memory(b, h.PID(), "VmHWM"), Unit: "MiB"})
+	r.Add(table.Row{
+		What: "the host at its peak, while it lists all of them", Value: usage.Memory(b, h.PID(), "VmHWM"),
+		Unit: "MiB",
+	})
 	time.Sleep(rest)
 	for _, p := range []struct {
 		name   string
@@ -51,7 +54,10 @@ func measureMemory(b *testing.B, r *table.Report) {
 		target float64
 	}{{"the host", h.PID(), 64}, {"csi-bridge", bridge, 24}} {
 		r.Add(
-			table.Row{What: "resident memory of " + p.name + ", half a minute later", Value: usage.Memory(b, p.pid, "VmRSS"), Unit: "MiB", AtMost: p.target},
+			table.Row{
+				What: "resident memory of " + p.name + ", half a minute later", Value: usage.Memory(b, p.pid, "VmRSS"),
+				Unit: "MiB", AtMost: p.target,
+			},
 			table.Row{What: "of that not mapped from files", Value: usage.Memory(b, p.pid, "RssAnon"), Unit: "MiB"},
 		)
 	}

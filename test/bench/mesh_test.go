@@ -96,11 +96,12 @@ func gather(all map[string]table.Samples, each map[string]time.Duration) map[str
 // answer that it runs, and each step of it.
 func (c caller) startMeshed(ctx context.Context) (took time.Duration, steps map[string]time.Duration, err error) {
 	at := time.Now()
-	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
-		Id: meshed, Services: []*servicev1.Service{{
-			Name: "web", Port: "8080", Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{}},
-		}},
-	}}))
+	stream, err := c.Workloads.StartWorkload(ctx,
+		connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+			Id: meshed, Services: []*servicev1.Service{{
+				Name: "web", Port: "8080", Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{}},
+			}},
+		}}))
 	if err != nil {
 		return 0, nil, err
 	}
@@ -137,7 +138,8 @@ const bareID = "bare-web"
 func (m *bareMesh) start(ctx context.Context) (map[string]time.Duration, error) {
 	began := time.Now()
 	err := m.node.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{
-		ID: bareID, Name: "web", Port: 8080, Connect: &api.AgentServiceConnect{SidecarService: &api.AgentServiceRegistration{}},
+		ID: bareID, Name: "web", Port: 8080,
+		Connect: &api.AgentServiceConnect{SidecarService: &api.AgentServiceRegistration{}},
 	}, api.ServiceRegisterOpts{ReplaceExistingChecks: true}.WithContext(ctx))
 	if err != nil {
 		return nil, err

@@ -31,7 +31,9 @@ func startAgent(b *testing.B, h *testhost.Host) *agent {
 		b.Fatal(err)
 	}
 	defer log.Close()
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error,
+	) {
 		return new(net.Dialer).DialContext(ctx, "unix", h.Socket())
 	}}}
 	defer client.CloseIdleConnections()

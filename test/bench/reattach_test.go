@@ -42,7 +42,10 @@ func measureReattach(b *testing.B, r *table.Report) {
 	}
 	a.end(unix.SIGTERM)
 	r.Add(
-		table.Row{What: "exec → all four plugins serve again after kill -9, p50", Value: all.P50(), Unit: "ms", AtMost: 200},
+		table.Row{
+			What: "exec → all four plugins serve again after kill -9, p50", Value: all.P50(), Unit: "ms",
+			AtMost: 200,
+		},
 		table.Row{What: "the longest of 15", Value: float64(all.Quantile(1)) / float64(time.Millisecond), Unit: "ms"},
 	)
 }

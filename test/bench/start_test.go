@@ -35,7 +35,10 @@ func measureStart(b *testing.B, r *table.Report) {
 	}
 	r.Add(
 		table.Row{What: "exec → ready, for the first time, p50", Value: first.P50(), Unit: "ms", AtMost: 500},
-		table.Row{What: "exec → ready after kill -9, plugin and driver alive, p50", Value: again.P50(), Unit: "ms", AtMost: 500},
+		table.Row{
+			What: "exec → ready after kill -9, plugin and driver alive, p50", Value: again.P50(), Unit: "ms",
+			AtMost: 500,
+		},
 	)
 }
 

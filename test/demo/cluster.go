@@ -43,7 +43,8 @@ func clusterStory(ctx context.Context, h *host) (err error) {
 	s.startHost(old)
 	s.until("node-2", "pannier operator autopilot health", has("1 more server may fail"))
 
-	s.say("node-1 is cut off from all others. db goes on to write there, and node-2 wants its volume: the workload db-2 replaces db.")
+	s.say(
+		"node-1 is cut off from all others. db goes on to write there, and node-2 wants its volume: the workload db-2 replaces db.")
 	s.cut("node-1")
 	s.writes("node-1")
 	db2 := s.writer("node-2", "db-2")

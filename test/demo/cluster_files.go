@@ -74,8 +74,9 @@ func (h *host) configure(on *testnet.Host, role string) error {
 	if role == "server" {
 		block = serverBlock
 	}
-	return h.writeFile(on.Name+".hcl", fmt.Sprintf(clusterConfig, on.Name, on.Addr, filepath.Join(h.bin, "plugins"), role, block,
-		filepath.Join(h.bin, "shareddriver"), h.path("volumes")))
+	return h.writeFile(on.Name+".hcl",
+		fmt.Sprintf(clusterConfig, on.Name, on.Addr, filepath.Join(h.bin, "plugins"), role, block,
+			filepath.Join(h.bin, "shareddriver"), h.path("volumes")))
 }
 
 // writeClusterFiles writes what the commands of the demo name.
@@ -91,6 +92,7 @@ func (h *host) writeClusterFiles() error {
 		workload("other", "", "data"),
 		workload("scratch-user", "", "scratch"),
 		// Lines such as "node-1 4711.05": who wrote, and the machine's uptime in seconds.
-		h.writeFile("write", "while :; do read -r up idle </proc/uptime; echo \"$1 $up\" >>"+h.mnt()+"/log; sleep 0.1; done\n"),
+		h.writeFile("write", "while :; do read -r up idle </proc/uptime; echo \"$1 $up\" >>"+h.mnt()+
+			"/log; sleep 0.1; done\n"),
 	)
 }

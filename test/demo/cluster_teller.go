@@ -115,7 +115,8 @@ func (s *clusterTeller) awaitReady(name string) {
 func (s *clusterTeller) shell(on, line string) *exec.Cmd {
 	cmd := exec.CommandContext(s.ctx, "sh", "-c", line)
 	cmd.Dir = s.h.dir
-	cmd.Env = append(os.Environ(), "NO_COLOR=1", "PATH="+s.h.bin+":"+os.Getenv("PATH"), "PANNIER_ADDR=unix://"+s.h.path(on+".sock"))
+	cmd.Env = append(os.Environ(), "NO_COLOR=1", "PATH="+s.h.bin+":"+os.Getenv("PATH"),
+		"PANNIER_ADDR=unix://"+s.h.path(on+".sock"))
 	return cmd
 }
 

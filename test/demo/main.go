@@ -1,6 +1,7 @@
 // Command demo shows Pannier at work on this machine: it starts an agent in a
 // temporary directory, gives volumes to workloads, kills the agent in the middle
-// of one, replaces a plugin in the middle of all, and leaves nothing behind. With -mesh it starts a Consul too, and tells how
+// of one, replaces a plugin in the middle of all, and leaves nothing behind. With -mesh it starts a Consul too, and
+// tells how
 // workloads come into its mesh and go; with -cluster it runs five agents in networks of
 // their own, kills the one that leads and cuts one off. Every command that it prints can
 // be typed by hand. It needs root and Linux.
@@ -80,15 +81,18 @@ func story(ctx context.Context, h *host) error {
 	s.pannier("volume", "create", h.path("data.hcl"))
 
 	s.say("A workload gets it, at a path that only it can see, and writes into it.")
-	s.pannier("workload", "run", h.path("writer.hcl"), "--", "sh", "-c", "echo 'first workload was here' > "+h.mnt()+"/story && df -h "+h.mnt()+" | tail -1")
+	s.pannier("workload", "run", h.path("writer.hcl"), "--", "sh", "-c",
+		"echo 'first workload was here' > "+h.mnt()+"/story && df -h "+h.mnt()+" | tail -1")
 	s.check("after the workload nothing is mounted and nothing is claimed", s.noClaims, s.noMounts)
 
 	s.say("A second workload writes a line every 50 ms ...")
-	second := s.background("workload", "run", h.path("ticker.hcl"), "--", "sh", "-c", "while :; do echo tick >> "+h.mnt()+"/ticks; sleep 0.05; done")
+	second := s.background("workload", "run", h.path("ticker.hcl"), "--", "sh", "-c",
+		"while :; do echo tick >> "+h.mnt()+"/ticks; sleep 0.05; done")
 	s.ticks(second, 5)
 	s.say("... and the agent is killed with kill -9 in the middle of it.")
 	s.killAgent()
-	s.check("the workload, the plugins and the driver go on without the agent", func() error { return s.ticksNow(second, 5) }, s.childrenAlive)
+	s.check("the workload, the plugins and the driver go on without the agent",
+		func() error { return s.ticksNow(second, 5) }, s.childrenAlive)
 	s.say("The agent starts again. It finds the plugins, the driver, the workload and its claim as they were.")
 	s.startAgent()
 	s.check("plugins and driver are the same processes as before", s.sameChildren)

@@ -27,7 +27,8 @@ func meshStory(ctx context.Context, h *host, program string) error {
 	s.look()
 	s.pannier("plugin", "status")
 
-	s.say("Two workloads come into the mesh: db, and web that asks db. Their sidecars are the proxy that Consul brings; Envoy is run in the same way.")
+	s.say(
+		"Two workloads come into the mesh: db, and web that asks db. Their sidecars are the proxy that Consul brings; Envoy is run in the same way.")
 	s.sh("cat db.hcl")
 	db := s.background("workload", "run", h.path("db.hcl"))
 	web := s.background("workload", "run", h.path("web.hcl"))
@@ -55,7 +56,8 @@ func meshStory(ctx context.Context, h *host, program string) error {
 	s.sh("consul intention create -replace -deny web db")
 	s.untilRefused(ask)
 
-	s.say("Somebody copies the bootstrap. Then the workloads end, and nothing of them is left: no service, no token, no file. The copy is worth nothing.")
+	s.say(
+		"Somebody copies the bootstrap. Then the workloads end, and nothing of them is left: no service, no token, no file. The copy is worth nothing.")
 	s.sh("install -m 0600 data/secrets/default/web/web/envoy_bootstrap.json copy.json")
 	s.end(web)
 	s.end(db)

@@ -60,7 +60,8 @@ func (s *teller) swaps(good []byte, times int) error {
 	if err := s.putBridge("head -c 1M "+built, good[:1<<20]); err != nil {
 		return err
 	}
-	return s.awaitBridge("the bad binary is refused", func(p plugin) bool { return len(p.Refused) == 1 && p.State == "running" })
+	return s.awaitBridge("the bad binary is refused",
+		func(p plugin) bool { return len(p.Refused) == 1 && p.State == "running" })
 }
 
 // putBridge puts data, the output of a command, in csi-bridge's place at once.

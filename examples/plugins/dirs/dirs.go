@@ -55,7 +55,10 @@ func existing(d storage.Driver, id string) (string, error) {
 // fingerprint is what a driver is and can do now. A folder that is not there is
 // an unhealthy driver.
 func fingerprint(d storage.Driver) storage.Fingerprint {
-	f := storage.Fingerprint{Provider: "dirs", Version: "1.0.0", Controller: &storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true}}
+	f := storage.Fingerprint{
+		Provider: "dirs", Version: "1.0.0",
+		Controller: &storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true},
+	}
 	info, err := os.Stat(root(d))
 	if err == nil && !info.IsDir() {
 		err = &os.PathError{Op: "open", Path: root(d), Err: os.ErrInvalid}
@@ -74,7 +77,9 @@ func fingerprint(d storage.Driver) storage.Fingerprint {
 }
 
 // Fingerprint reports each change until ctx ends.
-func (*dirs) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (*dirs) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	if opts.Interval <= 0 {
 		opts.Interval = 30 * time.Second
 	}

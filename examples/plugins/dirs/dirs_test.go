@@ -28,7 +28,10 @@ func serve(t *testing.T) (storage.Client, storage.Driver) {
 
 func TestConfigurationNamesTheWrongKey(t *testing.T) {
 	p := plugintest.Serve(t, storage.Plugin(&dirs{}))
-	for config, want := range map[string]string{`{"mode":"rwx"}`: "mode", `{"mdoe":"0755"}`: "mdoe", `[]`: "configuration"} {
+	for config, want := range map[string]string{
+		`{"mode":"rwx"}`: "mode", `{"mdoe":"0755"}`: "mdoe",
+		`[]`: "configuration",
+	} {
 		err := p.Configure(t.Context(), config)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", config, err)
@@ -68,7 +71,8 @@ func TestVolumesComeAndGo(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := client.VolumeStats(ctx, d, storage.StatsRequest{Volume: storage.Volume{ExternalID: "v"}}); status.Code(err) != codes.NotFound {
+	if _, err := client.VolumeStats(ctx, d,
+		storage.StatsRequest{Volume: storage.Volume{ExternalID: "v"}}); status.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
 }
@@ -101,16 +105,17 @@ func TestFingerprintFollowsTheRoot(t *testing.T) {
 	defer cancel()
 	done := errors.New("seen enough")
 	var seen []bool
-	err := client.Fingerprint(ctx, d, storage.FingerprintOptions{Interval: time.Millisecond}, func(f storage.Fingerprint) error {
-		if f.Node == nil || f.Node.NodeID == "" || !f.Healthy && !strings.Contains(f.Message, root(d)) {
-			t.Errorf("%+v", f)
-		}
-		seen = append(seen, f.Healthy)
-		if len(seen) == 2 {
-			return done
-		}
-		return os.Remove(root(d))
-	})
+	err := client.Fingerprint(ctx, d, storage.FingerprintOptions{Interval: time.Millisecond},
+		func(f storage.Fingerprint) error {
+			if f.Node == nil || f.Node.NodeID == "" || !f.Healthy && !strings.Contains(f.Message, root(d)) {
+				t.Errorf("%+v", f)
+			}
+			seen = append(seen, f.Healthy)
+			if len(seen) == 2 {
+				return done
+			}
+			return os.Remove(root(d))
+		})
 	if !errors.Is(err, done) || !seen[0] || seen[1] {
 		t.Errorf("%v, %v", seen, err)
 	}
@@ -126,7 +131,10 @@ func TestPublishedAndTakenAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := filepath.Join(t.TempDir(), "target")
-	v := storage.Volume{ExternalID: "v", Capability: storage.Capability{AttachmentMode: storage.FileSystem, AccessMode: storage.SingleNodeWriter}}
+	v := storage.Volume{
+		ExternalID: "v",
+		Capability: storage.Capability{AttachmentMode: storage.FileSystem, AccessMode: storage.SingleNodeWriter},
+	}
 	t.Cleanup(func() { _ = unbind(target) })
 	for range 2 {
 		if err := client.Publish(ctx, d, storage.PublishRequest{Volume: v, TargetPath: target}); err != nil {
@@ -153,7 +161,11 @@ func TestPublishedAndTakenAway(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o600); err == nil {
 		t.Error("written to a volume that is read-only")
 	}
-	if err := client.Publish(ctx, d, storage.PublishRequest{Volume: storage.Volume{ExternalID: "x"}, TargetPath: target}); status.Code(err) != codes.NotFound {
+	if err := client.Publish(ctx, d,
+		storage.PublishRequest{
+			Volume:     storage.Volume{ExternalID: "x"},
+			TargetPath: target,
+		}); status.Code(err) != codes.NotFound {
 		t.Errorf("a volume that is not there: %v", err)
 	}
 }

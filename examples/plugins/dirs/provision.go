@@ -22,7 +22,9 @@ var (
 
 // Create makes a folder. One of that name that is there is the volume of an
 // earlier try.
-func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+	error,
+) {
 	var none storage.CreateResponse
 	if req.SnapshotID != "" || req.CloneID != "" {
 		return none, status.Error(codes.InvalidArgument, "a folder is made empty: no snapshot and no clone")
@@ -96,7 +98,10 @@ func (*dirs) VolumeStats(_ context.Context, driver storage.Driver, req storage.S
 	}
 	size := s.Bsize
 	return storage.Stats{Usage: []storage.Usage{
-		{Unit: storage.Bytes, Total: int64(s.Blocks) * size, Available: int64(s.Bavail) * size, Used: int64(s.Blocks-s.Bfree) * size},
+		{
+			Unit: storage.Bytes, Total: int64(s.Blocks) * size, Available: int64(s.Bavail) * size,
+			Used: int64(s.Blocks-s.Bfree) * size,
+		},
 		{Unit: storage.Inodes, Total: int64(s.Files), Available: int64(s.Ffree), Used: int64(s.Files - s.Ffree)},
 	}}, nil
 }

@@ -50,7 +50,8 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 			return fmt.Errorf("start the agent: %s: %w", step.name, err)
 		}
 	}
-	log.Info("the agent is up", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress(), "took", time.Since(a.started).Round(time.Millisecond))
+	log.Info("the agent is up", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress(), "took",
+		time.Since(a.started).Round(time.Millisecond))
 	<-ctx.Done()
 	log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
 	return nil

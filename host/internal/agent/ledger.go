@@ -75,7 +75,10 @@ func once(read func(ctx context.Context) (string, error)) func(ctx context.Conte
 }
 
 func (k *ledgerKeeper) rotationConfig() rotation.Config {
-	return rotation.Config{Name: k.cfg.Name, Sealer: k.sealer, Ledger: k.cluster, SigningKey: tokens.ForSigningKey, Log: k.log.Named("secrets")}
+	return rotation.Config{
+		Name: k.cfg.Name, Sealer: k.sealer, Ledger: k.cluster, SigningKey: tokens.ForSigningKey,
+		Log: k.log.Named("secrets"),
+	}
 }
 
 // rotateKeys keeps this server's secrets keys up to date, and rotates the cluster's while this server leads.

@@ -79,7 +79,8 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 			Name: m.cfg.Name, Role: gossips, Datacenter: m.cfg.Datacenter, RPC: m.port.Addr().String(),
 			Expect: m.cfg.Server.BootstrapExpect, Version: m.version, Ledger: command.Level,
 		},
-		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(key),
+		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(
+			key),
 		KeyringFile: filepath.Join(serf, "keyring"), SnapshotFile: filepath.Join(serf, "snapshot"),
 		Logger: m.log.Named("serf"),
 	})
@@ -90,13 +91,17 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	m.servers = peer.NewServers(peer.ServersConfig{
 		Name: m.cfg.Name, Secret: m.secret, Servers: m.knownServers, Dialer: m.dialer, Terms: m.terms,
 	})
-	m.here = &peer.Node{Info: peer.Info{Name: m.cfg.Name, Version: m.version, BootID: process.BootID(), StartedAt: m.started}}
+	m.here = &peer.Node{Info: peer.Info{
+		Name: m.cfg.Name, Version: m.version, BootID: process.BootID(),
+		StartedAt: m.started,
+	}}
 	return nil
 }
 
 // openLease finds the fence, or starts one, and takes over the node's lease.
 func (m *member) openLease(ctx context.Context) (err error) {
-	if m.fence, err = fence.Open(ctx, fence.Config{Dir: filepath.Join(m.cfg.DataDir, "fence"), Log: m.log.Named("fence")}); err != nil {
+	if m.fence, err = fence.Open(ctx,
+		fence.Config{Dir: filepath.Join(m.cfg.DataDir, "fence"), Log: m.log.Named("fence")}); err != nil {
 		return err
 	}
 	m.closers.add(m.fence.Close)
@@ -108,7 +113,10 @@ func (m *member) openLease(ctx context.Context) (err error) {
 // memberDeps returns the workloads' dependencies, including what the leader does for this node.
 func (m *member) memberDeps() workload.Deps {
 	deps := m.workloadDeps()
-	deps.Controller, deps.Secrets, deps.Tokens = m.servers, m.servers.VolumeSecrets, peer.NodeTokens{Servers: m.servers, Local: m.tokens}
+	deps.Controller, deps.Secrets, deps.Tokens = m.servers, m.servers.VolumeSecrets, peer.NodeTokens{
+		Servers: m.servers,
+		Local:   m.tokens,
+	}
 	deps.Nodes, deps.Lease, deps.Fenced, deps.RemoteLedger = m.servers, m.lease, m.fenced, true
 	return deps
 }
@@ -116,7 +124,8 @@ func (m *member) memberDeps() workload.Deps {
 // servePeers answers other agents. leader answers calls to the leader; nil on a node.
 func (m *member) servePeers(leader *peer.Leader) {
 	m.here.Workloads, m.here.Mounted, m.here.Calls = m.workloads, m.controllers, m.driverCalls()
-	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")}, m.port.ServerOptions()...)
+	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")},
+		m.port.ServerOptions()...)
 	m.closers.add(s.Close)
 }
 
@@ -147,7 +156,10 @@ func (m *member) keepLease(ctx context.Context) error {
 		},
 	}
 	m.closers.loop(ctx, k.Run)
-	d := &noderecord.Drainer{Name: m.cfg.Name, Ledger: m.ledger, Workloads: m.workloads, Drivers: m.drivers, Events: m.events, Log: m.log.Named("drain")}
+	d := &noderecord.Drainer{
+		Name: m.cfg.Name, Ledger: m.ledger, Workloads: m.workloads, Drivers: m.drivers,
+		Events: m.events, Log: m.log.Named("drain"),
+	}
 	m.closers.loop(ctx, d.Run)
 	return nil
 }

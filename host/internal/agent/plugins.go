@@ -21,7 +21,10 @@ import (
 func (a *agent) openPlugins(ctx context.Context) error {
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) }, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) {
+			a.catalog.Event(
+				e)
+		}, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
@@ -84,7 +87,10 @@ func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientCo
 }
 
 func (a *agent) pluginEvent(e supervisor.Event) {
-	a.events.Publish(events.Event{Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name, Message: e.Message})
+	a.events.Publish(events.Event{
+		Time: e.Time, Topic: events.TopicPlugin, Type: string(e.Type), Subject: e.Status.Name,
+		Message: e.Message,
+	})
 }
 
 // publish publishes a plugin's own events. What the host itself reports of a plugin has no "event" among its details.
@@ -122,7 +128,8 @@ func debugged(plugins []supervisor.Plugin, sockets string) ([]supervisor.Plugin,
 	plugins = slices.Clone(plugins)
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		if !filepath.IsAbs(found[name]) {
-			return nil, fmt.Errorf("read %s: the socket of plugin %q is %q, which is not an absolute path", wire.EnvReattach, name, found[name])
+			return nil, fmt.Errorf("read %s: the socket of plugin %q is %q, which is not an absolute path", wire.EnvReattach,
+				name, found[name])
 		}
 		at := slices.IndexFunc(plugins, func(p supervisor.Plugin) bool { return p.Name == name })
 		if at < 0 {

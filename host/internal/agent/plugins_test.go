@@ -15,7 +15,8 @@ func TestDebuggedPlugins(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	for name, want := range map[string][]string{
-		"a": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/a/plugin.sock"}, "b": nil, "c": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/c/plugin.sock"},
+		"a": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/a/plugin.sock"}, "b": nil,
+		"c": {"PANNIER_PLUGIN_DEBUG_SOCKET=/tmp/c/plugin.sock"},
 	} {
 		n := slices.IndexFunc(got, func(p supervisor.Plugin) bool { return p.Name == name })
 		if !slices.Equal(got[n].Env, want) {

@@ -59,13 +59,18 @@ func (s *server) openLedger(ctx context.Context) error {
 	err := s.ledgerKeeper.openLedger(ctx, func(cfg *cluster.Config) {
 		autopilot, wanted := claim.DefaultAutopilot(), s.cfg.Autopilot
 		autopilot.CleanupDeadServers, autopilot.MinQuorum = wanted.CleanupDeadServers, wanted.MinQuorum
-		autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold, wanted.ServerStabilizationTime
-		cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(s.port, s.dialer), s.discovery, s.servers, &autopilot
+		autopilot.LastContactThreshold, autopilot.ServerStabilizationTime = wanted.LastContactThreshold,
+			wanted.ServerStabilizationTime
+		cfg.Streams, cfg.Members, cfg.Remote, cfg.Autopilot = transport.NewRaftLayer(s.port,
+			s.dialer), s.discovery, s.servers, &autopilot
 	})
 	if err != nil {
 		return err
 	}
-	s.nodes = peer.NewNodes(peer.NodesConfig{Name: s.cfg.Name, Local: s.here, Member: s.find, Dialer: s.dialer, Term: s.cluster.Term})
+	s.nodes = peer.NewNodes(peer.NodesConfig{
+		Name: s.cfg.Name, Local: s.here, Member: s.find, Dialer: s.dialer,
+		Term: s.cluster.Term,
+	})
 	s.heartbeats = &heartbeat.Tracker{Cluster: s.cluster, Liveness: s.cfg.Server.Liveness, Log: s.log.Named("heartbeats")}
 	return nil
 }

@@ -51,7 +51,10 @@ func (s *standalone) openConsul(context.Context) error { return s.newConsul(s.cl
 
 func (s *standalone) openDrivers(ctx context.Context) error {
 	s.newDrivers()
-	s.controllers = controllers.New(controllers.Config{Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(), Secrets: s.unseal})
+	s.controllers = controllers.New(controllers.Config{
+		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(),
+		Secrets: s.unseal,
+	})
 	deps := s.workloadDeps()
 	deps.Controller, deps.Secrets, deps.Tokens = s.controllers, s.unseal, s.tokens
 	return s.startDrivers(ctx, deps)

@@ -51,7 +51,8 @@ func (a *agent) openJournal(context.Context) (err error) {
 
 func (a *agent) openSecrets(context.Context) (err error) {
 	a.sealer, err = secrets.OpenFiles(secrets.Files{
-		First: filepath.Join(a.cfg.DataDir, "secrets.key"), Dir: filepath.Join(a.cfg.DataDir, "secrets.keys"), Shared: a.cfg.TLS != nil,
+		First: filepath.Join(a.cfg.DataDir, "secrets.key"), Dir: filepath.Join(a.cfg.DataDir,
+			"secrets.keys"), Shared: a.cfg.TLS != nil,
 	})
 	return err
 }
@@ -151,13 +152,17 @@ func (a *agent) keepServices(ctx context.Context) error {
 }
 
 func (a *agent) newRegistrar() {
-	a.registrar = &noderecord.Registrar{Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers, Devices: a.devices, Log: a.log.Named("node")}
+	a.registrar = &noderecord.Registrar{
+		Name: a.cfg.Name, BootID: process.BootID(), Cluster: a.ledger, Drivers: a.drivers,
+		Devices: a.devices, Log: a.log.Named("node"),
+	}
 }
 
 // apiConfig returns the API's configuration in every role.
 func (a *agent) apiConfig() apiserver.Config {
 	cfg := apiserver.Config{
-		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
+		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: net.JoinHostPort(a.cfg.BindAddr,
+			strconv.Itoa(a.cfg.HTTPPort)),
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,

@@ -34,7 +34,8 @@ func (s aclService) on() error {
 		return nil
 	}
 	return connect.NewError(connect.CodeFailedPrecondition,
-		errors.New("ACLs are off, so there is nothing to manage: write acl { enabled = true } into the configuration of each agent and start it again"))
+		errors.New(
+			"ACLs are off, so there is nothing to manage: write acl { enabled = true } into the configuration of each agent and start it again"))
 }
 
 // resetFile, in a server's data directory, allows another bootstrap.
@@ -42,13 +43,16 @@ const resetFile = "acl-bootstrap-reset"
 
 // BootstrapACL makes the first management token. No token can identify the caller yet, so it must be root on a server
 // or have a certificate to operate the cluster.
-func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.BootstrapACLRequest]) (*connect.Response[hostv1.BootstrapACLResponse], error) {
+func (s aclService) BootstrapACL(ctx context.Context,
+	_ *connect.Request[hostv1.BootstrapACLRequest],
+) (*connect.Response[hostv1.BootstrapACLResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
 	if c := callerOf(ctx); !c.operates(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
-			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli", c.who()))
+			fmt.Errorf("%s may not make the first token: run it as root on a server, or with a certificate of the role cli",
+				c.who()))
 	}
 	secret, token := newToken(callerOf(ctx).call, "bootstrap", ledger.Management)
 	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, 0)
@@ -65,7 +69,9 @@ func (s aclService) BootstrapACL(ctx context.Context, _ *connect.Request[hostv1.
 
 // bootstrapAgain makes another first token if an operator has allowed that by a file on this server. The file counts
 // once.
-func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, before *ledger.BootstrappedError) (ledger.Token, error) {
+func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token,
+	before *ledger.BootstrappedError,
+) (ledger.Token, error) {
 	path := filepath.Join(s.cfg.DataDir, resetFile)
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -73,20 +79,24 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token, befo
 	}
 	reset, parseErr := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	if err != nil || parseErr != nil || reset != before.ResetIndex {
-		return token, fmt.Errorf("%w; if the management tokens are lost, write %d into %s on the server %q, which leads, and run it again: pannier acl bootstrap",
+		return token, fmt.Errorf(
+			"%w; if the management tokens are lost, write %d into %s on the server %q, which leads, and run it again: pannier acl bootstrap",
 			ledger.ErrBootstrapped, before.ResetIndex, path, s.cfg.Name)
 	}
 	made, err := s.cfg.Ledger.BootstrapACL(ctx, token, reset)
 	if err == nil {
 		if err := os.Remove(path); err != nil {
-			s.log.Warn("the file that allowed another ACL bootstrap could not be removed; it is ignored from now on", "path", path, "error", err)
+			s.log.Warn("the file that allowed another ACL bootstrap could not be removed; it is ignored from now on", "path",
+				path, "error", err)
 		}
 	}
 	return made, err
 }
 
 // CreateACLToken makes a token. Its secret is not stored.
-func (s aclService) CreateACLToken(ctx context.Context, req *connect.Request[hostv1.CreateACLTokenRequest]) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
+func (s aclService) CreateACLToken(ctx context.Context,
+	req *connect.Request[hostv1.CreateACLTokenRequest],
+) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -122,7 +132,10 @@ func newToken(call, name string, typ ledger.TokenType) (secret string, t ledger.
 	}
 	accessor, chance := sha256.Sum256([]byte("accessor of "+call)), sha256.Sum256([]byte("secret of "+call))
 	secret = base32.StdEncoding.EncodeToString(chance[:])[:26]
-	return secret, ledger.Token{Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name, Type: typ}
+	return secret, ledger.Token{
+		Accessor: fmt.Sprintf("%x", accessor[:8]), SecretHash: acl.Hash(secret), Name: name,
+		Type: typ,
+	}
 }
 
 // madeBefore returns the token that an earlier attempt of the same call has made, in place of the error that it
@@ -143,7 +156,9 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 }
 
 // GetACLToken reads a token by its accessor.
-func (s aclService) GetACLToken(ctx context.Context, req *connect.Request[hostv1.GetACLTokenRequest]) (*connect.Response[hostv1.GetACLTokenResponse], error) {
+func (s aclService) GetACLToken(ctx context.Context,
+	req *connect.Request[hostv1.GetACLTokenRequest],
+) (*connect.Response[hostv1.GetACLTokenResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -159,7 +174,9 @@ func (s aclService) GetACLToken(ctx context.Context, req *connect.Request[hostv1
 }
 
 // ListACLTokens lists all tokens, the oldest first.
-func (s aclService) ListACLTokens(ctx context.Context, _ *connect.Request[hostv1.ListACLTokensRequest]) (*connect.Response[hostv1.ListACLTokensResponse], error) {
+func (s aclService) ListACLTokens(ctx context.Context,
+	_ *connect.Request[hostv1.ListACLTokensRequest],
+) (*connect.Response[hostv1.ListACLTokensResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -179,7 +196,9 @@ func (s aclService) ListACLTokens(ctx context.Context, _ *connect.Request[hostv1
 }
 
 // DeleteACLToken deletes a token.
-func (s aclService) DeleteACLToken(ctx context.Context, req *connect.Request[hostv1.DeleteACLTokenRequest]) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
+func (s aclService) DeleteACLToken(ctx context.Context,
+	req *connect.Request[hostv1.DeleteACLTokenRequest],
+) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -191,7 +210,9 @@ func (s aclService) DeleteACLToken(ctx context.Context, req *connect.Request[hos
 }
 
 // GetACLSelf returns what the caller may do.
-func (s aclService) GetACLSelf(ctx context.Context, _ *connect.Request[hostv1.GetACLSelfRequest]) (*connect.Response[hostv1.GetACLSelfResponse], error) {
+func (s aclService) GetACLSelf(ctx context.Context,
+	_ *connect.Request[hostv1.GetACLSelfRequest],
+) (*connect.Response[hostv1.GetACLSelfResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -228,7 +249,9 @@ func shownACLToken(t ledger.Token) *hostv1.ACLToken {
 }
 
 // PutACLPolicy adds a policy or replaces its text, which is parsed first.
-func (s aclService) PutACLPolicy(ctx context.Context, req *connect.Request[hostv1.PutACLPolicyRequest]) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
+func (s aclService) PutACLPolicy(ctx context.Context,
+	req *connect.Request[hostv1.PutACLPolicyRequest],
+) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -247,7 +270,9 @@ func (s aclService) PutACLPolicy(ctx context.Context, req *connect.Request[hostv
 }
 
 // GetACLPolicy reads a policy.
-func (s aclService) GetACLPolicy(ctx context.Context, req *connect.Request[hostv1.GetACLPolicyRequest]) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
+func (s aclService) GetACLPolicy(ctx context.Context,
+	req *connect.Request[hostv1.GetACLPolicyRequest],
+) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -263,7 +288,9 @@ func (s aclService) GetACLPolicy(ctx context.Context, req *connect.Request[hostv
 }
 
 // ListACLPolicies lists policies by name.
-func (s aclService) ListACLPolicies(ctx context.Context, _ *connect.Request[hostv1.ListACLPoliciesRequest]) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
+func (s aclService) ListACLPolicies(ctx context.Context,
+	_ *connect.Request[hostv1.ListACLPoliciesRequest],
+) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -279,7 +306,9 @@ func (s aclService) ListACLPolicies(ctx context.Context, _ *connect.Request[host
 }
 
 // DeleteACLPolicy deletes a policy.
-func (s aclService) DeleteACLPolicy(ctx context.Context, req *connect.Request[hostv1.DeleteACLPolicyRequest]) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
+func (s aclService) DeleteACLPolicy(ctx context.Context,
+	req *connect.Request[hostv1.DeleteACLPolicyRequest],
+) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -291,11 +320,16 @@ func (s aclService) DeleteACLPolicy(ctx context.Context, req *connect.Request[ho
 }
 
 // PutACLRole adds a role or replaces its policies.
-func (s aclService) PutACLRole(ctx context.Context, req *connect.Request[hostv1.PutACLRoleRequest]) (*connect.Response[hostv1.PutACLRoleResponse], error) {
+func (s aclService) PutACLRole(ctx context.Context,
+	req *connect.Request[hostv1.PutACLRoleRequest],
+) (*connect.Response[hostv1.PutACLRoleResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	r := ledger.Role{Name: req.Msg.GetName(), Description: req.Msg.GetDescription(), Policies: notEmpty(req.Msg.GetPolicies())}
+	r := ledger.Role{
+		Name: req.Msg.GetName(), Description: req.Msg.GetDescription(),
+		Policies: notEmpty(req.Msg.GetPolicies()),
+	}
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
@@ -307,7 +341,9 @@ func (s aclService) PutACLRole(ctx context.Context, req *connect.Request[hostv1.
 }
 
 // GetACLRole reads a role.
-func (s aclService) GetACLRole(ctx context.Context, req *connect.Request[hostv1.GetACLRoleRequest]) (*connect.Response[hostv1.GetACLRoleResponse], error) {
+func (s aclService) GetACLRole(ctx context.Context,
+	req *connect.Request[hostv1.GetACLRoleRequest],
+) (*connect.Response[hostv1.GetACLRoleResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -323,7 +359,9 @@ func (s aclService) GetACLRole(ctx context.Context, req *connect.Request[hostv1.
 }
 
 // ListACLRoles lists roles by name.
-func (s aclService) ListACLRoles(ctx context.Context, _ *connect.Request[hostv1.ListACLRolesRequest]) (*connect.Response[hostv1.ListACLRolesResponse], error) {
+func (s aclService) ListACLRoles(ctx context.Context,
+	_ *connect.Request[hostv1.ListACLRolesRequest],
+) (*connect.Response[hostv1.ListACLRolesResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -339,7 +377,9 @@ func (s aclService) ListACLRoles(ctx context.Context, _ *connect.Request[hostv1.
 }
 
 // DeleteACLRole deletes a role.
-func (s aclService) DeleteACLRole(ctx context.Context, req *connect.Request[hostv1.DeleteACLRoleRequest]) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
+func (s aclService) DeleteACLRole(ctx context.Context,
+	req *connect.Request[hostv1.DeleteACLRoleRequest],
+) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -352,12 +392,14 @@ func (s aclService) DeleteACLRole(ctx context.Context, req *connect.Request[host
 
 func shownACLPolicy(p ledger.Policy) *hostv1.ACLPolicy {
 	return &hostv1.ACLPolicy{
-		Name: p.Name, Description: p.Description, Rules: p.Rules, ModifiedAt: timestamp(p.ModifiedAt), ModifyIndex: p.ModifyIndex,
+		Name: p.Name, Description: p.Description, Rules: p.Rules, ModifiedAt: timestamp(
+			p.ModifiedAt), ModifyIndex: p.ModifyIndex,
 	}
 }
 
 func shownACLRole(r ledger.Role) *hostv1.ACLRole {
 	return &hostv1.ACLRole{
-		Name: r.Name, Description: r.Description, Policies: r.Policies, ModifiedAt: timestamp(r.ModifiedAt), ModifyIndex: r.ModifyIndex,
+		Name: r.Name, Description: r.Description, Policies: r.Policies, ModifiedAt: timestamp(
+			r.ModifiedAt), ModifyIndex: r.ModifyIndex,
 	}
 }

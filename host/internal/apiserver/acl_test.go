@@ -49,7 +49,8 @@ func (h *host) token(t *testing.T, name, rules string, ttl *durationpb.Duration)
 	t.Helper()
 	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
 	check.NoError(t, err)
-	made, err := h.client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl}))
+	made, err := h.client.ACL.CreateACLToken(h.ctx,
+		request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl}))
 	check.NoError(t, err)
 	return h.with(t, made.Msg.GetSecret()), made.Msg.GetToken()
 }
@@ -89,7 +90,8 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	// By its id, whether it exists or not: a refusal does not reveal that.
 	for _, id := range []string{"theirs", "none"} {
 		_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "till", Id: id}))
-		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`, `token "shop"`)
+		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`,
+			`token "shop"`)
 		_, err = shop.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "till", Id: id}))
 		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
 	}
@@ -103,11 +105,13 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	cloned := spec("cloned", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.CloneId = theirs.Spec.ExternalId })
 	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: cloned}))
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
-	_, err = h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"}))
+	_, err = h.client.Volumes.CreateSnapshot(h.ctx,
+		request(&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"}))
 	check.NoError(t, err)
 	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
 	check.NoError(t, err)
-	restored := spec("restored", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Msg.Snapshots[0].SnapshotId })
+	restored := spec("restored", inNamespace("shop"),
+		func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Msg.Snapshots[0].SnapshotId })
 	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
 	if len(h.fake.volumes) != 3 {
@@ -217,7 +221,8 @@ func mustCreate(t *testing.T, h *host, name, rules string) string {
 	t.Helper()
 	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
 	check.NoError(t, err)
-	made, err := h.client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}}))
+	made, err := h.client.ACL.CreateACLToken(h.ctx,
+		request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}}))
 	check.NoError(t, err)
 	return made.Msg.GetSecret()
 }
@@ -264,7 +269,8 @@ func TestStatusIsCut(t *testing.T) {
 	if s := read(h.client); len(s.Plugins) != 1 || len(s.Drivers) != 1 || len(s.Leftovers) != 1 || len(s.Devices) != 1 {
 		t.Errorf("root sees %v", s)
 	}
-	if s := read(h.as(t, "agent", `agent { policy = "read" }`)); len(s.Plugins)+len(s.Drivers)+len(s.Leftovers)+len(s.Devices) != 0 || s.Name != "n1" || s.Workloads["running"] != 1 {
+	if s := read(h.as(t, "agent", `agent { policy = "read" }`)); len(s.Plugins)+len(s.Drivers)+len(s.Leftovers)+
+		len(s.Devices) != 0 || s.Name != "n1" || s.Workloads["running"] != 1 {
 		t.Errorf("who may read the agent only sees %v", s)
 	}
 	_, err := h.as(t, "other", `node { policy = "write" }`).Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
@@ -276,7 +282,8 @@ func TestAnonymous(t *testing.T) {
 	h := openACLHost(t, func(c *Config) { c.SocketRoot = true })
 	h.cfg.SocketRoot = false // from here on root has no rights
 	_, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
-	wantError(t, err, connect.CodePermissionDenied, `policy "list" for plugin is missing`, "without a token", "PANNIER_TOKEN")
+	wantError(t, err, connect.CodePermissionDenied, `policy "list" for plugin is missing`, "without a token",
+		"PANNIER_TOKEN")
 	self, err := h.client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
 	if check.NoError(t, err); self.Msg.Management || self.Msg.Token != nil || len(self.Msg.Policies) != 0 {
 		t.Errorf("without a token: %v", self.Msg)
@@ -284,7 +291,8 @@ func TestAnonymous(t *testing.T) {
 	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	check.NoError(t, err)
 	operator := h.with(t, boot.Msg.Secret)
-	_, err = operator.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`}))
+	_, err = operator.ACL.PutACLPolicy(h.ctx,
+		request(&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`}))
 	check.NoError(t, err)
 	_, err = h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
 	check.NoError(t, err)
@@ -297,7 +305,8 @@ func TestBootstrapOnce(t *testing.T) {
 	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
 	check.NoError(t, err)
 	first := h.with(t, boot.Msg.Secret)
-	if self, err := first.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{})); err != nil || !self.Msg.Management || self.Msg.Token.Name != "bootstrap" {
+	if self, err := first.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{})); err != nil ||
+		!self.Msg.Management || self.Msg.Token.Name != "bootstrap" {
 		t.Errorf("%v, %v", self, err)
 	}
 	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
@@ -333,7 +342,8 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 		_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
 		return err
 	}
-	wantError(t, put("p", "quota {}"), connect.CodeInvalidArgument, `ACL policy "p": invalid policy: line 1: unknown key "quota"`)
+	wantError(t, put("p", "quota {}"), connect.CodeInvalidArgument,
+		`ACL policy "p": invalid policy: line 1: unknown key "quota"`)
 	wantError(t, put("a b", `node { policy = "read" }`), connect.CodeInvalidArgument, "name")
 	check.NoError(t, put("p", `node { policy = "read" }`))
 	check.NoError(t, put("q", `plugin { policy = "list" }`))
@@ -364,7 +374,10 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	_, err := create(&hostv1.CreateACLTokenRequest{Roles: []string{"none"}})
 	wantError(t, err, connect.CodeNotFound, "none")
 
-	made, err := create(&hostv1.CreateACLTokenRequest{Name: "t", Roles: []string{"r"}, Policies: []string{"q"}, Ttl: durationpb.New(time.Hour)})
+	made, err := create(&hostv1.CreateACLTokenRequest{
+		Name: "t", Roles: []string{"r"}, Policies: []string{"q"},
+		Ttl: durationpb.New(time.Hour),
+	})
 	check.NoError(t, err)
 	client := h.with(t, made.Secret)
 	devices := func() error {
@@ -374,7 +387,8 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	check.NoError(t, devices())
 	self, err := client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
 	check.NoError(t, err)
-	if m := self.Msg; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 || m.Policies[0].Rules != `node { policy = "read" }` {
+	if m := self.Msg; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 ||
+		m.Policies[0].Rules != `node { policy = "read" }` {
 		t.Errorf("self: %v", m)
 	}
 	own, err := client.ACL.ListACLPolicies(h.ctx, request(&hostv1.ListACLPoliciesRequest{}))
@@ -429,7 +443,8 @@ func TestACLsOff(t *testing.T) {
 
 // The agent that forwards a call names the original caller. Only servers are believed.
 func TestCallersOfPassedOnCalls(t *testing.T) {
-	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops", "pannier://dc1/node/n7"
+	const root, alice, ops, node = "root (uid 0) on s2", "alice (uid 1000) on s2", "pannier://dc1/cli/ops",
+		"pannier://dc1/node/n7"
 	cert := func(role pki.Role) *transport.Peer { return &transport.Peer{Name: "x", Role: role, DC: "dc1"} }
 	for _, c := range []struct {
 		caller   caller
@@ -460,15 +475,22 @@ func TestCallersOfPassedOnCalls(t *testing.T) {
 }
 
 // openOverTLS opens a host with ACLs and a TLS port. call returns clients with a certificate and a token.
-func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient)) {
+func openOverTLS(t *testing.T) (h *host,
+	call func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient,
+		hostv1connect.ACLServiceClient),
+) {
 	t.Helper()
 	authority := pkitest.New(t)
-	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(),
+		transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, port.Close()) })
 	h = openACLHost(t, func(c *Config) { c.Port = port })
-	return h, func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient, hostv1connect.ACLServiceClient) {
-		transport := &http.Transport{TLSClientConfig: authority.Certs(t, role, "ops").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
+	return h, func(role pki.Role, secret string) (hostv1connect.DeviceServiceClient, hostv1connect.PluginServiceClient,
+		hostv1connect.ACLServiceClient,
+	) {
+		transport := &http.Transport{TLSClientConfig: authority.Certs(t, role, "ops").Client(pki.Server, "n1", "h2",
+			"http/1.1"), ForceAttemptHTTP2: true}
 		t.Cleanup(transport.CloseIdleConnections)
 		client, url := &http.Client{Transport: transport}, "https://"+port.Addr().String()
 		with := connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
@@ -479,7 +501,8 @@ func openOverTLS(t *testing.T) (h *host, call func(role pki.Role, secret string)
 				return next(ctx, req)
 			}
 		}))
-		return hostv1connect.NewDeviceServiceClient(client, url, with), hostv1connect.NewPluginServiceClient(client, url, with), hostv1connect.NewACLServiceClient(client, url, with)
+		return hostv1connect.NewDeviceServiceClient(client, url, with), hostv1connect.NewPluginServiceClient(client, url,
+			with), hostv1connect.NewACLServiceClient(client, url, with)
 	}
 }
 
@@ -550,7 +573,8 @@ func TestOneCallMakesOneToken(t *testing.T) {
 	if again := create(server, "one", passedOn("one")); !proto.Equal(one, again) {
 		t.Errorf("one call made the tokens %v and %v", one.GetToken(), again.GetToken())
 	}
-	if other := create(server, "other", passedOn("other")); other.GetSecret() == one.GetSecret() || other.GetToken().GetAccessor() == one.GetToken().GetAccessor() {
+	if other := create(server, "other", passedOn("other")); other.GetSecret() == one.GetSecret() ||
+		other.GetToken().GetAccessor() == one.GetToken().GetAccessor() {
 		t.Errorf("another call made the same token %v", other.GetToken())
 	}
 	// An original caller cannot set the call's key.

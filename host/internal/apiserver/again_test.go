@@ -65,16 +65,21 @@ func TestOneCallDeletesOnce(t *testing.T) {
 
 func deletesOnce(t *testing.T, here bool) {
 	authority := pkitest.New(t)
-	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(),
+		transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, port.Close()) })
-	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2", "http/1.1"), ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2",
+		"http/1.1"), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	lossy := &twice{to: transport, here: here, leads: here, seen: map[string]bool{}}
 	way := routeTo(lossy, reach{route.Member{Name: "leader", Addr: port.Addr().String(), Server: true}, lossy})
 	server := clustertest.Form(t, 1, clustertest.Options{}).Hosts()[0]
 	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
+		"fake": {
+			ID: "fake", Type: claim.Monolith, Healthy: true,
+			Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
+		},
 	}})
 	check.NoError(t, err)
 	leader := openHost(t, func(c *Config) {
@@ -84,7 +89,8 @@ func deletesOnce(t *testing.T, here bool) {
 			c.Leader = way
 		}
 	})
-	manager, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
+	manager, err := leader.client.ACL.CreateACLToken(leader.ctx,
+		request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
 	check.NoError(t, err)
 	asked := leader
 	if !here {
@@ -94,11 +100,14 @@ func deletesOnce(t *testing.T, here bool) {
 
 	leader.create(t, spec("deregistered"))
 	leader.create(t, spec("deleted"))
-	_, err = leader.client.ACL.PutACLPolicy(leader.ctx, request(&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`}))
+	_, err = leader.client.ACL.PutACLPolicy(leader.ctx,
+		request(&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`}))
 	check.NoError(t, err)
-	_, err = leader.client.ACL.PutACLRole(leader.ctx, request(&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}}))
+	_, err = leader.client.ACL.PutACLRole(leader.ctx,
+		request(&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}}))
 	check.NoError(t, err)
-	token, err := leader.client.ACL.CreateACLToken(leader.ctx, request(&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}}))
+	token, err := leader.client.ACL.CreateACLToken(leader.ctx,
+		request(&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}}))
 	check.NoError(t, err)
 	ctx := leader.ctx
 	for _, row := range []struct {
@@ -114,7 +123,8 @@ func deletesOnce(t *testing.T, here bool) {
 			return err
 		}},
 		{"delete a token", func() error {
-			_, err := client.ACL.DeleteACLToken(ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: token.Msg.GetToken().GetAccessor()}))
+			_, err := client.ACL.DeleteACLToken(ctx,
+				request(&hostv1.DeleteACLTokenRequest{Accessor: token.Msg.GetToken().GetAccessor()}))
 			return err
 		}},
 		{"delete a role", func() error {

@@ -18,7 +18,9 @@ import (
 type agentService struct{ *Server }
 
 // Status describes the whole host.
-func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+func (s agentService) Status(ctx context.Context,
+	_ *connect.Request[hostv1.StatusRequest],
+) (*connect.Response[hostv1.StatusResponse], error) {
 	reasons := s.cfg.Health()
 	resp := &hostv1.StatusResponse{
 		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
@@ -49,9 +51,12 @@ func (s agentService) Status(ctx context.Context, _ *connect.Request[hostv1.Stat
 }
 
 // Stop begins to stop the agent. The server keeps running until this call is answered.
-func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
+func (s agentService) Stop(_ context.Context,
+	req *connect.Request[hostv1.StopRequest],
+) (*connect.Response[hostv1.StopResponse], error) {
 	count := s.workloadCounts()
-	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] + count[string(workload.Stopping)]
+	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] +
+		count[string(workload.Stopping)]
 	ending := s.cfg.Stop(req.Msg.GetPlugins())
 	return connect.NewResponse(&hostv1.StopResponse{
 		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,
@@ -59,7 +64,9 @@ func (s agentService) Stop(_ context.Context, req *connect.Request[hostv1.StopRe
 }
 
 // Events streams the events of the host.
-func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest], stream *connect.ServerStream[hostv1.EventsResponse]) error {
+func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
+	stream *connect.ServerStream[hostv1.EventsResponse],
+) error {
 	recent := int(req.Msg.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {
 		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
@@ -86,6 +93,7 @@ func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.Ev
 
 func shownEvent(e events.Event) *hostv1.EventsResponse {
 	return &hostv1.EventsResponse{Event: &hostv1.Event{
-		Seq: e.Seq, Time: timestamp(e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
+		Seq: e.Seq, Time: timestamp(
+			e.Time), Topic: e.Topic, Type: e.Type, Subject: e.Subject, Message: e.Message, Details: maps.Clone(e.Details),
 	}}
 }

@@ -53,7 +53,8 @@ func TestAudit(t *testing.T) {
 	check.NoError(t, err)
 	_, err = client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
 	wantError(t, err, connect.CodeNotFound)
-	_, err = client.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}}))
+	_, err = client.Volumes.DeleteVolume(h.ctx,
+		request(&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}}))
 	wantError(t, err, connect.CodePermissionDenied)
 	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
 	wantError(t, err, connect.CodeUnauthenticated)
@@ -64,14 +65,17 @@ func TestAudit(t *testing.T) {
 	check.NoError(t, stream.Err())
 
 	e := find(t, path, "root's call", func(e auditEntry) bool { return e.RPC == "VolumeService/CreateVolume" })
-	if !e.Allowed || e.Code != "ok" || e.Subject != "shop/v" || e.Node != "n1" || e.UID == nil || *e.UID != uint32(os.Geteuid()) || e.PID != os.Getpid() || e.Accessor != "" || e.Time.IsZero() {
+	if !e.Allowed || e.Code != "ok" || e.Subject != "shop/v" || e.Node != "n1" || e.UID == nil ||
+		*e.UID != uint32(os.Geteuid()) || e.PID != os.Getpid() || e.Accessor != "" || e.Time.IsZero() {
 		t.Errorf("%+v", e)
 	}
-	e = find(t, path, "a token's call", func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "ok" })
+	e = find(t, path, "a token's call",
+		func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "ok" })
 	if !e.Allowed || e.Subject != "shop/v" || e.Accessor != token.Accessor || e.Token != "ci" || e.Phase != "" {
 		t.Errorf("%+v", e)
 	}
-	e = find(t, path, "a call that failed", func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "not_found" })
+	e = find(t, path, "a call that failed",
+		func(e auditEntry) bool { return e.RPC == "VolumeService/GetVolume" && e.Code == "not_found" })
 	if !e.Allowed || e.Subject != "shop/none" {
 		t.Errorf("%+v", e)
 	}
@@ -83,11 +87,13 @@ func TestAudit(t *testing.T) {
 	if e.Allowed || e.RPC != "AgentService/Status" || e.Accessor != "" {
 		t.Errorf("%+v", e)
 	}
-	e = find(t, path, "a stream's beginning", func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamBegan })
+	e = find(t, path, "a stream's beginning",
+		func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamBegan })
 	if !e.Allowed || e.Code != "" || e.Accessor != token.Accessor {
 		t.Errorf("%+v", e)
 	}
-	e = find(t, path, "a stream's end", func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamEnded })
+	e = find(t, path, "a stream's end",
+		func(e auditEntry) bool { return e.RPC == "AgentService/Events" && e.Phase == streamEnded })
 	if !e.Allowed || e.Code != "ok" {
 		t.Errorf("%+v", e)
 	}
@@ -175,7 +181,8 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	}
 
 	// An agent that cannot open the file does not start.
-	if err := newAuditLog("/dev/full", h.cfg.Logger).open(); err == nil || !strings.Contains(err.Error(), "no regular file") {
+	if err := newAuditLog("/dev/full", h.cfg.Logger).open(); err == nil ||
+		!strings.Contains(err.Error(), "no regular file") {
 		t.Errorf("an audit log that is a device: %v", err)
 	}
 	link := filepath.Join(t.TempDir(), "link")

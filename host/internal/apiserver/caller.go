@@ -127,7 +127,9 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 
 // stillMay repeats admit and the permission check in a long call, since tokens expire and are deleted. If they cannot
 // be checked now the caller keeps its rights.
-func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, header http.Header, msg any) (*caller, error) {
+func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, header http.Header, msg any) (*caller,
+	error,
+) {
 	now, err := s.admit(ctx, header)
 	switch {
 	case errors.Is(err, acl.ErrExpired) || errors.Is(err, acl.ErrUnknownToken):
@@ -241,7 +243,8 @@ func newAccess(group string) (access, error) {
 		a.group, err = strconv.Atoi(g.Gid)
 	}
 	if err != nil {
-		return a, fmt.Errorf("the group %q that may use the API's socket is not known on this machine: make it (groupadd --system %s), or change socket_group",
+		return a, fmt.Errorf(
+			"the group %q that may use the API's socket is not known on this machine: make it (groupadd --system %s), or change socket_group",
 			group, group)
 	}
 	return a, nil
@@ -262,5 +265,6 @@ func (a access) check(p peer) error {
 	if a.name != "" {
 		how = fmt.Sprintf("run it as root, or add the user to the group %q and log in again", a.name)
 	}
-	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("user %q (uid %d) may not use this agent's API: %s", p.name(), p.uid, how))
+	return connect.NewError(connect.CodePermissionDenied,
+		fmt.Errorf("user %q (uid %d) may not use this agent's API: %s", p.name(), p.uid, how))
 }

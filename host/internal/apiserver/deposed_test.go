@@ -41,7 +41,10 @@ func routeTo(local route.Local, servers ...reach) *route.Router {
 		transport[s.Addr] = s.via
 		members = append(members, s.Member)
 	}
-	r := route.New(route.Config{Name: "n1", Servers: func() []route.Member { return slices.Clone(members) }, Transport: transport})
+	r := route.New(route.Config{
+		Name: "n1", Servers: func() []route.Member { return slices.Clone(members) },
+		Transport: transport,
+	})
 	r.SetLocal(local)
 	return r
 }
@@ -61,17 +64,22 @@ func (d *deposed) Stats() cluster.Stats { return cluster.Stats{LeaderName: d.lea
 func TestDeposedLeader(t *testing.T) {
 	authority := pkitest.New(t)
 	listen := func(name string) (*transport.Port, reach) {
-		port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, name), Logger: hclog.NewNullLogger()})
+		port, err := transport.Open(t.Context(),
+			transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, name), Logger: hclog.NewNullLogger()})
 		check.NoError(t, err)
 		t.Cleanup(func() { check.NoError(t, port.Close()) })
-		via := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "asked").Client(pki.Server, name, "h2", "http/1.1"), ForceAttemptHTTP2: true}
+		via := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "asked").Client(pki.Server, name, "h2",
+			"http/1.1"), ForceAttemptHTTP2: true}
 		t.Cleanup(via.CloseIdleConnections)
 		return port, reach{route.Member{Name: name, Addr: port.Addr().String(), Server: true}, via}
 	}
 	servers := clustertest.Form(t, 3, clustertest.Options{})
 	leader, follower := servers.WaitLeader(t), servers.Follower(t)
 	_, err := leader.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"fake": {ID: "fake", Type: claim.Monolith, Healthy: true, Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{}},
+		"fake": {
+			ID: "fake", Type: claim.Monolith, Healthy: true,
+			Controller: &claim.ControllerCapabilities{CreateDelete: true}, Node: &claim.NodeCapabilities{},
+		},
 	}})
 	check.NoError(t, err)
 

@@ -14,7 +14,9 @@ import (
 type deviceService struct{ *Server }
 
 // ListDevices lists the devices of this node, by group.
-func (s deviceService) ListDevices(context.Context, *connect.Request[hostv1.ListDevicesRequest]) (*connect.Response[hostv1.ListDevicesResponse], error) {
+func (s deviceService) ListDevices(context.Context,
+	*connect.Request[hostv1.ListDevicesRequest],
+) (*connect.Response[hostv1.ListDevicesResponse], error) {
 	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: s.shownDevices()}), nil
 }
 
@@ -22,7 +24,9 @@ func (s deviceService) ListDevices(context.Context, *connect.Request[hostv1.List
 const minStatsInterval, maxStatsInterval = 100, int64(24 * time.Hour / time.Millisecond)
 
 // DeviceStats asks the plugins once or, with an interval, until the caller disconnects.
-func (s deviceService) DeviceStats(ctx context.Context, req *connect.Request[hostv1.DeviceStatsRequest], stream *connect.ServerStream[hostv1.DeviceStatsResponse]) error {
+func (s deviceService) DeviceStats(ctx context.Context, req *connect.Request[hostv1.DeviceStatsRequest],
+	stream *connect.ServerStream[hostv1.DeviceStatsResponse],
+) error {
 	interval := req.Msg.GetIntervalMs()
 	if interval != 0 && (interval < minStatsInterval || interval > maxStatsInterval) {
 		return invalid("statistics of devices", "interval_ms", "must be 0 for one answer, or from 100 to 86400000")
@@ -79,7 +83,10 @@ func shownReservation(r device.Reservation) *hostv1.DeviceReservation {
 		out.Mounts = append(out.Mounts, &hostv1.DeviceMount{HostPath: m.HostPath, TaskPath: m.TaskPath, ReadOnly: m.ReadOnly})
 	}
 	for _, d := range r.Devices {
-		out.Nodes = append(out.Nodes, &hostv1.DeviceNode{HostPath: d.HostPath, TaskPath: d.TaskPath, Permissions: d.Permissions})
+		out.Nodes = append(out.Nodes, &hostv1.DeviceNode{
+			HostPath: d.HostPath, TaskPath: d.TaskPath,
+			Permissions: d.Permissions,
+		})
 	}
 	return out
 }

@@ -30,7 +30,9 @@ func (p pseudoDevices) Device(context.Context, string) (device.Client, func(), e
 	return p, func() {}, nil
 }
 
-func (p pseudoDevices) DoDevice(ctx context.Context, _ string, fn func(ctx context.Context, c device.Client) error) error {
+func (p pseudoDevices) DoDevice(ctx context.Context, _ string,
+	fn func(ctx context.Context, c device.Client) error,
+) error {
 	return fn(ctx, p)
 }
 
@@ -54,7 +56,10 @@ func (pseudoDevices) Reserve(context.Context, []string) (device.Reservation, err
 }
 
 func (pseudoDevices) Stats(ctx context.Context, _ time.Duration, report func([]device.Stats) error) error {
-	if err := report([]device.Stats{{ID: "zero-0", Time: time.Unix(7, 0), Summary: "idle", Values: map[string]float64{"read_bytes": 3}}}); err != nil {
+	if err := report([]device.Stats{{
+		ID: "zero-0", Time: time.Unix(7, 0), Summary: "idle",
+		Values: map[string]float64{"read_bytes": 3},
+	}}); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -69,7 +74,8 @@ func (h *host) zero(t *testing.T) *hostv1.Device {
 		return nil
 	}
 	g := resp.Msg.Groups[0]
-	if len(g.Devices) != 2 || g.Plugin != "pseudo" || g.Vendor != "pannier" || g.Type != "pseudo" || g.Name != "zero" || g.Attributes["bytes"] != "0" {
+	if len(g.Devices) != 2 || g.Plugin != "pseudo" || g.Vendor != "pannier" || g.Type != "pseudo" || g.Name != "zero" ||
+		g.Attributes["bytes"] != "0" {
 		t.Fatalf("shown %v", g)
 	}
 	if d := g.Devices[1]; d.Healthy || d.Message != "worn" {
@@ -93,10 +99,12 @@ func TestWorkloadsGetDevices(t *testing.T) {
 	}
 	w, err := start("w")
 	check.NoError(t, err)
-	if len(w.Devices) != 1 || w.Devices[0].Group != "pannier/pseudo/zero" || w.Devices[0].Id != "zero-0" || w.Devices[0].Plugin != "pseudo" || w.Devices[0].Request != "pseudo" {
+	if len(w.Devices) != 1 || w.Devices[0].Group != "pannier/pseudo/zero" || w.Devices[0].Id != "zero-0" ||
+		w.Devices[0].Plugin != "pseudo" || w.Devices[0].Request != "pseudo" {
 		t.Errorf("it has %v", w.Devices)
 	}
-	if r := w.Reservation; r.Env["ZERO"] != "0" || r.Nodes[0].TaskPath != "/dev/z" || r.Nodes[0].HostPath != "/dev/zero" || r.Nodes[0].Permissions != "r" ||
+	if r := w.Reservation; r.Env["ZERO"] != "0" || r.Nodes[0].TaskPath != "/dev/z" || r.Nodes[0].HostPath != "/dev/zero" ||
+		r.Nodes[0].Permissions != "r" ||
 		r.Mounts[0].HostPath != "/usr" || r.Mounts[0].TaskPath != "/opt/usr" || !r.Mounts[0].ReadOnly {
 		t.Errorf("it is told %v", r)
 	}
@@ -116,7 +124,8 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		var n claim.Node
 		err := h.ledger.Read(h.ctx, func(tx *state.ReadTx) (err error) { n, err = tx.Node("n1"); return err })
 		want := []claim.NodeDevices{{
-			Plugin: "pseudo", Vendor: "pannier", Type: "pseudo", Name: "zero", Total: 2, Healthy: 1, Attributes: map[string]string{"bytes": "0"},
+			Plugin: "pseudo", Vendor: "pannier", Type: "pseudo", Name: "zero", Total: 2, Healthy: 1,
+			Attributes: map[string]string{"bytes": "0"},
 		}}
 		return err == nil && reflect.DeepEqual(n.Devices, want)
 	})
@@ -139,7 +148,8 @@ func TestStatisticsOfDevices(t *testing.T) {
 				break
 			}
 			d := stream.Msg().GetDevices()
-			if len(d) != 1 || d[0].Plugin != "pseudo" || d[0].Id != "zero-0" || d[0].Summary != "idle" || d[0].Values["read_bytes"] != 3 || d[0].Time.AsTime().Unix() != 7 {
+			if len(d) != 1 || d[0].Plugin != "pseudo" || d[0].Id != "zero-0" || d[0].Summary != "idle" ||
+				d[0].Values["read_bytes"] != 3 || d[0].Time.AsTime().Unix() != 7 {
 				t.Errorf("got %v", d)
 			}
 		}

@@ -1,7 +1,8 @@
 // Package apiserver serves the host's API (sdk/api): it turns requests into calls of the packages that do the work, and
 // decides who may make them.
 //
-// Each service has a file, and the volume service several. server.go starts and stops the listeners, caller.go identifies
+// Each service has a file, and the volume service several. server.go starts and stops the listeners, caller.go
+// identifies
 // the caller, permissions.go has what each call needs, errors.go the codes of errors, convert.go the API's types.
 //
 // What must stay true:

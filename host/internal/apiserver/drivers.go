@@ -25,9 +25,12 @@ type driverService struct{ *Server }
 const maxHealthTimeout = int64(10 * time.Minute / time.Millisecond)
 
 // RegisterDriver adds a running driver.
-func (s driverService) RegisterDriver(ctx context.Context, req *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
+func (s driverService) RegisterDriver(ctx context.Context,
+	req *connect.Request[hostv1.RegisterDriverRequest],
+) (*connect.Response[hostv1.RegisterDriverResponse], error) {
 	if ms := req.Msg.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
-		return nil, invalid(fmt.Sprintf("driver %q", req.Msg.GetId()), "health_timeout_ms", fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
+		return nil, invalid(fmt.Sprintf("driver %q", req.Msg.GetId()), "health_timeout_ms",
+			fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
 	}
 	d, err := s.cfg.Drivers.Register(ctx, drivers.Spec{
 		ID: req.Msg.GetId(), Type: drivers.Type(req.Msg.GetType()), Endpoint: req.Msg.GetEndpoint(),
@@ -42,19 +45,25 @@ func (s driverService) RegisterDriver(ctx context.Context, req *connect.Request[
 }
 
 // DeregisterDriver removes a driver that was added at run time.
-func (s driverService) DeregisterDriver(ctx context.Context, req *connect.Request[hostv1.DeregisterDriverRequest]) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
+func (s driverService) DeregisterDriver(ctx context.Context,
+	req *connect.Request[hostv1.DeregisterDriverRequest],
+) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
 	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), req.Msg.GetForce())
 	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
 }
 
 // ListDrivers lists the drivers of this node and of the ledger, by id.
-func (s driverService) ListDrivers(ctx context.Context, _ *connect.Request[hostv1.ListDriversRequest]) (*connect.Response[hostv1.ListDriversResponse], error) {
+func (s driverService) ListDrivers(ctx context.Context,
+	_ *connect.Request[hostv1.ListDriversRequest],
+) (*connect.Response[hostv1.ListDriversResponse], error) {
 	shown, err := s.shownDrivers(ctx)
 	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: shown}), err
 }
 
 // GetDriver reads one driver.
-func (s driverService) GetDriver(ctx context.Context, req *connect.Request[hostv1.GetDriverRequest]) (*connect.Response[hostv1.GetDriverResponse], error) {
+func (s driverService) GetDriver(ctx context.Context,
+	req *connect.Request[hostv1.GetDriverRequest],
+) (*connect.Response[hostv1.GetDriverResponse], error) {
 	shown, err := s.shownDriver(ctx, req.Msg.GetId())
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
 }

@@ -35,11 +35,13 @@ var codesOfErrors = []struct {
 	// Retryable errors come first: they wrap the reason.
 	{connect.CodeUnavailable, []error{
 		command.ErrUncertain, command.ErrNotLeader, command.ErrClosed, command.ErrStopped,
-		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere, claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
+		workload.ErrClosed, workload.ErrNotReconciled, lease.ErrNoLease, secrets.ErrNoKey, rotation.ErrNotEverywhere,
+		claim.ErrOldKey, drivers.ErrClosed, drivers.ErrUnhealthy, supervisor.ErrClosed, errStopping,
 	}},
 	{connect.CodeResourceExhausted, []error{command.ErrDiskFull, journal.ErrDiskFull}},
 	{connect.CodeNotFound, []error{
-		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound, claim.ErrDriverNotFound,
+		claim.ErrVolumeNotFound, claim.ErrClaimNotFound, claim.ErrWorkloadNotFound, claim.ErrNodeNotFound,
+		claim.ErrDriverNotFound,
 		drivers.ErrNotFound, workload.ErrNotFound, watcher.ErrNoClaims, supervisor.ErrUnknown,
 		ledgeracl.ErrPolicyNotFound, ledgeracl.ErrRoleNotFound, ledgeracl.ErrTokenNotFound,
 	}},
@@ -54,8 +56,10 @@ var codesOfErrors = []struct {
 	}},
 	{connect.CodeAlreadyExists, []error{errDefined}},
 	{connect.CodeFailedPrecondition, []error{
-		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported, claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
-		claim.ErrIneligible, claim.ErrCycle, claim.ErrUnreachable, drivers.ErrDeclared, drivers.ErrInUse, workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
+		ledgeracl.ErrBootstrapped, devices.ErrTooFew, claim.ErrHeld, claim.ErrModes, claim.ErrReadOnly, claim.ErrUnsupported,
+		claim.ErrConflict, claim.ErrVolumeInUse, claim.ErrBackwards,
+		claim.ErrIneligible, claim.ErrCycle, claim.ErrUnreachable, drivers.ErrDeclared, drivers.ErrInUse,
+		workload.ErrConflict, controllers.ErrOffline, services.ErrUnknownConsul,
 		supervisor.ErrNoSwap, supervisor.ErrNoCopy, supervisor.ErrPinned,
 	}},
 }

@@ -36,11 +36,13 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.sees(k, acl.CSIReadVolume) })
 	case *hostv1.ListExternalResponse:
 		hidden, err := s.hidden(ctx, c, request)
-		m.Volumes = keep(m.GetVolumes(), func(v *hostv1.ExternalVolume) bool { return err == nil && !hidden[v.GetExternalId()] })
+		m.Volumes = keep(m.GetVolumes(),
+			func(v *hostv1.ExternalVolume) bool { return err == nil && !hidden[v.GetExternalId()] })
 		return true, err
 	case *hostv1.ListSnapshotsResponse:
 		hidden, err := s.hidden(ctx, c, request)
-		m.Snapshots = keep(m.GetSnapshots(), func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
+		m.Snapshots = keep(m.GetSnapshots(),
+			func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
 		return true, err
 	case *hostv1.ListACLPoliciesResponse:
 		m.Policies = keep(m.GetPolicies(), func(p *hostv1.ACLPolicy) bool { return c.has(p.GetName()) })

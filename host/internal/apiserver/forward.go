@@ -84,16 +84,20 @@ func streams(method protoreflect.MethodDescriptor) bool {
 }
 
 // toLeader has a request answered by the leader, which may be this agent.
-func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor, here http.Handler) {
+func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protoreflect.MethodDescriptor,
+	here http.Handler,
+) {
+	ctx := r.Context()
 	refuse := func(err error) {
 		// If writing fails the caller is gone.
-		_ = refusals.Write(w, r, withCode(r.Context(), err))
+		_ = refusals.Write(w, r, withCode(ctx, err))
 	}
 	rewind := func() {}
 	if !method.IsStreamingClient() {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest+frameHeader))
 		if err != nil {
-			refuse(connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("read the request: %w: at most %d bytes are accepted", err, maxRequest)))
+			refuse(connect.NewError(connect.CodeResourceExhausted,
+				fmt.Errorf("read the request: %w: at most %d bytes are accepted", err, maxRequest)))
 			return
 		}
 		rewind = func() { r.Body = io.NopCloser(bytes.NewReader(body)) }
@@ -105,7 +109,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 		}
 	}
 	call := rand.Text()
-	err := s.cfg.Leader.Do(r.Context(), route.Call{
+	err := s.cfg.Leader.Do(ctx, route.Call{
 		Search: electionTimeout, Once: method.IsStreamingClient(),
 		Here: func(context.Context) error {
 			rewind()
@@ -152,7 +156,9 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, h
 
 // answer answers a request here, as the leader. It returns false, with nothing written, if this agent stopped leading
 // before it was done. Streams are always answered.
-func answer(w http.ResponseWriter, r *http.Request, call string, method protoreflect.MethodDescriptor, here http.Handler) bool {
+func answer(w http.ResponseWriter, r *http.Request, call string, method protoreflect.MethodDescriptor,
+	here http.Handler,
+) bool {
 	a := &attempt{call: call}
 	r = r.WithContext(context.WithValue(r.Context(), attemptKey{}, a))
 	if streams(method) {

@@ -74,11 +74,16 @@ func (f *storageFake) setFailure(call string, err error) {
 	f.fail[call] = err
 }
 
-func (f *storageFake) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (f *storageFake) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	caps := f.caps
 	if err := report(storage.Fingerprint{
 		Healthy: true, Provider: "fake.example.com", Version: "1.2", Controller: &caps,
-		Node: &storage.NodeCapabilities{NodeID: "fake-n1", VolumeStats: true, MaxVolumes: 9, AccessibleTopology: storage.Topology{"rack": "r1"}},
+		Node: &storage.NodeCapabilities{
+			NodeID: "fake-n1", VolumeStats: true, MaxVolumes: 9,
+			AccessibleTopology: storage.Topology{"rack": "r1"},
+		},
 	}); err != nil {
 		return err
 	}
@@ -86,14 +91,18 @@ func (f *storageFake) Fingerprint(ctx context.Context, _ storage.Driver, _ stora
 	return ctx.Err()
 }
 
-func (f *storageFake) ValidateVolume(_ context.Context, _ storage.Driver, req storage.ValidateRequest) ([]string, error) {
+func (f *storageFake) ValidateVolume(_ context.Context, _ storage.Driver, req storage.ValidateRequest) ([]string,
+	error,
+) {
 	f.mu.Lock()
 	f.secrets = req.Volume.Secrets
 	f.mu.Unlock()
 	return f.warnings, f.failure("validate")
 }
 
-func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+	error,
+) {
 	if err := f.failure("create"); err != nil {
 		return storage.CreateResponse{}, err
 	}
@@ -101,7 +110,10 @@ func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.Cr
 	defer f.mu.Unlock()
 	id := "ext-" + req.Name
 	f.volumes[id] = req
-	return storage.CreateResponse{ExternalID: id, Capacity: max(req.CapacityMin, 1<<20), Context: map[string]string{"by": "fake"}}, nil
+	return storage.CreateResponse{
+		ExternalID: id, Capacity: max(req.CapacityMin, 1<<20),
+		Context: map[string]string{"by": "fake"},
+	}, nil
 }
 
 func (f *storageFake) Delete(_ context.Context, _ storage.Driver, v storage.Volume) error {
@@ -120,12 +132,15 @@ func (f *storageFake) List(_ context.Context, _ storage.Driver, page storage.Pag
 	defer f.mu.Unlock()
 	out := storage.ListResponse{Next: "next of " + page.Token}
 	for id := range f.volumes {
-		out.Volumes = append(out.Volumes, storage.ListedVolume{ExternalID: id, Condition: &storage.Condition{Abnormal: true, Message: "worn"}})
+		out.Volumes = append(out.Volumes,
+			storage.ListedVolume{ExternalID: id, Condition: &storage.Condition{Abnormal: true, Message: "worn"}})
 	}
 	return out, nil
 }
 
-func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse, error) {
+func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
+	error,
+) {
 	return storage.ExpandResponse{Capacity: req.CapacityMin, NodeExpansionRequired: true}, f.failure("expand")
 }
 
@@ -140,14 +155,19 @@ func (f *storageFake) ExpandNode(_ context.Context, _ storage.Driver, req storag
 }
 
 // CreateSnapshot never ends for a snapshot named hangs.
-func (f *storageFake) CreateSnapshot(ctx context.Context, _ storage.Driver, req storage.CreateSnapshotRequest) (storage.Snapshot, error) {
+func (f *storageFake) CreateSnapshot(ctx context.Context, _ storage.Driver,
+	req storage.CreateSnapshotRequest,
+) (storage.Snapshot, error) {
 	if strings.Contains(req.Name, "-hangs-") {
 		<-ctx.Done()
 		return storage.Snapshot{}, driverSays(codes.Canceled, "cut off")
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := storage.Snapshot{ID: "snap-" + req.Name, VolumeExternalID: req.Volume.ExternalID, Size: 5, Ready: true, CreatedAt: time.Unix(1, 0)}
+	s := storage.Snapshot{
+		ID: "snap-" + req.Name, VolumeExternalID: req.Volume.ExternalID, Size: 5, Ready: true,
+		CreatedAt: time.Unix(1, 0),
+	}
 	f.snapshots = append(f.snapshots, s)
 	return s, nil
 }
@@ -159,7 +179,9 @@ func (f *storageFake) DeleteSnapshot(_ context.Context, _ storage.Driver, _ stri
 	return nil
 }
 
-func (f *storageFake) ListSnapshots(context.Context, storage.Driver, storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error) {
+func (f *storageFake) ListSnapshots(context.Context, storage.Driver,
+	storage.ListSnapshotsRequest,
+) (storage.ListSnapshotsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return storage.ListSnapshotsResponse{Snapshots: f.snapshots, Next: "more"}, nil
@@ -257,7 +279,10 @@ func (l *logs) String() string {
 }
 
 func allCaps() storage.ControllerCapabilities {
-	return storage.ControllerCapabilities{CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true, CreateDeleteSnapshot: true, ListSnapshots: true}
+	return storage.ControllerCapabilities{
+		CreateDelete: true, ListVolumes: true, Expand: true, OnlineExpand: true,
+		CreateDeleteSnapshot: true, ListSnapshots: true,
+	}
 }
 
 // onePlugin is a plugin that only has a status.
@@ -296,25 +321,37 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
 	check.NoError(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
 	t.Cleanup(func() { check.NoError(t, registry.Close(true)) })
-	calls := drivers.Caller{Drivers: registry, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
-		return fn(ctx, h.fake)
-	}}
-	ctl := controllers.New(controllers.Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: calls, Secrets: unseal})
+	calls := drivers.Caller{
+		Drivers: registry,
+		Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+			return fn(ctx, h.fake)
+		},
+	}
+	ctl := controllers.New(controllers.Config{
+		Node:      "n1",
+		ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: calls, Secrets: unseal,
+	})
 	pseudo := devices.New(pseudoDevices{}, h.bus, log)
 	manager := workload.New("n1", mounts.Layout{Dir: filepath.Join(dir, "csi")}, j, log, workload.Deps{
-		Ledger: noderecord.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls, Events: h.bus,
+		Ledger: noderecord.Ledger{Cluster: h.ledger.Node}, Controller: ctl, Drivers: registry, Devices: pseudo, Calls: calls,
+		Events:  h.bus,
 		Secrets: unseal,
-		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
+		Tokens:  noTokens{}, Ports: ports.New(ports.DefaultMin,
+			ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	_, err = manager.Open(h.ctx)
 	check.NoError(t, err)
 	t.Cleanup(func() { check.NoError(t, manager.Close()) })
 	t.Cleanup(func() { stopAll(t, manager) })
 	releases := watcher.New(watcher.Config{
-		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed, Events: h.bus, Log: log,
+		NodeName: "n1", Node: manager, Cluster: h.ledger.Node, Controllers: ctl, DriversChanged: registry.Changed,
+		Events: h.bus, Log: log,
 		GC: watcher.GC{Interval: time.Hour, Claims: time.Hour, Drivers: time.Hour, Workloads: time.Hour},
 	})
-	registrar := &noderecord.Registrar{Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo, Log: log}
+	registrar := &noderecord.Registrar{
+		Name: "n1", BootID: "b", Cluster: h.ledger.Node, Drivers: registry, Devices: pseudo,
+		Log: log,
+	}
 	loops, stopLoops := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { h.ledger.WhileLeader(loops, releases.Run) })
@@ -324,11 +361,13 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Cleanup(func() { stopAll(t, manager); stopLoops(); running.Wait() })
 
 	cfg := Config{
-		Socket: filepath.Join(dir, "run", "p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
+		Socket: filepath.Join(dir, "run",
+			"p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
 		Plugins: onePlugin{},
-		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus, Sealer: sealer,
+		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus,
+		Sealer:   sealer,
 		Services: h.consul, Tokens: h.consul,
 		Raft: h.ledger.Node, Watcher: releases,
 	}
@@ -409,7 +448,8 @@ func (h *host) start(t *testing.T, id, volume string) (*hostv1.Workload, []*host
 func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload, steps []*hostv1.Step, err error) {
 	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
 		Spec: &hostv1.WorkloadSpec{Id: id, Volumes: []*hostv1.VolumeRequest{{
-			Name: "data", Source: volume, Destination: "/data", MountOptions: &hostv1.MountOptions{MountFlags: []string{secretFlag}},
+			Name: "data", Source: volume, Destination: "/data",
+			MountOptions: &hostv1.MountOptions{MountFlags: []string{secretFlag}},
 		}}},
 		ReleaseWithCaller: withCaller,
 	}))

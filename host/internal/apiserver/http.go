@@ -55,13 +55,15 @@ func clearSocket(ctx context.Context, path string) error {
 		return fmt.Errorf("check the API's socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s is there and is not a socket: remove it, or set another socket in the agent's configuration", path)
+		return fmt.Errorf("%s is there and is not a socket: remove it, or set another socket in the agent's configuration",
+			path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
 		_ = conn.Close()
-		return fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
+		return fmt.Errorf(
+			"another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("check who listens on the API's socket: %w", err)
@@ -103,7 +105,8 @@ const jwksTimeout = 10 * time.Second
 // jwks returns the public keys that verify what the cluster signs. They may be cached: the key does not change.
 func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
 	if s.cfg.JWKS == nil {
-		http.Error(w, "nothing is signed: no consul block of the agent's configuration has an auth_method", http.StatusNotFound)
+		http.Error(w, "nothing is signed: no consul block of the agent's configuration has an auth_method",
+			http.StatusNotFound)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), jwksTimeout)

@@ -44,7 +44,9 @@ func (s memberService) discovery() (Discovery, error) {
 }
 
 // ListMembers lists the agents that this one knows. A host that is in no cluster lists itself.
-func (s memberService) ListMembers(context.Context, *connect.Request[hostv1.ListMembersRequest]) (*connect.Response[hostv1.ListMembersResponse], error) {
+func (s memberService) ListMembers(context.Context,
+	*connect.Request[hostv1.ListMembersRequest],
+) (*connect.Response[hostv1.ListMembersResponse], error) {
 	leader := s.leaderName()
 	if s.cfg.Discovery == nil {
 		return connect.NewResponse(&hostv1.ListMembersResponse{Members: []*hostv1.Member{{
@@ -75,7 +77,9 @@ func (s *Server) leaderName() string {
 }
 
 // JoinMembers joins agents at their addresses.
-func (s memberService) JoinMembers(_ context.Context, req *connect.Request[hostv1.JoinMembersRequest]) (*connect.Response[hostv1.JoinMembersResponse], error) {
+func (s memberService) JoinMembers(_ context.Context,
+	req *connect.Request[hostv1.JoinMembersRequest],
+) (*connect.Response[hostv1.JoinMembersResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
@@ -91,14 +95,17 @@ func (s memberService) JoinMembers(_ context.Context, req *connect.Request[hostv
 }
 
 // ForceLeave marks a failed agent as left.
-func (s memberService) ForceLeave(_ context.Context, req *connect.Request[hostv1.ForceLeaveRequest]) (*connect.Response[hostv1.ForceLeaveResponse], error) {
+func (s memberService) ForceLeave(_ context.Context,
+	req *connect.Request[hostv1.ForceLeaveRequest],
+) (*connect.Response[hostv1.ForceLeaveResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range d.Members() {
 		if m.Name == req.Msg.GetName() && m.Status == discovery.Alive {
-			return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name, errAlive)
+			return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name,
+				errAlive)
 		}
 	}
 	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), d.ForceLeave(req.Msg.GetName(), req.Msg.GetPrune())
@@ -106,7 +113,9 @@ func (s memberService) ForceLeave(_ context.Context, req *connect.Request[hostv1
 
 // Leave makes this agent leave the cluster for good and stop. A leader transfers its leadership first, and a server
 // waits until it is removed from raft.
-func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse], error) {
+func (s memberService) Leave(ctx context.Context,
+	_ *connect.Request[hostv1.LeaveRequest],
+) (*connect.Response[hostv1.LeaveResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
@@ -114,7 +123,8 @@ func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.Leav
 	doing := fmt.Sprintf("let %q leave the cluster", s.cfg.Name)
 	for _, w := range s.cfg.Workloads.List() {
 		if len(w.Spec.Volumes) > 0 && w.State != workload.Stopped && w.State != workload.Failed {
-			return nil, fmt.Errorf("%s: %w, such as %q; empty it first: pannier node drain -enable -wait %s", doing, errUsed, w.Spec.WorkloadRef, s.cfg.Name)
+			return nil, fmt.Errorf("%s: %w, such as %q; empty it first: pannier node drain -enable -wait %s", doing, errUsed,
+				w.Spec.WorkloadRef, s.cfg.Name)
 		}
 	}
 	// A plain node has nothing to hand over.
@@ -124,7 +134,8 @@ func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.Leav
 			return m.Name != s.cfg.Name && m.Role == discovery.Server && m.Status == discovery.Alive
 		})
 		if !others {
-			return nil, fmt.Errorf("%s: %w; start another one first, or stop the agent: pannier agent stop", doing, errLastServer)
+			return nil, fmt.Errorf("%s: %w; start another one first, or stop the agent: pannier agent stop", doing,
+				errLastServer)
 		}
 		leave = s.cfg.Raft.Leave
 	}
@@ -136,7 +147,9 @@ func (s memberService) Leave(ctx context.Context, _ *connect.Request[hostv1.Leav
 }
 
 // ListKeys lists the ids of the keys that encrypt gossip.
-func (s memberService) ListKeys(context.Context, *connect.Request[hostv1.ListKeysRequest]) (*connect.Response[hostv1.ListKeysResponse], error) {
+func (s memberService) ListKeys(context.Context,
+	*connect.Request[hostv1.ListKeysRequest],
+) (*connect.Response[hostv1.ListKeysResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
@@ -150,34 +163,48 @@ func (s memberService) ListKeys(context.Context, *connect.Request[hostv1.ListKey
 		resp.Problem = err.Error()
 	}
 	for _, key := range slices.Sorted(maps.Keys(keys.Keys)) {
-		resp.Keys = append(resp.Keys, &hostv1.GossipKey{Id: keyID(key), Agents: int32(keys.Keys[key]), Primary: int32(keys.Primary[key])})
+		resp.Keys = append(resp.Keys, &hostv1.GossipKey{
+			Id: keyID(key), Agents: int32(keys.Keys[key]),
+			Primary: int32(keys.Primary[key]),
+		})
 	}
-	slices.SortFunc(resp.Keys, func(a, b *hostv1.GossipKey) int { return cmp.Or(int(b.Primary-a.Primary), cmp.Compare(a.Id, b.Id)) })
+	slices.SortFunc(resp.Keys, func(a,
+		b *hostv1.GossipKey,
+	) int {
+		return cmp.Or(int(b.Primary-a.Primary), cmp.Compare(a.Id, b.Id))
+	})
 	return connect.NewResponse(resp), nil
 }
 
 // AddKey gives every agent another key to decrypt with.
-func (s memberService) AddKey(_ context.Context, req *connect.Request[hostv1.AddKeyRequest]) (*connect.Response[hostv1.AddKeyResponse], error) {
+func (s memberService) AddKey(_ context.Context,
+	req *connect.Request[hostv1.AddKeyRequest],
+) (*connect.Response[hostv1.AddKeyResponse], error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
 	}
 	key := req.Msg.GetKey()
 	if raw, err := base64.StdEncoding.DecodeString(key); err != nil || !slices.Contains([]int{16, 24, 32}, len(raw)) {
-		return nil, invalid("gossip key", "key", "must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
+		return nil, invalid("gossip key", "key",
+			"must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
 	}
 	_, err = d.InstallKey(key)
 	return connect.NewResponse(&hostv1.AddKeyResponse{Id: keyID(key)}), err
 }
 
 // UseKey makes every agent encrypt with a key.
-func (s memberService) UseKey(_ context.Context, req *connect.Request[hostv1.UseKeyRequest]) (*connect.Response[hostv1.UseKeyResponse], error) {
+func (s memberService) UseKey(_ context.Context,
+	req *connect.Request[hostv1.UseKeyRequest],
+) (*connect.Response[hostv1.UseKeyResponse], error) {
 	err := s.withKey(req.Msg.GetId(), Discovery.UseKey)
 	return connect.NewResponse(&hostv1.UseKeyResponse{}), err
 }
 
 // RemoveKey removes a key from every agent.
-func (s memberService) RemoveKey(_ context.Context, req *connect.Request[hostv1.RemoveKeyRequest]) (*connect.Response[hostv1.RemoveKeyResponse], error) {
+func (s memberService) RemoveKey(_ context.Context,
+	req *connect.Request[hostv1.RemoveKeyRequest],
+) (*connect.Response[hostv1.RemoveKeyResponse], error) {
 	err := s.withKey(req.Msg.GetId(), Discovery.RemoveKey)
 	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), err
 }

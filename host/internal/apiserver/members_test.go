@@ -19,7 +19,10 @@ type gossip struct {
 
 func (g *gossip) Members() []discovery.Member {
 	return []discovery.Member{
-		{Self: discovery.Self{Name: "n1", Role: discovery.Server, RPC: "10.0.0.1:7421", Version: "1"}, Status: discovery.Alive, Gossip: "10.0.0.1:7422"},
+		{
+			Self:   discovery.Self{Name: "n1", Role: discovery.Server, RPC: "10.0.0.1:7421", Version: "1"},
+			Status: discovery.Alive, Gossip: "10.0.0.1:7422",
+		},
 		{Self: discovery.Self{Name: "n2", Role: discovery.Node}, Status: discovery.Failed},
 	}
 }
@@ -78,14 +81,16 @@ func TestMembersAndKeys(t *testing.T) {
 	check.NoError(t, err)
 	list, err := h.client.Members.ListKeys(h.ctx, request(&hostv1.ListKeysRequest{}))
 	check.NoError(t, err)
-	if k := list.Msg.GetKeys(); len(k) != 1 || k[0].GetId() != added.Msg.GetId() || k[0].GetAgents() != 2 || strings.Contains(list.Msg.String(), key) {
+	if k := list.Msg.GetKeys(); len(k) != 1 || k[0].GetId() != added.Msg.GetId() || k[0].GetAgents() != 2 ||
+		strings.Contains(list.Msg.String(), key) {
 		t.Errorf("keys %v", list.Msg)
 	}
 	_, err = h.client.Members.UseKey(h.ctx, request(&hostv1.UseKeyRequest{Id: "unknown"}))
 	wantError(t, err, connect.CodeNotFound, "keyring list")
 	_, err = h.client.Members.UseKey(h.ctx, request(&hostv1.UseKeyRequest{Id: added.Msg.GetId()}))
 	check.NoError(t, err)
-	if g.did[len(g.did)-1] != "use "+key || strings.Contains(h.log.String(), key) || strings.Contains(h.log.String(), secret) {
+	if g.did[len(g.did)-1] != "use "+key || strings.Contains(h.log.String(), key) ||
+		strings.Contains(h.log.String(), secret) {
 		t.Errorf("it did %q", g.did)
 	}
 }

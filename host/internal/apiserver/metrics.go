@@ -78,12 +78,15 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	volumesDesc        = desc("volumes", "Registered volumes.")
-	claimsDesc         = desc("claims", "Claims in the ledger by state.", "state")
-	workloadsDesc      = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.", "state")
+	volumesDesc   = desc("volumes", "Registered volumes.")
+	claimsDesc    = desc("claims", "Claims in the ledger by state.", "state")
+	workloadsDesc = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
+		"state")
 	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
-	driverRestartsDesc = desc("driver_restarts_total", "Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
-	consulDesc         = desc("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.", "consul")
+	driverRestartsDesc = desc("driver_restarts_total",
+		"Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
+	consulDesc = desc("consul_in_sync", "Whether the services of this node's workloads are in sync with a Consul.",
+		"consul")
 	tokensDesc         = desc("tokens", "Consul tokens of workloads' services in the ledger.")
 	pluginDesc         = desc("plugin_running", "Whether a plugin is running.", "plugin")
 	pluginRestartsDesc = desc("plugin_restarts_total", "Restarts of a plugin since the agent started.", "plugin")
@@ -235,7 +238,10 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 // workloadCounts counts the workloads of this node, for every state.
 func (s *Server) workloadCounts() map[string]int {
 	n := map[string]int{}
-	for _, state := range []workload.State{workload.Starting, workload.Running, workload.Unknown, workload.Stopping, workload.Stopped, workload.Failed} {
+	for _, state := range []workload.State{
+		workload.Starting, workload.Running, workload.Unknown, workload.Stopping,
+		workload.Stopped, workload.Failed,
+	} {
 		n[string(state)] = 0
 	}
 	for _, w := range s.cfg.Workloads.List() {

@@ -31,7 +31,9 @@ func (s *Server) heard(node string) (at, keepsTo time.Time) {
 type nodeService struct{ *Server }
 
 // ListNodes lists all nodes that the ledger knows.
-func (s nodeService) ListNodes(ctx context.Context, req *connect.Request[hostv1.ListNodesRequest]) (*connect.Response[hostv1.ListNodesResponse], error) {
+func (s nodeService) ListNodes(ctx context.Context,
+	req *connect.Request[hostv1.ListNodesRequest],
+) (*connect.Response[hostv1.ListNodesResponse], error) {
 	resp := &hostv1.ListNodesResponse{}
 	var err error
 	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
@@ -46,36 +48,42 @@ func (s nodeService) ListNodes(ctx context.Context, req *connect.Request[hostv1.
 }
 
 // GetNode reads a node with its workloads and claims.
-func (s nodeService) GetNode(ctx context.Context, req *connect.Request[hostv1.GetNodeRequest]) (*connect.Response[hostv1.GetNodeResponse], error) {
+func (s nodeService) GetNode(ctx context.Context,
+	req *connect.Request[hostv1.GetNodeRequest],
+) (*connect.Response[hostv1.GetNodeResponse], error) {
 	name := req.Msg.GetName()
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("node", "name", err.Error())
 	}
 	resp := &hostv1.GetNodeResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)}, func(tx *state.ReadTx) error {
-		n, err := tx.Node(name)
-		if err != nil {
+	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)},
+		func(tx *state.ReadTx) error {
+			n, err := tx.Node(name)
+			if err != nil {
+				return err
+			}
+			claims, err := tx.ClaimsOn(name)
+			if err != nil {
+				return err
+			}
+			workloads, err := tx.WorkloadsOn(name)
+			resp.Node, resp.Claims = s.shownNode(n, s.members()), shownClaims(claims)
+			for _, w := range workloads {
+				resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{
+					Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After), CreatedAt: timestamp(
+						w.CreatedAt),
+				})
+			}
 			return err
-		}
-		claims, err := tx.ClaimsOn(name)
-		if err != nil {
-			return err
-		}
-		workloads, err := tx.WorkloadsOn(name)
-		resp.Node, resp.Claims = s.shownNode(n, s.members()), shownClaims(claims)
-		for _, w := range workloads {
-			resp.Workloads = append(resp.Workloads, &hostv1.NodeWorkload{
-				Namespace: w.Ref.Namespace, Id: w.Ref.ID, Status: string(w.Status), After: refs(w.After), CreatedAt: timestamp(w.CreatedAt),
-			})
-		}
-		return err
-	})
+		})
 	return connect.NewResponse(resp), err
 }
 
 // DrainNode begins or ends a drain. Both may be repeated.
-func (s nodeService) DrainNode(ctx context.Context, req *connect.Request[hostv1.DrainNodeRequest]) (*connect.Response[hostv1.DrainNodeResponse], error) {
+func (s nodeService) DrainNode(ctx context.Context,
+	req *connect.Request[hostv1.DrainNodeRequest],
+) (*connect.Response[hostv1.DrainNodeResponse], error) {
 	node, err := s.node(ctx, req.Msg.GetName())
 	if err != nil {
 		return nil, err
@@ -93,13 +101,16 @@ func (s nodeService) DrainNode(ctx context.Context, req *connect.Request[hostv1.
 }
 
 // SetNodeEligibility sets whether a node may start workloads.
-func (s nodeService) SetNodeEligibility(ctx context.Context, req *connect.Request[hostv1.SetNodeEligibilityRequest]) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
+func (s nodeService) SetNodeEligibility(ctx context.Context,
+	req *connect.Request[hostv1.SetNodeEligibilityRequest],
+) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
 	node, err := s.node(ctx, req.Msg.GetName())
 	if err != nil {
 		return nil, err
 	}
 	if ineligible := !req.Msg.GetEligible(); ineligible != node.Ineligible {
-		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible}); err != nil {
+		if node, err = s.cfg.Ledger.SetNodeDuty(ctx,
+			command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible}); err != nil {
 			return nil, err
 		}
 	}
@@ -113,13 +124,16 @@ const purgeWait = 20 * time.Second
 var errNodeUp = errcode.FailedPrecondition.New("the node is up")
 
 // PurgeNode forgets a node.
-func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.PurgeNodeRequest]) (*connect.Response[hostv1.PurgeNodeResponse], error) {
+func (s nodeService) PurgeNode(ctx context.Context,
+	req *connect.Request[hostv1.PurgeNodeRequest],
+) (*connect.Response[hostv1.PurgeNodeResponse], error) {
 	node, err := s.node(ctx, req.Msg.GetName())
 	if err != nil {
 		return nil, err
 	}
 	if why := s.up(node); why != "" {
-		return nil, fmt.Errorf("purge node %q: %w: %s; empty it (pannier node drain -enable -wait %s), then stop its agent and wait until it is down",
+		return nil, fmt.Errorf(
+			"purge node %q: %w: %s; empty it (pannier node drain -enable -wait %s), then stop its agent and wait until it is down",
 			node.Name, errNodeUp, why, node.Name)
 	}
 	resp := &hostv1.PurgeNodeResponse{}
@@ -129,7 +143,8 @@ func (s nodeService) PurgeNode(ctx context.Context, req *connect.Request[hostv1.
 		if err != nil {
 			return nil, err
 		}
-		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims", len(result.Freed))
+		s.log.Warn("a node was purged by force", "node", node.Name, "by", by, "workloads", len(result.Ended), "claims",
+			len(result.Freed))
 		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), shownClaims(result.Freed)
 	}
 	if err := s.deleteNode(ctx, node, req.Msg.GetForce()); err != nil {
@@ -156,7 +171,8 @@ func (s nodeService) deleteNode(ctx context.Context, n claim.Node, wait bool) er
 			return fmt.Errorf("%w; when it is down for good: pannier node purge -force %s", err, name)
 		case waiting.Err() != nil:
 			cancel()
-			return fmt.Errorf("node %q is down in the ledger, and its claims are being released: %w; purge it again to finish (pannier node status %s shows what is left)",
+			return fmt.Errorf(
+				"node %q is down in the ledger, and its claims are being released: %w; purge it again to finish (pannier node status %s shows what is left)",
 				name, err, name)
 		}
 		<-changed // closed also when waiting ends
@@ -233,7 +249,8 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
 		d := n.Drivers[id]
 		shown.Drivers = append(shown.Drivers, &hostv1.NodeDriver{
-			Id: d.ID, Type: string(d.Type), Healthy: d.Healthy, Message: d.Message, Provider: d.Provider, ProviderVersion: d.Version,
+			Id: d.ID, Type: string(
+				d.Type), Healthy: d.Healthy, Message: d.Message, Provider: d.Provider, ProviderVersion: d.Version,
 			NodeId: d.NodeID, MaxVolumes: d.MaxVolumes, Topology: maps.Clone(d.Topology), Controller: d.Controller != nil,
 		})
 	}

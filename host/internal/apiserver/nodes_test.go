@@ -26,19 +26,23 @@ func TestNodes(t *testing.T) {
 	h.putNode(t, "n2")
 	list, err := h.client.Nodes.ListNodes(h.ctx, request(&hostv1.ListNodesRequest{}))
 	check.NoError(t, err)
-	if n := list.Msg.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" || !n[0].GetEligible() || len(n[0].GetDrivers()) != 1 ||
+	if n := list.Msg.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" ||
+		!n[0].GetEligible() || len(n[0].GetDrivers()) != 1 ||
 		n[1].GetAttributes()["k"] != "v" || n[1].GetDrain() != nil || list.Msg.GetMeta().GetIndex() == 0 {
 		t.Errorf("nodes %v", list.Msg)
 	}
 	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2"}))
 	check.NoError(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
+		nil)
 	if !errors.Is(err, claim.ErrIneligible) {
 		t.Errorf("a workload starts on a node that takes none: %v", err)
 	}
-	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true}))
+	_, err = h.client.Nodes.SetNodeEligibility(h.ctx,
+		request(&hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true}))
 	check.NoError(t, err)
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"}, nil)
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
+		nil)
 	check.NoError(t, err)
 
 	// A second drain returns the first one.
@@ -51,7 +55,8 @@ func TestNodes(t *testing.T) {
 	}
 	got, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
 	check.NoError(t, err)
-	if w := got.Msg.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" || got.Msg.GetNode().GetDrain() == nil {
+	if w := got.Msg.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" ||
+		got.Msg.GetNode().GetDrain() == nil {
 		t.Errorf("node %v", got.Msg)
 	}
 	end, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2"}))
@@ -95,7 +100,11 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	})
 	check.NoError(t, err)
 	w := claim.WorkloadRef{Namespace: "default", ID: "w"}
-	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: w, Node: "n2"}, []claim.Claim{{Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}})
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: w, Node: "n2"},
+		[]claim.Claim{{
+			Volume: volume, Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
+			AttachmentMode: claim.FileSystem,
+		}})
 	check.NoError(t, err)
 	purged := make(chan error, 1)
 	go func() {

@@ -20,7 +20,9 @@ import (
 type operatorService struct{ *Server }
 
 // ListPeers lists the servers that take part in raft.
-func (s operatorService) ListPeers(ctx context.Context, _ *connect.Request[hostv1.ListPeersRequest]) (*connect.Response[hostv1.ListPeersResponse], error) {
+func (s operatorService) ListPeers(ctx context.Context,
+	_ *connect.Request[hostv1.ListPeersRequest],
+) (*connect.Response[hostv1.ListPeersResponse], error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	if err != nil {
 		return nil, err
@@ -32,7 +34,8 @@ func shownPeers(peers []cluster.Peer) []*hostv1.RaftPeer {
 	var out []*hostv1.RaftPeer
 	for _, p := range peers {
 		shown := &hostv1.RaftPeer{
-			Name: p.ID, Address: p.Address, Leader: p.Leader, Voter: p.Voter, Healthy: p.Healthy, LastIndex: p.LastIndex, Version: p.Version,
+			Name: p.ID, Address: p.Address, Leader: p.Leader, Voter: p.Voter, Healthy: p.Healthy, LastIndex: p.LastIndex,
+			Version: p.Version,
 		}
 		if p.Answered && p.LastContact >= 0 {
 			shown.LastContact = durationpb.New(p.LastContact)
@@ -43,7 +46,9 @@ func shownPeers(peers []cluster.Peer) []*hostv1.RaftPeer {
 }
 
 // TransferLeadership makes another server lead.
-func (s operatorService) TransferLeadership(ctx context.Context, req *connect.Request[hostv1.TransferLeadershipRequest]) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
+func (s operatorService) TransferLeadership(ctx context.Context,
+	req *connect.Request[hostv1.TransferLeadershipRequest],
+) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
 	if err := s.cfg.Raft.TransferLeadership(ctx, req.Msg.GetName()); err != nil {
 		return nil, err
 	}
@@ -51,12 +56,16 @@ func (s operatorService) TransferLeadership(ctx context.Context, req *connect.Re
 }
 
 // RemovePeer removes a server that is gone for good from raft.
-func (s operatorService) RemovePeer(ctx context.Context, req *connect.Request[hostv1.RemovePeerRequest]) (*connect.Response[hostv1.RemovePeerResponse], error) {
+func (s operatorService) RemovePeer(ctx context.Context,
+	req *connect.Request[hostv1.RemovePeerRequest],
+) (*connect.Response[hostv1.RemovePeerResponse], error) {
 	return connect.NewResponse(&hostv1.RemovePeerResponse{}), s.cfg.Raft.RemovePeer(ctx, req.Msg.GetName())
 }
 
 // GetAutopilot reads autopilot's settings.
-func (s operatorService) GetAutopilot(context.Context, *connect.Request[hostv1.GetAutopilotRequest]) (*connect.Response[hostv1.GetAutopilotResponse], error) {
+func (s operatorService) GetAutopilot(context.Context,
+	*connect.Request[hostv1.GetAutopilotRequest],
+) (*connect.Response[hostv1.GetAutopilotResponse], error) {
 	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(s.cfg.Raft.Autopilot())}), nil
 }
 
@@ -69,11 +78,14 @@ func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
 }
 
 // SetAutopilot changes autopilot's settings in the ledger.
-func (s operatorService) SetAutopilot(ctx context.Context, req *connect.Request[hostv1.SetAutopilotRequest]) (*connect.Response[hostv1.SetAutopilotResponse], error) {
+func (s operatorService) SetAutopilot(ctx context.Context,
+	req *connect.Request[hostv1.SetAutopilotRequest],
+) (*connect.Response[hostv1.SetAutopilotResponse], error) {
 	want, by := req.Msg.GetAutopilot(), claim.AutopilotChange{}
 	if want != nil {
 		by.CleanupDeadServers = want.CleanupDeadServers
-		by.LastContactThreshold, by.ServerStabilizationTime = asDuration(want.GetLastContactThreshold()), asDuration(want.GetServerStabilizationTime())
+		by.LastContactThreshold, by.ServerStabilizationTime = asDuration(want.GetLastContactThreshold()), asDuration(
+			want.GetServerStabilizationTime())
 	}
 	if want != nil && want.MinQuorum != nil {
 		quorum := int(want.GetMinQuorum())
@@ -96,7 +108,9 @@ func asDuration(d *durationpb.Duration) *time.Duration {
 }
 
 // AutopilotHealth returns the health of the servers.
-func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request[hostv1.AutopilotHealthRequest]) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
+func (s operatorService) AutopilotHealth(ctx context.Context,
+	_ *connect.Request[hostv1.AutopilotHealthRequest],
+) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	if err != nil {
 		return nil, err
@@ -121,7 +135,9 @@ func (s operatorService) AutopilotHealth(ctx context.Context, _ *connect.Request
 const snapshotChunk = 256 << 10
 
 // SaveSnapshot streams a copy of the ledger.
-func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest], stream *connect.ServerStream[hostv1.SaveSnapshotResponse]) error {
+func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest],
+	stream *connect.ServerStream[hostv1.SaveSnapshotResponse],
+) error {
 	info, err := s.cfg.Raft.Save(ctx, chunks(func(chunk []byte) error {
 		return stream.Send(&hostv1.SaveSnapshotResponse{Chunk: chunk})
 	}))
@@ -154,13 +170,18 @@ func (s *Server) nothingClaimed(ctx context.Context) error {
 			return err
 		}
 		c := claims[0]
-		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("there are %d claims, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
-			"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(claims), c.Workload, c.Volume, c.Node, c.Node))
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf(
+				"there are %d claims, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
+					"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(
+					claims), c.Workload, c.Volume, c.Node, c.Node))
 	})
 }
 
 // RestoreSnapshot replaces the ledger by a snapshot.
-func (s operatorService) RestoreSnapshot(ctx context.Context, stream *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+func (s operatorService) RestoreSnapshot(ctx context.Context,
+	stream *connect.ClientStream[hostv1.RestoreSnapshotRequest],
+) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
 	if err := s.nothingClaimed(ctx); err != nil {
 		return nil, err
 	}
@@ -195,7 +216,8 @@ func (r *received) Read(p []byte) (int, error) {
 
 func snapshotInfo(b cluster.Backup) *hostv1.SnapshotInfo {
 	return &hostv1.SnapshotInfo{
-		Index: b.Index, Term: b.Term, Size: b.Size, Checksum: b.SHA256, CreatedAt: timestamp(b.CreatedAt), Cluster: b.Cluster, Server: b.Server,
+		Index: b.Index, Term: b.Term, Size: b.Size, Checksum: b.SHA256, CreatedAt: timestamp(
+			b.CreatedAt), Cluster: b.Cluster, Server: b.Server,
 	}
 }
 
@@ -206,7 +228,9 @@ type secretsService struct{ *Server }
 var errNoKeys = errors.New("this agent is no server: it has no ledger and no keys")
 
 // GetSecretsStatus lists the keys that encrypt secrets.
-func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request[hostv1.GetSecretsStatusRequest]) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {
+func (s secretsService) GetSecretsStatus(ctx context.Context,
+	_ *connect.Request[hostv1.GetSecretsStatusRequest],
+) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
 	}
@@ -224,7 +248,9 @@ func (s secretsService) GetSecretsStatus(ctx context.Context, _ *connect.Request
 }
 
 // RotateSecretsKey makes a new key the one that encrypts secrets.
-func (s secretsService) RotateSecretsKey(ctx context.Context, _ *connect.Request[hostv1.RotateSecretsKeyRequest]) (*connect.Response[hostv1.RotateSecretsKeyResponse], error) {
+func (s secretsService) RotateSecretsKey(ctx context.Context,
+	_ *connect.Request[hostv1.RotateSecretsKeyRequest],
+) (*connect.Response[hostv1.RotateSecretsKeyResponse], error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
 	}
@@ -239,7 +265,9 @@ func (s secretsService) RotateSecretsKey(ctx context.Context, _ *connect.Request
 type systemService struct{ *Server }
 
 // CollectGarbage collects garbage now.
-func (s systemService) CollectGarbage(ctx context.Context, req *connect.Request[hostv1.CollectGarbageRequest]) (*connect.Response[hostv1.CollectGarbageResponse], error) {
+func (s systemService) CollectGarbage(ctx context.Context,
+	req *connect.Request[hostv1.CollectGarbageRequest],
+) (*connect.Response[hostv1.CollectGarbageResponse], error) {
 	// Only the leader decides what is garbage.
 	if err := s.cfg.Ledger.ReadLatest(ctx, func(*state.ReadTx) error { return nil }); err != nil {
 		return nil, err

@@ -33,7 +33,8 @@ func TestRaftOfOne(t *testing.T) {
 	}
 	_, err = h.client.Operator.RemovePeer(h.ctx, request(&hostv1.RemovePeerRequest{Name: "nobody"}))
 	wantError(t, err, connect.CodeNotFound, "nobody")
-	_, err = h.client.Operator.RemovePeer(h.ctx, request(&hostv1.RemovePeerRequest{Name: peers.Msg.GetPeers()[0].GetName()}))
+	_, err = h.client.Operator.RemovePeer(h.ctx,
+		request(&hostv1.RemovePeerRequest{Name: peers.Msg.GetPeers()[0].GetName()}))
 	wantError(t, err, connect.CodeFailedPrecondition, "alive")
 	health, err := h.client.Operator.AutopilotHealth(h.ctx, request(&hostv1.AutopilotHealthRequest{}))
 	check.NoError(t, err)
@@ -41,14 +42,17 @@ func TestRaftOfOne(t *testing.T) {
 		t.Errorf("health %v", health.Msg)
 	}
 	quorum := uint32(5)
-	_, err = h.client.Operator.SetAutopilot(h.ctx, request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{MinQuorum: &quorum}}))
+	_, err = h.client.Operator.SetAutopilot(h.ctx,
+		request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{MinQuorum: &quorum}}))
 	check.NoError(t, err)
 	got, err := h.client.Operator.GetAutopilot(h.ctx, request(&hostv1.GetAutopilotRequest{}))
 	check.NoError(t, err)
-	if a := got.Msg.GetAutopilot(); a.GetMinQuorum() != 5 || !a.GetCleanupDeadServers() || a.GetLastContactThreshold().AsDuration() <= 0 {
+	if a := got.Msg.GetAutopilot(); a.GetMinQuorum() != 5 || !a.GetCleanupDeadServers() ||
+		a.GetLastContactThreshold().AsDuration() <= 0 {
 		t.Errorf("autopilot %v", a)
 	}
-	_, err = h.client.Operator.SetAutopilot(h.ctx, request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{LastContactThreshold: durationpb.New(-1)}}))
+	_, err = h.client.Operator.SetAutopilot(h.ctx,
+		request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{LastContactThreshold: durationpb.New(-1)}}))
 	wantError(t, err, connect.CodeInvalidArgument, "last_contact_threshold")
 }
 
@@ -106,7 +110,10 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	}
 	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: held, Node: "n2"}, []claim.Claim{{
-		Volume: claim.VolumeRef{Namespace: "default", ID: "lost"}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+		Volume: claim.VolumeRef{
+			Namespace: "default",
+			ID:        "lost",
+		}, Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
 	}})
 
 	check.NoError(t, err)

@@ -51,9 +51,12 @@ func (e *elsewhere) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.mu.Unlock()
 	r = r.Clone(r.Context())
 	r.URL.Scheme = "http"
-	transport := http.RoundTripper(&http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", e.socket)
-	}})
+	transport := http.RoundTripper(&http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", e.socket)
+		},
+	})
 	resp, err := transport.RoundTrip(r)
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -208,7 +208,8 @@ func others(c *caller, msg any) error {
 				namespace = namespaceOf(msg)
 			}
 			if !c.AllowNamespace(namespace, list.needs) {
-				return c.lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, shortened(name), list.needs, shortened(namespace)))
+				return c.lacks(fmt.Sprintf("%s of workload %q: the capability %q on namespace %q", list.field, shortened(name),
+					list.needs, shortened(namespace)))
 			}
 		}
 	}
@@ -288,7 +289,8 @@ func (c *caller) has(policy string) bool { return slices.Contains(c.Policies, po
 
 // lacks returns an error that names the missing permission and the token.
 func (c *caller) lacks(what string) error {
-	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name, c.Accessor)
+	whose := fmt.Sprintf("token %q (accessor %s) does not have it; see what it has: pannier acl token self", c.Name,
+		c.Accessor)
 	if c.Accessor == "" {
 		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
 	}

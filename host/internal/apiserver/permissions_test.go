@@ -91,27 +91,33 @@ var callers = map[string]string{
 // none.
 var who = map[string][]string{
 	"read write": {
-		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure, v1.VolumeServiceListSnapshotsProcedure,
+		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure,
+		v1.VolumeServiceListSnapshotsProcedure,
 		v1.WorkloadServiceGetWorkloadProcedure, v1.DriverServiceListDriversProcedure, v1.DriverServiceGetDriverProcedure,
 		v1.DeviceServiceListDevicesProcedure, v1.DeviceServiceDeviceStatsProcedure, v1.PluginServiceListPluginsProcedure,
-		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure, v1.NodeServiceGetNodeProcedure,
+		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure,
+		v1.NodeServiceGetNodeProcedure,
 		v1.MemberServiceListMembersProcedure, v1.OperatorServiceListPeersProcedure, v1.OperatorServiceGetAutopilotProcedure,
 		v1.OperatorServiceAutopilotHealthProcedure, v1.SecretsServiceGetSecretsStatusProcedure,
 		v1.VolumeServiceListVolumesProcedure, v1.WorkloadServiceListWorkloadsProcedure, v1.TokenServiceListTokensProcedure,
 	},
 	"write": {
-		v1.VolumeServiceRegisterVolumeProcedure, v1.VolumeServiceCreateVolumeProcedure, v1.VolumeServiceDeregisterVolumeProcedure,
+		v1.VolumeServiceRegisterVolumeProcedure, v1.VolumeServiceCreateVolumeProcedure,
+		v1.VolumeServiceDeregisterVolumeProcedure,
 		v1.VolumeServiceDeleteVolumeProcedure, v1.VolumeServiceExpandVolumeProcedure, v1.VolumeServiceDetachVolumeProcedure,
 		v1.VolumeServiceCreateSnapshotProcedure, v1.VolumeServiceDeleteSnapshotProcedure,
-		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure, v1.WorkloadServiceStopWorkloadProcedure,
+		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure,
+		v1.WorkloadServiceStopWorkloadProcedure,
 		v1.DriverServiceRegisterDriverProcedure, v1.DriverServiceDeregisterDriverProcedure,
 		v1.PluginServiceSwapPluginProcedure, v1.PluginServiceRollbackPluginProcedure, v1.PluginServicePinPluginProcedure,
 		v1.PluginServiceUnpinPluginProcedure, v1.PluginServiceVerifyPluginProcedure,
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure,
 		v1.NodeServiceDrainNodeProcedure, v1.NodeServiceSetNodeEligibilityProcedure, v1.NodeServicePurgeNodeProcedure,
 		v1.MemberServiceJoinMembersProcedure, v1.MemberServiceForceLeaveProcedure, v1.MemberServiceLeaveProcedure,
-		v1.MemberServiceListKeysProcedure, v1.MemberServiceAddKeyProcedure, v1.MemberServiceUseKeyProcedure, v1.MemberServiceRemoveKeyProcedure,
-		v1.OperatorServiceTransferLeadershipProcedure, v1.OperatorServiceRemovePeerProcedure, v1.OperatorServiceSetAutopilotProcedure,
+		v1.MemberServiceListKeysProcedure, v1.MemberServiceAddKeyProcedure, v1.MemberServiceUseKeyProcedure,
+		v1.MemberServiceRemoveKeyProcedure,
+		v1.OperatorServiceTransferLeadershipProcedure, v1.OperatorServiceRemovePeerProcedure,
+		v1.OperatorServiceSetAutopilotProcedure,
 		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SystemServiceCollectGarbageProcedure,
 	},
 	"none other read write denied": {
@@ -121,8 +127,10 @@ var who = map[string][]string{
 	"": {
 		v1.OperatorServiceSaveSnapshotProcedure, v1.OperatorServiceRestoreSnapshotProcedure,
 		v1.ACLServicePutACLPolicyProcedure, v1.ACLServiceGetACLPolicyProcedure, v1.ACLServiceDeleteACLPolicyProcedure,
-		v1.ACLServicePutACLRoleProcedure, v1.ACLServiceGetACLRoleProcedure, v1.ACLServiceListACLRolesProcedure, v1.ACLServiceDeleteACLRoleProcedure,
-		v1.ACLServiceCreateACLTokenProcedure, v1.ACLServiceGetACLTokenProcedure, v1.ACLServiceListACLTokensProcedure, v1.ACLServiceDeleteACLTokenProcedure,
+		v1.ACLServicePutACLRoleProcedure, v1.ACLServiceGetACLRoleProcedure, v1.ACLServiceListACLRolesProcedure,
+		v1.ACLServiceDeleteACLRoleProcedure,
+		v1.ACLServiceCreateACLTokenProcedure, v1.ACLServiceGetACLTokenProcedure, v1.ACLServiceListACLTokensProcedure,
+		v1.ACLServiceDeleteACLTokenProcedure,
 	},
 }
 
@@ -176,7 +184,9 @@ func openGate(t *testing.T, resolver *acl.Resolver) *grpc.ClientConn {
 }
 
 // callOf makes a call with this secret about an object of namespace "default", and returns its error.
-func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protoreflect.MethodDescriptor, secret string) error {
+func callOf(t *testing.T, conn *grpc.ClientConn, procedure string, method protoreflect.MethodDescriptor,
+	secret string,
+) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -249,8 +259,10 @@ func TestWhoMayDoWhat(t *testing.T) {
 						wantStatus(t, name, err, codes.PermissionDenied, says...)
 					}
 				}
-				wantStatus(t, "management", callOf(t, conn, procedure, method, "management"), codes.Unimplemented, "is not implemented")
-				wantStatus(t, "expired", callOf(t, conn, procedure, method, "expired"), codes.Unauthenticated, `token "expired" (accessor acc-expired) ended at`)
+				wantStatus(t, "management", callOf(t, conn, procedure, method, "management"), codes.Unimplemented,
+					"is not implemented")
+				wantStatus(t, "expired", callOf(t, conn, procedure, method, "expired"), codes.Unauthenticated,
+					`token "expired" (accessor acc-expired) ended at`)
 				wantStatus(t, "unknown", callOf(t, conn, procedure, method, "unknown"), codes.Unauthenticated, "is not known here")
 			})
 		}
@@ -291,38 +303,144 @@ func TestNeedsOfRequests(t *testing.T) {
 		rules     string
 		lacks     string // empty: allowed
 	}{
-		"no namespace is default":        {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"}, shop, `"csi-read-volume" on namespace "default"`},
-		"default is no namespace":        {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"}, `namespace "default" { policy = "read" }`, ""},
-		"a spec's namespace":             {v1.VolumeServiceCreateVolumeProcedure, &hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{Namespace: "till"}}, shop, `"csi-write-volume" on namespace "till"`},
-		"no spec":                        {v1.VolumeServiceCreateVolumeProcedure, &hostv1.CreateVolumeRequest{}, shop, `on namespace "default"`},
-		"a long name":                    {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Namespace: strings.Repeat("x", 1<<20)}, shop, "is missing"},
-		"a pattern is no namespace":      {v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Namespace: "*", Id: "v"}, shop, `on namespace "*"`},
-		"list of all":                    {v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{Namespace: "*"}, shop, ""},
-		"list of all, no namespace":      {v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{}, shop, ""},
-		"list of all, nothing to see":    {v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{}, `node { policy = "write" }`, `"csi-list-volume" on any namespace`},
-		"list of one":                    {v1.WorkloadServiceListWorkloadsProcedure, &hostv1.ListWorkloadsRequest{Namespace: "till"}, shop, `"list-workloads" on namespace "till"`},
-		"list of one's own":              {v1.WorkloadServiceListWorkloadsProcedure, &hostv1.ListWorkloadsRequest{Namespace: "shop"}, shop, ""},
-		"detach":                         {v1.VolumeServiceDetachVolumeProcedure, &hostv1.DetachVolumeRequest{Namespace: "shop"}, shop, ""},
-		"detach by force":                {v1.VolumeServiceDetachVolumeProcedure, &hostv1.DetachVolumeRequest{Namespace: "shop", Force: true}, shop, `policy "write" for operator`},
-		"deregister by force":            {v1.VolumeServiceDeregisterVolumeProcedure, &hostv1.DeregisterVolumeRequest{Namespace: "shop", Force: true}, shop, `policy "write" for operator`},
-		"force by an operator":           {v1.VolumeServiceDeregisterVolumeProcedure, &hostv1.DeregisterVolumeRequest{Namespace: "shop", Force: true}, shop + "\n" + `operator { policy = "write" }`, ""},
-		"force by an operator elsewhere": {v1.VolumeServiceDeregisterVolumeProcedure, &hostv1.DeregisterVolumeRequest{Namespace: "till", Force: true}, shop + "\n" + `operator { policy = "write" }`, `on namespace "till"`},
-		"purge by force":                 {v1.NodeServicePurgeNodeProcedure, &hostv1.PurgeNodeRequest{Force: true}, `node { policy = "write" }`, `policy "write" for operator`},
-		"start":                          {v1.WorkloadServiceStartWorkloadProcedure, plain, `namespace "shop" { capabilities = ["submit-workload"] }`, ""},
-		"start with a volume":            {v1.WorkloadServiceStartWorkloadProcedure, withVolume, `namespace "shop" { capabilities = ["submit-workload"] }`, `"csi-mount-volume" on namespace "shop"`},
-		"start with a volume, may mount": {v1.WorkloadServiceStartWorkloadProcedure, withVolume, `namespace "shop" { capabilities = ["submit-workload", "csi-mount-volume"] }`, ""},
-		"wait for its own":               {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.After, s.Replaces = []string{"a"}, []string{"b"} }), shop, ""},
-		"wait for another's":             {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.After = []string{"till/a"} }), shop, `after of workload "till/a": the capability "read-workload" on namespace "till"`},
-		"take another's place":           {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"till/a"} }), shop + "\n" + `namespace "till" { policy = "read" }`, `replaces of workload "till/a": the capability "submit-workload" on namespace "till"`},
-		"wait for another's it may read": {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.After = []string{"till/a"} }), shop + "\n" + `namespace "till" { policy = "read" }`, ""},
-		"take the place of two":          {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"b", "till/a"} }), shop, `"submit-workload" on namespace "till"`},
-		"take a place that it may":       {v1.WorkloadServiceStartWorkloadProcedure, spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"till/a"} }), shop + "\n" + `namespace "till" { capabilities = ["submit-workload"] }`, ""},
-		"watch volumes":                  {v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"volumes", "claims", "workloads"}}, shop, ""},
-		"watch nodes too":                {v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"volumes", "nodes"}}, shop, `policy "read" for node`},
-		"watch drivers":                  {v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"drivers"}}, `plugin { policy = "list" }`, ""},
-		"watch what is new":              {v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"secrets"}}, `plugin { policy = "write" }`, "is missing"},
-		"its own policy":                 {v1.ACLServiceGetACLPolicyProcedure, &hostv1.GetACLPolicyRequest{Name: "mine"}, shop, ""},
-		"another's policy":               {v1.ACLServiceGetACLPolicyProcedure, &hostv1.GetACLPolicyRequest{Name: "theirs"}, shop, "a management token"},
+		"no namespace is default": {
+			v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"}, shop,
+			`"csi-read-volume" on namespace "default"`,
+		},
+		"default is no namespace": {
+			v1.VolumeServiceGetVolumeProcedure, &hostv1.GetVolumeRequest{Id: "v"},
+			`namespace "default" { policy = "read" }`, "",
+		},
+		"a spec's namespace": {
+			v1.VolumeServiceCreateVolumeProcedure,
+			&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{Namespace: "till"}}, shop,
+			`"csi-write-volume" on namespace "till"`,
+		},
+		"no spec": {
+			v1.VolumeServiceCreateVolumeProcedure, &hostv1.CreateVolumeRequest{}, shop,
+			`on namespace "default"`,
+		},
+		"a long name": {
+			v1.VolumeServiceGetVolumeProcedure,
+			&hostv1.GetVolumeRequest{Namespace: strings.Repeat("x", 1<<20)}, shop, "is missing",
+		},
+		"a pattern is no namespace": {
+			v1.VolumeServiceGetVolumeProcedure,
+			&hostv1.GetVolumeRequest{Namespace: "*", Id: "v"}, shop, `on namespace "*"`,
+		},
+		"list of all": {
+			v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{Namespace: "*"},
+			shop, "",
+		},
+		"list of all, no namespace": {v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{}, shop, ""},
+		"list of all, nothing to see": {
+			v1.VolumeServiceListVolumesProcedure, &hostv1.ListVolumesRequest{},
+			`node { policy = "write" }`, `"csi-list-volume" on any namespace`,
+		},
+		"list of one": {
+			v1.WorkloadServiceListWorkloadsProcedure,
+			&hostv1.ListWorkloadsRequest{Namespace: "till"}, shop, `"list-workloads" on namespace "till"`,
+		},
+		"list of one's own": {
+			v1.WorkloadServiceListWorkloadsProcedure,
+			&hostv1.ListWorkloadsRequest{Namespace: "shop"}, shop, "",
+		},
+		"detach": {
+			v1.VolumeServiceDetachVolumeProcedure,
+			&hostv1.DetachVolumeRequest{Namespace: "shop"}, shop, "",
+		},
+		"detach by force": {
+			v1.VolumeServiceDetachVolumeProcedure,
+			&hostv1.DetachVolumeRequest{Namespace: "shop", Force: true}, shop, `policy "write" for operator`,
+		},
+		"deregister by force": {
+			v1.VolumeServiceDeregisterVolumeProcedure,
+			&hostv1.DeregisterVolumeRequest{Namespace: "shop", Force: true}, shop, `policy "write" for operator`,
+		},
+		"force by an operator": {
+			v1.VolumeServiceDeregisterVolumeProcedure,
+			&hostv1.DeregisterVolumeRequest{Namespace: "shop", Force: true}, shop + "\n" + `operator { policy = "write" }`, "",
+		},
+		"force by an operator elsewhere": {
+			v1.VolumeServiceDeregisterVolumeProcedure,
+			&hostv1.DeregisterVolumeRequest{Namespace: "till", Force: true}, shop + "\n" +
+				`operator { policy = "write" }`, `on namespace "till"`,
+		},
+		"purge by force": {
+			v1.NodeServicePurgeNodeProcedure, &hostv1.PurgeNodeRequest{Force: true},
+			`node { policy = "write" }`, `policy "write" for operator`,
+		},
+		"start": {
+			v1.WorkloadServiceStartWorkloadProcedure, plain,
+			`namespace "shop" { capabilities = ["submit-workload"] }`, "",
+		},
+		"start with a volume": {
+			v1.WorkloadServiceStartWorkloadProcedure, withVolume,
+			`namespace "shop" { capabilities = ["submit-workload"] }`, `"csi-mount-volume" on namespace "shop"`,
+		},
+		"start with a volume, may mount": {
+			v1.WorkloadServiceStartWorkloadProcedure, withVolume,
+			`namespace "shop" { capabilities = ["submit-workload", "csi-mount-volume"] }`, "",
+		},
+		"wait for its own": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) { s.After, s.Replaces = []string{"a"}, []string{"b"} }), shop, "",
+		},
+		"wait for another's": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(
+				func(s *hostv1.WorkloadSpec) { s.After = []string{"till/a"} }), shop,
+			`after of workload "till/a": the capability "read-workload" on namespace "till"`,
+		},
+		"take another's place": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"till/a"} }), shop + "\n" +
+				`namespace "till" { policy = "read" }`,
+			`replaces of workload "till/a": the capability "submit-workload" on namespace "till"`,
+		},
+		"wait for another's it may read": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) { s.After = []string{"till/a"} }), shop + "\n" +
+				`namespace "till" { policy = "read" }`, "",
+		},
+		"take the place of two": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) {
+				s.Replaces = []string{
+					"b",
+					"till/a",
+				}
+			}), shop, `"submit-workload" on namespace "till"`,
+		},
+		"take a place that it may": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"till/a"} }), shop + "\n" +
+				`namespace "till" { capabilities = ["submit-workload"] }`, "",
+		},
+		"watch volumes": {
+			v1.SystemServiceWatchProcedure,
+			&hostv1.WatchRequest{Topics: []string{"volumes", "claims", "workloads"}}, shop, "",
+		},
+		"watch nodes too": {
+			v1.SystemServiceWatchProcedure,
+			&hostv1.WatchRequest{Topics: []string{"volumes", "nodes"}}, shop, `policy "read" for node`,
+		},
+		"watch drivers": {
+			v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"drivers"}},
+			`plugin { policy = "list" }`, "",
+		},
+		"watch what is new": {
+			v1.SystemServiceWatchProcedure, &hostv1.WatchRequest{Topics: []string{"secrets"}},
+			`plugin { policy = "write" }`, "is missing",
+		},
+		"its own policy": {
+			v1.ACLServiceGetACLPolicyProcedure, &hostv1.GetACLPolicyRequest{Name: "mine"},
+			shop, "",
+		},
+		"another's policy": {
+			v1.ACLServiceGetACLPolicyProcedure, &hostv1.GetACLPolicyRequest{Name: "theirs"},
+			shop, "a management token",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := acl.Parse(c.rules)

@@ -26,18 +26,24 @@ import (
 type pluginService struct{ *Server }
 
 // ListPlugins lists the plugin processes.
-func (s pluginService) ListPlugins(context.Context, *connect.Request[hostv1.ListPluginsRequest]) (*connect.Response[hostv1.ListPluginsResponse], error) {
+func (s pluginService) ListPlugins(context.Context,
+	*connect.Request[hostv1.ListPluginsRequest],
+) (*connect.Response[hostv1.ListPluginsResponse], error) {
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}), nil
 }
 
 // SwapPlugin replaces a plugin's processes by the binary in the plugin directory.
-func (s pluginService) SwapPlugin(ctx context.Context, req *connect.Request[hostv1.SwapPluginRequest]) (*connect.Response[hostv1.SwapPluginResponse], error) {
+func (s pluginService) SwapPlugin(ctx context.Context,
+	req *connect.Request[hostv1.SwapPluginRequest],
+) (*connect.Response[hostv1.SwapPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Swap)
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
 // RollbackPlugin returns to the binary that served before.
-func (s pluginService) RollbackPlugin(ctx context.Context, req *connect.Request[hostv1.RollbackPluginRequest]) (*connect.Response[hostv1.RollbackPluginResponse], error) {
+func (s pluginService) RollbackPlugin(ctx context.Context,
+	req *connect.Request[hostv1.RollbackPluginRequest],
+) (*connect.Response[hostv1.RollbackPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Rollback)
 	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
 }
@@ -46,7 +52,9 @@ func (s pluginService) RollbackPlugin(ctx context.Context, req *connect.Request[
 var sha256Form = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // PinPlugin pins a plugin to one copy of its binary.
-func (s pluginService) PinPlugin(ctx context.Context, req *connect.Request[hostv1.PinPluginRequest]) (*connect.Response[hostv1.PinPluginResponse], error) {
+func (s pluginService) PinPlugin(ctx context.Context,
+	req *connect.Request[hostv1.PinPluginRequest],
+) (*connect.Response[hostv1.PinPluginResponse], error) {
 	sha := req.Msg.GetSha256()
 	if sha != "" && !sha256Form.MatchString(sha) { // it becomes part of a path
 		return nil, invalid("plugin", "sha256", "must be 64 digits of 0-9 and a-f")
@@ -58,14 +66,18 @@ func (s pluginService) PinPlugin(ctx context.Context, req *connect.Request[hostv
 }
 
 // UnpinPlugin lets the binary in the plugin directory serve again.
-func (s pluginService) UnpinPlugin(ctx context.Context, req *connect.Request[hostv1.UnpinPluginRequest]) (*connect.Response[hostv1.UnpinPluginResponse], error) {
+func (s pluginService) UnpinPlugin(ctx context.Context,
+	req *connect.Request[hostv1.UnpinPluginRequest],
+) (*connect.Response[hostv1.UnpinPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Unpin)
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
 }
 
 // order carries out an operator's request. If the new process could not take over, the error says which one serves
 // instead.
-func (s *Server) order(ctx context.Context, name string, do func(context.Context, string) (supervisor.Status, error)) (*hostv1.Plugin, error) {
+func (s *Server) order(ctx context.Context, name string,
+	do func(context.Context, string) (supervisor.Status, error),
+) (*hostv1.Plugin, error) {
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("plugin", "name", err.Error())
 	}
@@ -85,13 +97,16 @@ func (s *Server) order(ctx context.Context, name string, do func(context.Context
 
 // isPluginError reports whether an error of the supervisor has a code of its own.
 func isPluginError(err error) bool {
-	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) || errors.Is(err, supervisor.ErrNoCopy) ||
+	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) ||
+		errors.Is(err, supervisor.ErrNoCopy) ||
 		errors.Is(err, supervisor.ErrPinned) || errors.Is(err, supervisor.ErrClosed)
 }
 
 // VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
 // user and root may call it.
-func (s pluginService) VerifyPlugin(ctx context.Context, req *connect.Request[hostv1.VerifyPluginRequest]) (*connect.Response[hostv1.VerifyPluginResponse], error) {
+func (s pluginService) VerifyPlugin(ctx context.Context,
+	req *connect.Request[hostv1.VerifyPluginRequest],
+) (*connect.Response[hostv1.VerifyPluginResponse], error) {
 	if c := callerOf(ctx); !c.isRoot(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not have the agent run a file: run it as root, on the agent's own machine", c.who()))
@@ -104,7 +119,8 @@ func (s pluginService) VerifyPlugin(ctx context.Context, req *connect.Request[ho
 	switch {
 	case err == nil:
 		return connect.NewResponse(&hostv1.VerifyPluginResponse{
-			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy, Message: v.Message,
+			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy,
+			Message: v.Message,
 		}), nil
 	case isPluginError(err) || ctx.Err() != nil:
 		return nil, err
@@ -157,7 +173,9 @@ const (
 )
 
 // PluginLog streams what a plugin's processes printed.
-func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv1.PluginLogRequest], stream *connect.ServerStream[hostv1.PluginLogResponse]) error {
+func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv1.PluginLogRequest],
+	stream *connect.ServerStream[hostv1.PluginLogResponse],
+) error {
 	name, recent := req.Msg.GetName(), int(req.Msg.GetRecent())
 	if err := claim.CheckID(name); err != nil {
 		return invalid("plugin", "name", err.Error())

@@ -82,7 +82,8 @@ func TestPluginsLife(t *testing.T) {
 	p := openPluginHost(t)
 	plugins := p.client.Plugins
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
-	if first.Kind != "storage.v1" || first.Version != "1.0.0" || first.Generation == 0 || first.StartedAt == nil || len(first.Swaps) != 0 {
+	if first.Kind != "storage.v1" || first.Version != "1.0.0" || first.Generation == 0 || first.StartedAt == nil ||
+		len(first.Swaps) != 0 {
 		t.Errorf("at first: %v", first)
 	}
 	_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
@@ -101,7 +102,8 @@ func TestPluginsLife(t *testing.T) {
 
 	back, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
 	check.NoError(t, err)
-	if b := back.Msg.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback || b.Refused[second.Sha256] != "rolled back by an operator" {
+	if b := back.Msg.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback ||
+		b.Refused[second.Sha256] != "rolled back by an operator" {
 		t.Errorf("rolled back: %v", b)
 	}
 	again, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
@@ -173,7 +175,8 @@ func TestVerifyPlugin(t *testing.T) {
 	}
 	v, err := verify(p.install("../new/fixture_v3.0.0", "good", "3.0.0"))
 	check.NoError(t, err)
-	if v.Name != "fixture" || !v.Known || v.Kind != "storage.v1" || v.Version != "3.0.0" || len(v.Sha256) != 64 || !v.Healthy {
+	if v.Name != "fixture" || !v.Known || v.Kind != "storage.v1" || v.Version != "3.0.0" || len(v.Sha256) != 64 ||
+		!v.Healthy {
 		t.Errorf("verified %v", v)
 	}
 	v, err = verify(p.install("../new/other", "unwell", "3.0.0"))
@@ -188,12 +191,16 @@ func TestVerifyPlugin(t *testing.T) {
 	_, err = verify("fixture")
 	wantError(t, err, connect.CodeInvalidArgument, "absolute")
 	// Access to the socket is not enough to have the agent run a file.
-	for uid, want := range map[uint32]connect.Code{65534: connect.CodePermissionDenied, p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound} {
+	for uid, want := range map[uint32]connect.Code{
+		65534:         connect.CodePermissionDenied,
+		p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound,
+	} {
 		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
 		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
 		wantError(t, err, want)
 	}
-	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid || len(now.Swaps) != 0 {
+	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid ||
+		len(now.Swaps) != 0 {
 		t.Errorf("after verifying: %v", now)
 	}
 }
@@ -236,7 +243,8 @@ func TestPluginLog(t *testing.T) {
 	// Following continues when the host truncates the file.
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
-	stream, err := p.client.Plugins.PluginLog(ctx, request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))
+	stream, err := p.client.Plugins.PluginLog(ctx,
+		request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))
 	check.NoError(t, err)
 	defer stream.Close()
 	next := func(want string) {
@@ -264,7 +272,10 @@ func TestPluginLog(t *testing.T) {
 // The last lines of a file of any length, wherever its lines end.
 func TestLastLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	for _, text := range []string{"", "\n", "a", "a\n", "a\nb", "a\nb\n", "a\n\nb\n", strings.Repeat("line\n", 30_000), strings.Repeat("x", maxLogLine-1) + "\nb\n"} {
+	for _, text := range []string{
+		"", "\n", "a", "a\n", "a\nb", "a\nb\n", "a\n\nb\n", strings.Repeat("line\n", 30_000),
+		strings.Repeat("x", maxLogLine-1) + "\nb\n",
+	} {
 		check.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		f, err := os.Open(path)
 		check.NoError(t, err)

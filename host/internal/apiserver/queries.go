@@ -32,7 +32,9 @@ type reader interface {
 // read reads the ledger for a query. If the query has an index it waits until one of the topics has changed after it,
 // or for the query's wait. fn reads everything that is in the answer, and topics cover it. Only a leader can answer,
 // unless the query accepts a stale answer.
-func (s *Server) read(ctx context.Context, query reader, topics []state.Topic, fn func(tx *state.ReadTx) error) (*hostv1.ReadMeta, error) {
+func (s *Server) read(ctx context.Context, query reader, topics []state.Topic,
+	fn func(tx *state.ReadTx) error,
+) (*hostv1.ReadMeta, error) {
 	how := query.GetRead()
 	wait, err := waitOf(how)
 	if err != nil {
@@ -76,11 +78,14 @@ var watched = map[string][]state.Topic{
 
 // Watch sends a message at once, and whenever one of the topics may have changed. Changes while a message is sent are
 // reported by one message.
-func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.WatchRequest], stream *connect.ServerStream[hostv1.WatchResponse]) error {
+func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.WatchRequest],
+	stream *connect.ServerStream[hostv1.WatchResponse],
+) error {
 	var topics []state.Topic
 	for _, name := range req.Msg.GetTopics() {
 		if watched[name] == nil {
-			return invalid("watch", "topics", fmt.Sprintf("has %q, which is none of %s", shortened(name), strings.Join(slices.Sorted(maps.Keys(watched)), ", ")))
+			return invalid("watch", "topics",
+				fmt.Sprintf("has %q, which is none of %s", shortened(name), strings.Join(slices.Sorted(maps.Keys(watched)), ", ")))
 		}
 		topics = append(topics, watched[name]...)
 	}
@@ -89,7 +94,8 @@ func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.Wa
 	}
 	for told := uint64(0); ; {
 		// Only the index is read.
-		index, err := s.cfg.Ledger.ReadChanged(ctx, cluster.Blocking{MinIndex: told, Wait: maxWait}, topics, func(*state.ReadTx) error { return nil })
+		index, err := s.cfg.Ledger.ReadChanged(ctx, cluster.Blocking{MinIndex: told, Wait: maxWait}, topics,
+			func(*state.ReadTx) error { return nil })
 		if err == nil && (told == 0 || index > told) {
 			told = max(index, 1)
 			err = stream.Send(&hostv1.WatchResponse{Index: index})

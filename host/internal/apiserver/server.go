@@ -253,11 +253,14 @@ type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	// ReadLatest, ReadChanged and ReadHere differ in how recent the data is, and whether they wait for changes.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
-	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
-	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64, err error)
+	ReadChanged(ctx context.Context, b cluster.Blocking, topics []state.Topic,
+		fn func(tx *state.ReadTx) error) (index uint64, err error)
+	ReadHere(ctx context.Context, b cluster.Blocking, topics []state.Topic, fn func(tx *state.ReadTx) error) (index uint64,
+		err error)
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error)
-	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
+	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
+		error)
 	DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error)
 	// DeleteDownNode keeps a node that has come back since it was read.
 	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
@@ -297,7 +300,8 @@ type Plugins interface {
 // Workloads are those of this node (workload.Manager).
 type Workloads interface {
 	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
-	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload, error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
+		error)
 	Running(ref claim.WorkloadRef, pid int) error
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload

@@ -66,7 +66,8 @@ func call(socket string) error {
 // curl runs curl, as people and scripts do.
 func curl(t *testing.T, args ...string) (body string, code string) {
 	t.Helper()
-	out, err := exec.Command("curl", append([]string{"-s", "--max-time", "10", "-w", "\n%{http_code}"}, args...)...).CombinedOutput()
+	out, err := exec.Command("curl",
+		append([]string{"-s", "--max-time", "10", "-w", "\n%{http_code}"}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("curl %v: %v: %s", args, err, out)
 	}
@@ -86,14 +87,17 @@ func TestCurl(t *testing.T) {
 	var got struct {
 		Drivers []struct{ Id, Provider string }
 	}
-	if err := json.Unmarshal([]byte(body), &got); err != nil || code != "200" || got.Drivers[0].Provider != "fake.example.com" {
+	if err := json.Unmarshal([]byte(body), &got); err != nil || code != "200" ||
+		got.Drivers[0].Provider != "fake.example.com" {
 		t.Errorf("%s %s: %v", code, body, err)
 	}
-	body, code = curl(t, append(args, "-d", `{"id":"nothing"}`, "http://pannier"+hostv1connect.VolumeServiceGetVolumeProcedure)...)
+	body, code = curl(t, append(args, "-d", `{"id":"nothing"}`,
+		"http://pannier"+hostv1connect.VolumeServiceGetVolumeProcedure)...)
 	if code != "404" || !strings.Contains(body, `"code":"not_found"`) || !strings.Contains(body, "nothing") {
 		t.Errorf("%s %s", code, body)
 	}
-	_, code = curl(t, append(args, "-d", `{"unknown_key":1}`, "http://pannier"+hostv1connect.VolumeServiceGetVolumeProcedure)...)
+	_, code = curl(t, append(args, "-d", `{"unknown_key":1}`,
+		"http://pannier"+hostv1connect.VolumeServiceGetVolumeProcedure)...)
 	if code != "400" {
 		t.Errorf("an unknown key: %s", code)
 	}
@@ -110,7 +114,8 @@ func TestCurl(t *testing.T) {
 			`pannier_api_requests_total{code="not_found",procedure="VolumeService/GetVolume"} 1`,
 			`pannier_api_request_duration_seconds_count{procedure="DriverService/ListDrivers"}`,
 			`pannier_driver_healthy{driver="fake"} 1`, `pannier_plugin_restarts_total{plugin="csi-bridge"} 2`,
-			`pannier_workloads{state="running"} 0`, `pannier_claims{state="taken"} 0`, "pannier_volumes 0", "pannier_ledger_leader 1",
+			`pannier_workloads{state="running"} 0`, `pannier_claims{state="taken"} 0`, "pannier_volumes 0",
+			"pannier_ledger_leader 1",
 			`pannier_consul_in_sync{consul="default"} 1`, `pannier_consul_in_sync{consul="east"} 0`, "pannier_tokens 0",
 		} {
 			if code != "200" || !strings.Contains(body, want) {
@@ -119,7 +124,8 @@ func TestCurl(t *testing.T) {
 		}
 	}
 	// Any local user can connect over TCP, so nothing else is served there.
-	_, code = curl(t, "-H", "Content-Type: application/json", "-d", "{}", "http://"+h.HTTPAddress()+hostv1connect.DriverServiceListDriversProcedure)
+	_, code = curl(t, "-H", "Content-Type: application/json", "-d", "{}",
+		"http://"+h.HTTPAddress()+hostv1connect.DriverServiceListDriversProcedure)
 	if code != "404" {
 		t.Errorf("the API on TCP answers %s", code)
 	}
@@ -132,7 +138,8 @@ func TestUnhealthy(t *testing.T) {
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	check.NoError(t, err)
-	if resp.StatusCode != http.StatusServiceUnavailable || strings.TrimSpace(string(body)) != `{"status":"unavailable","reasons":["no storage plugin","no leader"]}` {
+	if resp.StatusCode != http.StatusServiceUnavailable ||
+		strings.TrimSpace(string(body)) != `{"status":"unavailable","reasons":["no storage plugin","no leader"]}` {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -149,11 +156,13 @@ func TestGRPC(t *testing.T) {
 	check.NoError(t, err)
 	defer conn.Close()
 	var got hostv1.GetDriverResponse
-	check.NoError(t, conn.Invoke(h.ctx, hostv1connect.DriverServiceGetDriverProcedure, &hostv1.GetDriverRequest{Id: "fake"}, &got))
+	check.NoError(t, conn.Invoke(h.ctx, hostv1connect.DriverServiceGetDriverProcedure,
+		&hostv1.GetDriverRequest{Id: "fake"}, &got))
 	if got.Driver.GetProvider() != "fake.example.com" {
 		t.Errorf("%v", &got)
 	}
-	err = conn.Invoke(h.ctx, hostv1connect.VolumeServiceDeleteVolumeProcedure, &hostv1.DeleteVolumeRequest{Id: "nothing"}, &hostv1.DeleteVolumeResponse{})
+	err = conn.Invoke(h.ctx, hostv1connect.VolumeServiceDeleteVolumeProcedure, &hostv1.DeleteVolumeRequest{Id: "nothing"},
+		&hostv1.DeleteVolumeResponse{})
 	if status.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
@@ -163,7 +172,8 @@ func TestGRPC(t *testing.T) {
 func callAs(t *testing.T, h *host, uid uint32, groups ...uint32) (ok bool, output string) {
 	t.Helper()
 	check.NoError(t, os.Chmod(h.cfg.Socket, 0o666))
-	for dir := filepath.Dir(h.cfg.Socket); strings.HasPrefix(dir, os.TempDir()) && dir != os.TempDir(); dir = filepath.Dir(dir) {
+	for dir := filepath.Dir(h.cfg.Socket); strings.HasPrefix(dir, os.TempDir()) &&
+		dir != os.TempDir(); dir = filepath.Dir(dir) {
 		check.NoError(t, os.Chmod(dir, 0o755))
 	}
 	// Tests run the test program as another user to make a call.
@@ -238,7 +248,8 @@ func TestSocket(t *testing.T) {
 	if info, err := os.Stat(filepath.Dir(h.cfg.Socket)); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("its directory: %v, %v", info.Mode(), err)
 	}
-	if _, err := listenUnix(h.ctx, h.cfg.Socket, -1); err == nil || !strings.Contains(err.Error(), "another agent already answers") {
+	if _, err := listenUnix(h.ctx, h.cfg.Socket, -1); err == nil ||
+		!strings.Contains(err.Error(), "another agent already answers") {
 		t.Errorf("a second agent: %v", err)
 	}
 	if _, err := newAccess("no-such-group"); err == nil || !strings.Contains(err.Error(), "groupadd") {
@@ -268,7 +279,8 @@ func TestSocket(t *testing.T) {
 func TestOpenFails(t *testing.T) {
 	h := openHost(t)
 	cfg := h.cfg
-	cfg.Socket, cfg.HTTPAddress, cfg.Metrics = filepath.Join(t.TempDir(), "p.sock"), h.HTTPAddress(), prometheus.NewRegistry()
+	cfg.Socket, cfg.HTTPAddress, cfg.Metrics = filepath.Join(t.TempDir(),
+		"p.sock"), h.HTTPAddress(), prometheus.NewRegistry()
 	s := New(cfg)
 	if err := s.Open(h.ctx); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("it opened at another's address: %v", err)
@@ -288,10 +300,12 @@ func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 	h.create(t, spec("mysql"))
 	answered := make(chan error, 1)
 	go func() {
-		_, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "hangs"}))
+		_, err := h.client.Volumes.CreateSnapshot(h.ctx,
+			request(&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "hangs"}))
 		answered <- err
 	}()
-	check.Eventually(t, "the call is at the driver", func() bool { return strings.Contains(h.log.String(), "CreateSnapshot") })
+	check.Eventually(t, "the call is at the driver",
+		func() bool { return strings.Contains(h.log.String(), "CreateSnapshot") })
 	began := time.Now()
 	check.NoError(t, h.Close())
 	if took := time.Since(began); took < closeGrace {

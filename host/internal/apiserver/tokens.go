@@ -17,7 +17,9 @@ import (
 type tokenService struct{ *Server }
 
 // ListTokens lists the ledger's tokens by workload and service.
-func (s tokenService) ListTokens(ctx context.Context, req *connect.Request[hostv1.ListTokensRequest]) (*connect.Response[hostv1.ListTokensResponse], error) {
+func (s tokenService) ListTokens(ctx context.Context,
+	req *connect.Request[hostv1.ListTokensRequest],
+) (*connect.Response[hostv1.ListTokensResponse], error) {
 	namespace, workload := allOr(req.Msg.GetNamespace()), req.Msg.GetWorkload()
 	for field, id := range map[string]string{"namespace": namespace, "workload": workload} {
 		if id == "" {
@@ -65,7 +67,9 @@ func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
 }
 
 // SweepTokens revokes the tokens whose workload is gone.
-func (s tokenService) SweepTokens(ctx context.Context, req *connect.Request[hostv1.SweepTokensRequest]) (*connect.Response[hostv1.SweepTokensResponse], error) {
+func (s tokenService) SweepTokens(ctx context.Context,
+	req *connect.Request[hostv1.SweepTokensRequest],
+) (*connect.Response[hostv1.SweepTokensResponse], error) {
 	report, err := s.cfg.Tokens.Sweep(ctx, req.Msg.GetDryRun())
 	if err != nil {
 		return nil, err
@@ -86,7 +90,8 @@ func (s tokenService) SweepTokens(ctx context.Context, req *connect.Request[host
 
 func shownToken(t claim.Token, orphan bool) *hostv1.Token {
 	return &hostv1.Token{
-		Id: t.ID, Accessor: t.Accessor, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service, Node: t.Node,
+		Id: t.ID, Accessor: t.Accessor, Namespace: t.Workload.Namespace, Workload: t.Workload.ID, Service: t.Service,
+		Node:   t.Node,
 		Consul: t.Consul, CreatedAt: timestamp(t.CreatedAt), ExpiresAt: timestamp(t.ExpiresAt), Orphan: orphan,
 	}
 }

@@ -23,7 +23,10 @@ import (
 func token(namespace, workload, service string, at int64) claim.Token {
 	id := namespace + "-" + workload + "-" + service
 	return claim.Token{
-		ID: id, Accessor: "a-" + id, Workload: claim.WorkloadRef{Namespace: namespace, ID: workload}, Node: "n1", Service: service,
+		ID: id, Accessor: "a-" + id, Workload: claim.WorkloadRef{
+			Namespace: namespace,
+			ID:        workload,
+		}, Node: "n1", Service: service,
 		Consul: "default", CreatedAt: time.Unix(at, 0),
 	}
 }
@@ -36,7 +39,8 @@ func TestListTokens(t *testing.T) {
 		{Token: token("prod", "db", "db", 1)}, {Token: token("default", "web", "web", 3), Orphan: true}, {Token: login},
 	}
 	list := func(namespace, workload string) (ids []string, all []*hostv1.Token) {
-		resp, err := h.client.Tokens.ListTokens(h.ctx, request(&hostv1.ListTokensRequest{Namespace: namespace, Workload: workload}))
+		resp, err := h.client.Tokens.ListTokens(h.ctx,
+			request(&hostv1.ListTokensRequest{Namespace: namespace, Workload: workload}))
 		check.NoError(t, err)
 		for _, s := range resp.Msg.Tokens {
 			ids = append(ids, s.Id)
@@ -47,7 +51,8 @@ func TestListTokens(t *testing.T) {
 	if !slices.Equal(ids, []string{"default-web-api", "default-web-web", "prod-db-db"}) {
 		t.Errorf("listed %q", ids)
 	}
-	if s := all[0]; s.Accessor != "a-default-web-api" || s.Node != "n1" || s.Consul != "default" || s.Service != "api" || s.Workload != "web" ||
+	if s := all[0]; s.Accessor != "a-default-web-api" || s.Node != "n1" || s.Consul != "default" || s.Service != "api" ||
+		s.Workload != "web" ||
 		s.CreatedAt.AsTime().Unix() != 2 || s.ExpiresAt.AsTime().Unix() != 9 || s.Orphan {
 		t.Errorf("shown %v", s)
 	}
@@ -81,7 +86,8 @@ func TestSweepTokens(t *testing.T) {
 	resp, err := h.client.Tokens.SweepTokens(h.ctx, request(&hostv1.SweepTokensRequest{DryRun: true}))
 	check.NoError(t, err)
 	got := resp.Msg
-	if len(got.Tokens) != 2 || !got.Tokens[0].Revoked || got.Tokens[0].Reason != "it has ended" || got.Tokens[0].Error != "" || !got.Tokens[0].Token.Orphan {
+	if len(got.Tokens) != 2 || !got.Tokens[0].Revoked || got.Tokens[0].Reason != "it has ended" ||
+		got.Tokens[0].Error != "" || !got.Tokens[0].Token.Orphan {
 		t.Errorf("swept %v", got.Tokens)
 	}
 	if s := got.Tokens[1]; s.Revoked || s.Error != "Consul is away" || s.Token.Workload != "db" {

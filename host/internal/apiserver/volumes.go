@@ -23,27 +23,38 @@ type volumeService struct{ *Server }
 const statsTimeout = 2 * time.Second
 
 // GetVolume reads one volume with its claims, and its usage where it is mounted.
-func (s volumeService) GetVolume(ctx context.Context, req *connect.Request[hostv1.GetVolumeRequest]) (*connect.Response[hostv1.GetVolumeResponse], error) {
+func (s volumeService) GetVolume(ctx context.Context,
+	req *connect.Request[hostv1.GetVolumeRequest],
+) (*connect.Response[hostv1.GetVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
 		return nil, err
 	}
 	var v claim.Volume
 	var claims []claim.Claim
-	meta, err := s.read(ctx, req.Msg, []state.Topic{state.TopicVolume(ref), state.TopicClaims(ref)}, func(tx *state.ReadTx) (err error) {
-		v, claims, err = volumeAndClaims(tx, ref)
-		return err
-	})
+	meta, err := s.read(ctx, req.Msg, []state.Topic{state.TopicVolume(ref), state.TopicClaims(ref)},
+		func(tx *state.ReadTx) (err error) {
+			v, claims, err = volumeAndClaims(tx, ref)
+			return err
+		})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v, claims), Meta: meta}), nil
+	return connect.NewResponse(&hostv1.GetVolumeResponse{
+		Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v, claims),
+		Meta: meta,
+	}), nil
 }
 
 // ListVolumes lists volumes by namespace, driver or node, with their claims.
-func (s volumeService) ListVolumes(ctx context.Context, req *connect.Request[hostv1.ListVolumesRequest]) (*connect.Response[hostv1.ListVolumesResponse], error) {
+func (s volumeService) ListVolumes(ctx context.Context,
+	req *connect.Request[hostv1.ListVolumesRequest],
+) (*connect.Response[hostv1.ListVolumesResponse], error) {
 	query := state.VolumeQuery{Namespace: allOr(req.Msg.GetNamespace()), Driver: req.Msg.GetPluginId()}
-	for field, id := range map[string]string{"namespace": query.Namespace, "plugin_id": query.Driver, "node": req.Msg.GetNode()} {
+	for field, id := range map[string]string{
+		"namespace": query.Namespace, "plugin_id": query.Driver,
+		"node": req.Msg.GetNode(),
+	} {
 		if id == "" {
 			continue
 		}
@@ -53,27 +64,31 @@ func (s volumeService) ListVolumes(ctx context.Context, req *connect.Request[hos
 	}
 	resp := &hostv1.ListVolumesResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...), func(tx *state.ReadTx) error {
-		volumes, _, err := tx.Volumes(query)
-		if err != nil {
-			return err
-		}
-		for _, v := range volumes {
-			claims, err := tx.Claims(v.VolumeRef)
+	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...),
+		func(tx *state.ReadTx) error {
+			volumes, _, err := tx.Volumes(query)
 			if err != nil {
 				return err
 			}
-			if node := req.Msg.GetNode(); node == "" || slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
-				resp.Volumes = append(resp.Volumes, s.shownVolume(v, claims))
+			for _, v := range volumes {
+				claims, err := tx.Claims(v.VolumeRef)
+				if err != nil {
+					return err
+				}
+				if node := req.Msg.GetNode(); node == "" ||
+					slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
+					resp.Volumes = append(resp.Volumes, s.shownVolume(v, claims))
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
 	return connect.NewResponse(resp), err
 }
 
 // ListExternal lists a page of the volumes at a driver, registered or not.
-func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[hostv1.ListExternalRequest]) (*connect.Response[hostv1.ListExternalResponse], error) {
+func (s volumeService) ListExternal(ctx context.Context,
+	req *connect.Request[hostv1.ListExternalRequest],
+) (*connect.Response[hostv1.ListExternalResponse], error) {
 	page, err := driverPage("list external volumes", req.Msg)
 	if err != nil {
 		return nil, err
@@ -85,7 +100,8 @@ func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[ho
 	resp := &hostv1.ListExternalResponse{NextToken: list.Next}
 	for _, v := range list.Volumes {
 		shown := &hostv1.ExternalVolume{
-			ExternalId: v.ExternalID, Capacity: v.Capacity, SnapshotId: v.SnapshotID, CloneId: v.CloneID, PublishedNodeIds: v.PublishedNodeIDs,
+			ExternalId: v.ExternalID, Capacity: v.Capacity, SnapshotId: v.SnapshotID, CloneId: v.CloneID,
+			PublishedNodeIds: v.PublishedNodeIDs,
 		}
 		if v.Condition != nil {
 			shown.Abnormal, shown.Condition = v.Condition.Abnormal, v.Condition.Message
@@ -96,7 +112,9 @@ func (s volumeService) ListExternal(ctx context.Context, req *connect.Request[ho
 }
 
 // readVolume reads a volume and its claims.
-func (s *Server) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
+func (s *Server) readVolume(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim,
+	err error,
+) {
 	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
 		v, claims, err = volumeAndClaims(tx, ref)
 		return err
@@ -113,7 +131,9 @@ func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, cla
 }
 
 // lockVolume locks the volume that a request names against other changes, and reads it.
-func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume, claims []claim.Claim, unlock func(), err error) {
+func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
+	err error,
+) {
 	ref, err := volumeRef(req.GetNamespace(), req.GetId())
 	if err != nil {
 		return v, nil, nil, err
@@ -143,7 +163,8 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 		Spec:     volumeSpec(v, s.secretKeys(v)),
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
 		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
-		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
+		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(
+			v.ModifiedAt),
 	}
 	attempt, _ := s.cfg.Watcher.Attempt(v.VolumeRef)
 	for n, c := range claims {

@@ -24,7 +24,9 @@ import (
 const volumeType = "csi"
 
 // RegisterVolume registers a volume that exists at its driver, or changes the definition of a registered one.
-func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[hostv1.RegisterVolumeRequest]) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
+func (s volumeService) RegisterVolume(ctx context.Context,
+	req *connect.Request[hostv1.RegisterVolumeRequest],
+) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
 	v, err := s.definition(req.Msg.GetSpec())
 	if err != nil {
 		return nil, err
@@ -60,7 +62,9 @@ func (s volumeService) RegisterVolume(ctx context.Context, req *connect.Request[
 
 // CreateVolume makes a volume at its driver and registers it. If it exists with the same definition it is returned;
 // an interrupted creation is finished.
-func (s volumeService) CreateVolume(ctx context.Context, req *connect.Request[hostv1.CreateVolumeRequest]) (*connect.Response[hostv1.CreateVolumeResponse], error) {
+func (s volumeService) CreateVolume(ctx context.Context,
+	req *connect.Request[hostv1.CreateVolumeRequest],
+) (*connect.Response[hostv1.CreateVolumeResponse], error) {
 	v, err := s.definition(req.Msg.GetSpec())
 	if err != nil {
 		return nil, err
@@ -116,7 +120,8 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 	}
 	made.CloneID = v.CloneID
 	if _, err := s.put(ctx, made); err != nil {
-		return fmt.Errorf("volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
+		return fmt.Errorf(
+			"volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
 			v.VolumeRef, v.PluginID, made.ExternalID, err)
 	}
 	return nil
@@ -155,7 +160,8 @@ func (s *Server) put(ctx context.Context, v claim.Volume) (claim.Volume, error) 
 			}
 			continue
 		}
-		if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Reseal(v.SealedSecrets, secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+		if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Reseal(v.SealedSecrets,
+			secrets.ForVolume(v.Namespace, v.ID)); err != nil {
 			return v, err
 		}
 	}
@@ -186,7 +192,8 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		CloneID: spec.GetCloneId(), SnapshotID: spec.GetSnapshotId(),
 		MountOptions: mountOptions(spec.GetMountOptions()),
 		Topology: claim.TopologyRequest{
-			Required: topologies(spec.GetTopologyRequest().GetRequired()), Preferred: topologies(spec.GetTopologyRequest().GetPreferred()),
+			Required: topologies(spec.GetTopologyRequest().GetRequired()), Preferred: topologies(
+				spec.GetTopologyRequest().GetPreferred()),
 		},
 		Parameters: maps.Clone(spec.GetParameters()), Context: maps.Clone(spec.GetContext()),
 	}
@@ -212,7 +219,8 @@ func (s *Server) definition(spec *hostv1.VolumeSpec) (claim.Volume, error) {
 		return v, invalid(object, "mount_options.mount_flags", shown)
 	}
 	var err error
-	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(), secrets.ForVolume(v.Namespace, v.ID)); err != nil {
+	if v.SealedSecrets, v.SecretsKey, err = s.cfg.Sealer.Seal(spec.GetSecrets(),
+		secrets.ForVolume(v.Namespace, v.ID)); err != nil {
 		return v, err
 	}
 	// Checked before a driver makes a volume that the ledger cannot store.
@@ -241,7 +249,8 @@ func (s *Server) sameDefinition(is, want claim.Volume) error {
 	compare("clone_id", is.CloneID == want.CloneID)
 	compare("snapshot_id", is.SnapshotID == want.SnapshotID)
 	compare("capability", sameSet(is.Capabilities, want.Capabilities))
-	compare("mount_options", is.MountOptions.FSType == want.MountOptions.FSType && is.MountOptions.Group == want.MountOptions.Group &&
+	compare("mount_options", is.MountOptions.FSType == want.MountOptions.FSType &&
+		is.MountOptions.Group == want.MountOptions.Group &&
 		slices.Equal(is.MountOptions.Flags, want.MountOptions.Flags))
 	compare("topology_request", sameTopologies(is.Topology.Required, want.Topology.Required) &&
 		sameTopologies(is.Topology.Preferred, want.Topology.Preferred))
@@ -257,7 +266,8 @@ func (s *Server) sameDefinition(is, want claim.Volume) error {
 	}
 	compare("secrets", maps.Equal(was, now))
 	if len(differs) > 0 {
-		return fmt.Errorf("volume %q %w: what differs is %s; give it another id, or register the new definition (capacity: pannier volume expand)",
+		return fmt.Errorf(
+			"volume %q %w: what differs is %s; give it another id, or register the new definition (capacity: pannier volume expand)",
 			is.VolumeRef, errDefined, strings.Join(differs, "; "))
 	}
 	return nil
@@ -280,7 +290,9 @@ func sameTopologies(a, b []claim.Topology) bool {
 }
 
 // DeregisterVolume removes a volume from the ledger and leaves it at its driver.
-func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
+func (s volumeService) DeregisterVolume(ctx context.Context,
+	req *connect.Request[hostv1.DeregisterVolumeRequest],
+) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -299,7 +311,9 @@ func (s volumeService) DeregisterVolume(ctx context.Context, req *connect.Reques
 
 // DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
 // drivers accept a second delete.
-func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+func (s volumeService) DeleteVolume(ctx context.Context,
+	req *connect.Request[hostv1.DeleteVolumeRequest],
+) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -326,12 +340,16 @@ func (s volumeService) DeleteVolume(ctx context.Context, req *connect.Request[ho
 	}
 	failpoint.Here("volume", "deleted")
 	if _, err := s.cfg.Ledger.DeregisterVolume(ctx, v.VolumeRef, false); err != nil {
-		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish", v.VolumeRef, v.PluginID, err)
+		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
+			v.VolumeRef, v.PluginID, err)
 	}
 	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
 }
 
 // inUse returns a refusal that names the holders.
 func inUse(v claim.Volume, claims []claim.Claim, detail string) error {
-	return &claim.Refusal{Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims, At: time.Now()}
+	return &claim.Refusal{
+		Reason: claim.ErrVolumeInUse, Volume: v.VolumeRef, Detail: detail, Holders: claims,
+		At: time.Now(),
+	}
 }

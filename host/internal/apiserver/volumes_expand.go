@@ -15,7 +15,9 @@ import (
 
 // ExpandVolume grows a volume at its driver, then wherever it is mounted. It can be repeated with the same size if it
 // was interrupted.
-func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
+func (s volumeService) ExpandVolume(ctx context.Context,
+	req *connect.Request[hostv1.ExpandVolumeRequest],
+) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
 	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
 	if err != nil {
 		return nil, err
@@ -36,7 +38,9 @@ func (s volumeService) ExpandVolume(ctx context.Context, req *connect.Request[ho
 	v.CapacityMin, v.CapacityMax = minBytes, maxBytes
 	v.Grown = v.Grown || grown.NodeExpansionRequired
 	if _, err := s.put(ctx, v); err != nil {
-		return nil, fmt.Errorf("volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		return nil, fmt.Errorf(
+			"volume %q has grown to %d bytes, but the ledger could not be updated: %w; expand it again to finish", v.VolumeRef,
+			v.Capacity, err)
 	}
 	if grown.NodeExpansionRequired {
 		if err := s.expandMounted(ctx, v, claims); err != nil {
@@ -59,7 +63,8 @@ func (s volumeService) expandMounted(ctx context.Context, v claim.Volume, claims
 		}
 	}
 	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("volume %q has grown to %d bytes at its driver, but not on all nodes that have mounted it: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
+		return fmt.Errorf(
+			"volume %q has grown to %d bytes at its driver, but not on all nodes that have mounted it: %w; expand it again to finish", v.VolumeRef, v.Capacity, err)
 	}
 	return nil
 }
@@ -89,15 +94,19 @@ func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
 	case maxBytes > 0 && minBytes > maxBytes:
 		return invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is above capacity_max (%d bytes)", minBytes, maxBytes))
 	case maxBytes > 0 && maxBytes < v.Capacity:
-		return invalid(object, "capacity_max", fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", maxBytes, v.Capacity))
+		return invalid(object, "capacity_max",
+			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", maxBytes, v.Capacity))
 	case maxBytes == 0 && minBytes < v.Capacity:
-		return invalid(object, "capacity_min", fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", minBytes, v.Capacity))
+		return invalid(object, "capacity_min",
+			fmt.Sprintf("(%d bytes) is below its capacity (%d bytes): volumes do not shrink", minBytes, v.Capacity))
 	}
 	return nil
 }
 
 // DetachVolume releases every claim of a volume on a node.
-func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[hostv1.DetachVolumeRequest]) (*connect.Response[hostv1.DetachVolumeResponse], error) {
+func (s volumeService) DetachVolume(ctx context.Context,
+	req *connect.Request[hostv1.DetachVolumeRequest],
+) (*connect.Response[hostv1.DetachVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -111,7 +120,8 @@ func (s volumeService) DetachVolume(ctx context.Context, req *connect.Request[ho
 	}
 	resp := &hostv1.DetachVolumeResponse{}
 	for _, d := range done {
-		resp.Claims = append(resp.Claims, &hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
+		resp.Claims = append(resp.Claims,
+			&hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
 	}
 	return connect.NewResponse(resp), nil
 }

@@ -47,9 +47,10 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	others := &nodesFake{}
 	h := openHost(t, func(c *Config) { c.Nodes = others })
 	h.create(t, spec("mysql"))
-	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"}, []claim.Claim{{
-		Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
-	}})
+	_, err := h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: "n2"},
+		[]claim.Claim{{
+			Volume: volumeOf("mysql"), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+		}})
 
 	check.NoError(t, err)
 
@@ -65,7 +66,8 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 	}
 
 	others.set(errors.New("no way there"))
-	if got, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil || got.Msg.Usage != nil {
+	if got, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil ||
+		got.Msg.Usage != nil {
 		t.Errorf("usage of a node that does not answer: %v, %v", got.Msg.Usage, err)
 	}
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 3 << 20}))
@@ -73,7 +75,11 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 
 	// A node without claims is not asked.
 	others.set(nil)
-	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"}, To: claim.NodeDetached})
+	_, err = h.ledger.AdvanceClaims(h.ctx, "",
+		command.Advance{
+			Volume: volumeOf("mysql"), Workload: claim.WorkloadRef{Namespace: "default", ID: "db"},
+			To: claim.NodeDetached,
+		})
 	check.NoError(t, err)
 	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20}))
 	check.NoError(t, err)

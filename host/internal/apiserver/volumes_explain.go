@@ -27,7 +27,9 @@ type held struct {
 }
 
 // ExplainVolume returns who holds a volume and what its claims wait for.
-func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[hostv1.ExplainVolumeRequest]) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
+func (s volumeService) ExplainVolume(ctx context.Context,
+	req *connect.Request[hostv1.ExplainVolumeRequest],
+) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -48,7 +50,10 @@ func (s volumeService) ExplainVolume(ctx context.Context, req *connect.Request[h
 	attempt, _ := s.cfg.Watcher.Attempt(ref)
 	for _, h := range claims {
 		h.attempt = attempt
-		shown := &hostv1.ExplainedClaim{Claim: shownClaim(h.claim), NodeStatus: "unknown", Since: timestamp(h.claim.ModifiedAt)}
+		shown := &hostv1.ExplainedClaim{
+			Claim: shownClaim(h.claim), NodeStatus: "unknown",
+			Since: timestamp(h.claim.ModifiedAt),
+		}
 		if h.claim.ModifiedAt.IsZero() {
 			shown.Since = timestamp(h.claim.TakenAt)
 		}
@@ -131,7 +136,8 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 		to.WaitsFor = fmt.Sprintf("node %q, which is not heard from", c.Node)
 		to.Next = "it is let go of when the node has stopped by its own clock, or goes on when the node is heard from"
 		if !h.letGo.IsZero() {
-			to.Next = fmt.Sprintf("it is let go of at %s, unless the node is heard from before", h.letGo.UTC().Format(time.DateTime)+" UTC")
+			to.Next = fmt.Sprintf("it is let go of at %s, unless the node is heard from before",
+				h.letGo.UTC().Format(time.DateTime)+" UTC")
 		}
 		to.Command = force
 	case c.State.Before(claim.NodeDetached) && status == claim.NodeDown:

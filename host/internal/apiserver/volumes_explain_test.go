@@ -21,26 +21,66 @@ func TestExplainEachClaim(t *testing.T) {
 		held
 		waits, next, command, lastError string
 	}{
-		"in use":            {held: held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Running}, next: "uses it until it is stopped"},
-		"workload ended":    {held: held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Ended}, waits: "has ended", next: "collection", command: "pannier system gc"},
-		"workload unknown":  {held: held{claim: claim.Claim{State: claim.Taken}, node: ready}, waits: "does not know its workload", command: "pannier system gc"},
-		"node unknown":      {held: held{claim: claim.Claim{State: claim.Unpublishing}, workload: claim.Ended}, waits: "does not know", command: "pannier volume detach -namespace prod -force v n2"},
-		"node away":         {held: held{claim: claim.Claim{State: claim.Taken}, node: gone, workload: claim.Running}, waits: "not heard from", next: "stopped by its own clock", command: "-force v n2"},
-		"node away, for so": {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: gone, letGo: time.Unix(1e9, 0)}, next: "let go of at 2001-09-09 01:46:40 UTC"},
-		"node down":         {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: &claim.Node{Status: claim.NodeDown}}, waits: "to let go of", next: "in a moment"},
-		"unmounting":        {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready}, waits: `node "n2" to unmount it`, next: "goes on trying"},
-		"unmounting fails":  {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready, attempt: watcher.Attempt{Error: "busy"}}, lastError: "busy", command: "pannier volume detach -namespace prod v n2"},
-		"the node says why": {held: held{claim: claim.Claim{State: claim.Unpublishing}, node: ready, waiting: "its process runs"}, lastError: "its process runs"},
-		"controller":        {held: held{claim: claim.Claim{State: claim.NodeDetached}, node: gone}, waits: `driver "d"`, next: "goes on trying"},
-		"controller fails":  {held: held{claim: claim.Claim{State: claim.NodeDetached}, attempt: watcher.Attempt{Error: "no answer", Tries: 3}}, lastError: "no answer", command: "pannier driver status d"},
-		"to be freed":       {held: held{claim: claim.Claim{State: claim.ControllerDetached}}, waits: "the ledger", next: "freed in a moment"},
+		"in use": {
+			held: held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Running},
+			next: "uses it until it is stopped",
+		},
+		"workload ended": {
+			held:  held{claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Ended},
+			waits: "has ended", next: "collection", command: "pannier system gc",
+		},
+		"workload unknown": {
+			held:  held{claim: claim.Claim{State: claim.Taken}, node: ready},
+			waits: "does not know its workload", command: "pannier system gc",
+		},
+		"node unknown": {
+			held:  held{claim: claim.Claim{State: claim.Unpublishing}, workload: claim.Ended},
+			waits: "does not know", command: "pannier volume detach -namespace prod -force v n2",
+		},
+		"node away": {
+			held:  held{claim: claim.Claim{State: claim.Taken}, node: gone, workload: claim.Running},
+			waits: "not heard from", next: "stopped by its own clock", command: "-force v n2",
+		},
+		"node away, for so": {
+			held: held{claim: claim.Claim{State: claim.Unpublishing}, node: gone, letGo: time.Unix(1e9, 0)},
+			next: "let go of at 2001-09-09 01:46:40 UTC",
+		},
+		"node down": {held: held{
+			claim: claim.Claim{State: claim.Unpublishing},
+			node:  &claim.Node{Status: claim.NodeDown},
+		}, waits: "to let go of", next: "in a moment"},
+		"unmounting": {
+			held:  held{claim: claim.Claim{State: claim.Unpublishing}, node: ready},
+			waits: `node "n2" to unmount it`, next: "goes on trying",
+		},
+		"unmounting fails": {held: held{
+			claim: claim.Claim{State: claim.Unpublishing}, node: ready,
+			attempt: watcher.Attempt{Error: "busy"},
+		}, lastError: "busy", command: "pannier volume detach -namespace prod v n2"},
+		"the node says why": {held: held{
+			claim: claim.Claim{State: claim.Unpublishing}, node: ready,
+			waiting: "its process runs",
+		}, lastError: "its process runs"},
+		"controller": {
+			held: held{claim: claim.Claim{State: claim.NodeDetached}, node: gone}, waits: `driver "d"`,
+			next: "goes on trying",
+		},
+		"controller fails": {held: held{
+			claim:   claim.Claim{State: claim.NodeDetached},
+			attempt: watcher.Attempt{Error: "no answer", Tries: 3},
+		}, lastError: "no answer", command: "pannier driver status d"},
+		"to be freed": {
+			held: held{claim: claim.Claim{State: claim.ControllerDetached}}, waits: "the ledger",
+			next: "freed in a moment",
+		},
 	} {
 		h := test.held
 		h.driver, h.claim.Node = "d", "n2"
 		h.claim.Volume = claim.VolumeRef{Namespace: "prod", ID: "v"}
 		got := &hostv1.ExplainedClaim{}
 		h.explain(got)
-		if !strings.Contains(got.GetWaitsFor(), test.waits) || !strings.Contains(got.GetNext(), test.next) || !strings.Contains(got.GetCommand(), test.command) || got.GetLastError() != test.lastError ||
+		if !strings.Contains(got.GetWaitsFor(), test.waits) || !strings.Contains(got.GetNext(), test.next) ||
+			!strings.Contains(got.GetCommand(), test.command) || got.GetLastError() != test.lastError ||
 			got.GetNext() == "" || got.GetTries() != int32(test.attempt.Tries) {
 			t.Errorf("%s: %v", name, got)
 		}
@@ -61,7 +101,8 @@ func TestExplainVolume(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	h.start(t, "w", "v")
-	if got := explain(); got.GetSummary() != "in use by 1 as single-node-writer" || got.GetClaims()[0].GetNodeStatus() != "ready" || got.GetClaims()[0].GetWaitsFor() != "" {
+	if got := explain(); got.GetSummary() != "in use by 1 as single-node-writer" ||
+		got.GetClaims()[0].GetNodeStatus() != "ready" || got.GetClaims()[0].GetWaitsFor() != "" {
 		t.Errorf("got %v", got)
 	}
 	h.fake.setFailure("unpublish", errors.New("the mount is busy"))

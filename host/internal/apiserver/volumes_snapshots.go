@@ -15,7 +15,9 @@ import (
 
 // CreateSnapshot takes a snapshot, or returns the volume's existing one of that name. Without a name it gets one that
 // contains the time.
-func (s volumeService) CreateSnapshot(ctx context.Context, req *connect.Request[hostv1.CreateSnapshotRequest]) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
+func (s volumeService) CreateSnapshot(ctx context.Context,
+	req *connect.Request[hostv1.CreateSnapshotRequest],
+) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
 	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -41,7 +43,9 @@ func (s volumeService) CreateSnapshot(ctx context.Context, req *connect.Request[
 }
 
 // DeleteSnapshot deletes a snapshot at its driver. It may be repeated.
-func (s volumeService) DeleteSnapshot(ctx context.Context, req *connect.Request[hostv1.DeleteSnapshotRequest]) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
+func (s volumeService) DeleteSnapshot(ctx context.Context,
+	req *connect.Request[hostv1.DeleteSnapshotRequest],
+) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
 	if err := claim.CheckID(req.Msg.GetPluginId()); err != nil {
 		return nil, invalid("delete snapshot", "plugin_id", err.Error())
 	}
@@ -53,12 +57,15 @@ func (s volumeService) DeleteSnapshot(ctx context.Context, req *connect.Request[
 }
 
 // ListSnapshots lists a page of a driver's snapshots, with the registered volumes that they were taken of.
-func (s volumeService) ListSnapshots(ctx context.Context, req *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
+func (s volumeService) ListSnapshots(ctx context.Context,
+	req *connect.Request[hostv1.ListSnapshotsRequest],
+) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
 	page, err := driverPage("list snapshots", req.Msg)
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.cfg.Controllers.ListSnapshots(ctx, req.Msg.GetPluginId(), storage.ListSnapshotsRequest{Page: page, Secrets: req.Msg.GetSecrets()})
+	list, err := s.cfg.Controllers.ListSnapshots(ctx, req.Msg.GetPluginId(),
+		storage.ListSnapshotsRequest{Page: page, Secrets: req.Msg.GetSecrets()})
 	if err != nil {
 		return nil, err
 	}

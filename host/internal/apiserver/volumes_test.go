@@ -20,15 +20,18 @@ func TestAVolumesLife(t *testing.T) {
 	volumes := h.client.Volumes
 
 	made := h.create(t, spec("mysql"))
-	if made.Spec.ExternalId == "" || made.Capacity != 1<<20 || made.Spec.Context["by"] != "fake" || made.Spec.Name != "mysql" ||
-		made.Spec.Namespace != "default" || !made.DriverHealthy || made.Provider != "fake.example.com" || made.ProviderVersion != "1.2" {
+	if made.Spec.ExternalId == "" || made.Capacity != 1<<20 || made.Spec.Context["by"] != "fake" ||
+		made.Spec.Name != "mysql" ||
+		made.Spec.Namespace != "default" || !made.DriverHealthy || made.Provider != "fake.example.com" ||
+		made.ProviderVersion != "1.2" {
 		t.Errorf("created %v", made)
 	}
 	asked := h.fake.volumes[made.Spec.ExternalId]
 	if asked.Secrets["password"] != secretValue || asked.Capabilities[0].MountFlags[0] != secretFlag {
 		t.Errorf("the driver was asked %+v", asked)
 	}
-	if again := h.create(t, spec("mysql")); again.Spec.ExternalId != made.Spec.ExternalId || again.ModifyIndex != made.ModifyIndex || len(h.fake.volumes) != 1 {
+	if again := h.create(t, spec("mysql")); again.Spec.ExternalId != made.Spec.ExternalId ||
+		again.ModifyIndex != made.ModifyIndex || len(h.fake.volumes) != 1 {
 		t.Errorf("created again: %v", again)
 	}
 
@@ -36,20 +39,23 @@ func TestAVolumesLife(t *testing.T) {
 	got, err := volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
 	check.NoError(t, err)
 	v := got.Msg.Volume
-	if len(v.Claims) != 1 || v.Claims[0].Workload != "db" || v.Claims[0].Node != "n1" || v.Claims[0].State != "taken" || v.Claims[0].Index == 0 || v.AccessMode != "single-node-writer" {
+	if len(v.Claims) != 1 || v.Claims[0].Workload != "db" || v.Claims[0].Node != "n1" || v.Claims[0].State != "taken" ||
+		v.Claims[0].Index == 0 || v.AccessMode != "single-node-writer" {
 		t.Errorf("claimed: %v", v)
 	}
 	if u := got.Msg.Usage; u.GetBytesUsed() != 4 || u.GetInodesTotal() != 3 || u.GetCondition() != "fine" {
 		t.Errorf("usage %v", u)
 	}
 	h.fake.setFailure("stats", errors.New("slow"))
-	if got, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil || got.Msg.Usage != nil {
+	if got, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil ||
+		got.Msg.Usage != nil {
 		t.Errorf("usage that the driver does not tell: %v, %v", got.Msg.Usage, err)
 	}
 
 	grown, err := volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
 	check.NoError(t, err)
-	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 || h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
+	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 ||
+		h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
 		t.Errorf("grown %v, mounts %v", grown.Msg.Volume, h.fake.expanded)
 	}
 	// The grown volume still fits the first definition.
@@ -68,7 +74,8 @@ func TestAVolumesLife(t *testing.T) {
 	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
 	wantError(t, err, connect.CodeFailedPrecondition, "a snapshot needs it", `delete volume "mysql"`, `driver "fake"`)
 	h.fake.setFailure("delete", nil)
-	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}}))
+	_, err = volumes.DeleteVolume(h.ctx,
+		request(&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}}))
 	check.NoError(t, err)
 	if len(h.fake.volumes) != 0 || h.fake.secrets["password"] != "new" {
 		t.Errorf("deleted: %v, with %v", h.fake.volumes, h.fake.secrets)
@@ -151,7 +158,8 @@ func TestRegister(t *testing.T) {
 	h.fake.warnings = []string{"the driver did not confirm"}
 	resp, err := register(spec("old", existing))
 	check.NoError(t, err)
-	if resp.Warnings[0] != h.fake.warnings[0] || resp.Volume.Spec.ExternalId != "vol-7" || h.fake.secrets["password"] != secretValue {
+	if resp.Warnings[0] != h.fake.warnings[0] || resp.Volume.Spec.ExternalId != "vol-7" ||
+		h.fake.secrets["password"] != secretValue {
 		t.Errorf("registered %v, asked with %v", resp, h.fake.secrets)
 	}
 	resp, err = register(spec("old", existing, func(s *hostv1.VolumeSpec) { s.Name = "renamed"; s.Secrets = nil }))
@@ -198,11 +206,13 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 	}
 	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{}))
 	wantError(t, err, connect.CodeInvalidArgument, "id")
-	_, err = h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.ExternalId = "e" })}))
+	_, err = h.client.Volumes.CreateVolume(h.ctx,
+		request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.ExternalId = "e" })}))
 	wantError(t, err, connect.CodeInvalidArgument, "external_id", "register")
 	_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: spec("x")}))
 	wantError(t, err, connect.CodeInvalidArgument, "external_id")
-	_, err = h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.PluginId = "other" })}))
+	_, err = h.client.Volumes.CreateVolume(h.ctx,
+		request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.PluginId = "other" })}))
 	wantError(t, err, connect.CodeNotFound, `"other"`, "pannier driver register")
 	if len(h.fake.volumes) != 0 {
 		t.Errorf("the driver made %v", h.fake.volumes)
@@ -232,7 +242,8 @@ func TestExpandRefuses(t *testing.T) {
 		t.Errorf("at its driver it has grown, the ledger says %d, %v", v.Capacity, err)
 	}
 	h.fake.setFailure("expand node", nil)
-	again, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	again, err := h.client.Volumes.ExpandVolume(h.ctx,
+		request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
 	if check.NoError(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
 		t.Errorf("grown to %d", again.Msg.Volume.Capacity)
 	}
@@ -243,7 +254,8 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
 	made := h.create(t, spec("mysql"))
-	if made.Spec.Secrets["password"] != redacted || made.Spec.MountOptions.MountFlags[0] != redacted || made.Spec.MountOptions.FsType != "ext4" {
+	if made.Spec.Secrets["password"] != redacted || made.Spec.MountOptions.MountFlags[0] != redacted ||
+		made.Spec.MountOptions.FsType != "ext4" {
 		t.Errorf("shown as %v", made.Spec)
 	}
 	w, _ := h.start(t, "db", "mysql")
@@ -264,11 +276,13 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 	h.stop(t, "db")
 	if text := h.log.String(); strings.Contains(text, "hunter2") {
 		t.Errorf("a secret is in the log:\n%s", text)
-	} else if strings.Count(text, "VolumeService/CreateVolume") != 1 || !strings.Contains(text, "object=mysql") || !strings.Contains(text, "uid=0") {
+	} else if strings.Count(text, "VolumeService/CreateVolume") != 1 || !strings.Contains(text, "object=mysql") ||
+		!strings.Contains(text, "uid=0") {
 		t.Errorf("the change is not logged once with its object and caller:\n%s", text)
 	}
 	// Redaction does not change the stored definition.
-	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag || strings.Contains(string(v.SealedSecrets), "hunter2") {
+	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.MountOptions.Flags[0] != secretFlag ||
+		strings.Contains(string(v.SealedSecrets), "hunter2") {
 		t.Errorf("in the ledger: %+v, %v", v.MountOptions, err)
 	}
 }
@@ -289,7 +303,8 @@ func TestLists(t *testing.T) {
 		return out
 	}
 	for want, req := range map[string]*hostv1.ListVolumesRequest{
-		"abc": {Namespace: "*"}, "ab": {Namespace: "default"}, "c": {Namespace: "prod"}, "a": {Node: "n1"}, "": {PluginId: "other"},
+		"abc": {Namespace: "*"}, "ab": {Namespace: "default"}, "c": {Namespace: "prod"}, "a": {Node: "n1"},
+		"": {PluginId: "other"},
 	} {
 		if got := ids(req); got != want {
 			t.Errorf("%v: %q, want %q", req, got, want)
@@ -298,15 +313,19 @@ func TestLists(t *testing.T) {
 	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "a/b"}))
 	wantError(t, err, connect.CodeInvalidArgument, "namespace")
 
-	external, err := h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))
-	if check.NoError(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" || !external.Msg.Volumes[0].Abnormal {
+	external, err := h.client.Volumes.ListExternal(h.ctx,
+		request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))
+	if check.NoError(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" ||
+		!external.Msg.Volumes[0].Abnormal {
 		t.Errorf("external: %v", external.Msg)
 	}
 	_, err = h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PerPage: -1}))
 	wantError(t, err, connect.CodeInvalidArgument, "per_page")
 
-	taken, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"}))
-	if check.NoError(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready || taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
+	taken, err := h.client.Volumes.CreateSnapshot(h.ctx,
+		request(&hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"}))
+	if check.NoError(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready ||
+		taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
 		t.Errorf("snapshot %v", taken.Msg)
 	}
 	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
@@ -315,7 +334,8 @@ func TestLists(t *testing.T) {
 	}
 	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake"}))
 	wantError(t, err, connect.CodeInvalidArgument, "snapshot_id")
-	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId}))
+	_, err = h.client.Volumes.DeleteSnapshot(h.ctx,
+		request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId}))
 	if check.NoError(t, err); len(h.fake.snapshots) != 0 {
 		t.Error("the snapshot is still there")
 	}
@@ -337,7 +357,8 @@ func TestDetachAndForcedDeregistration(t *testing.T) {
 	}
 
 	h.start(t, "db2", "mysql")
-	left, err := h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true}))
+	left, err := h.client.Volumes.DeregisterVolume(h.ctx,
+		request(&hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true}))
 	if check.NoError(t, err); len(left.Msg.LeftBehind) != 1 || left.Msg.LeftBehind[0].Workload != "db2" {
 		t.Errorf("left behind: %v", left.Msg)
 	}

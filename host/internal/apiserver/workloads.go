@@ -23,7 +23,9 @@ import (
 type workloadService struct{ *Server }
 
 // StartWorkload starts a workload and streams its steps.
-func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request[hostv1.StartWorkloadRequest], stream *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
+func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request[hostv1.StartWorkloadRequest],
+	stream *connect.ServerStream[hostv1.StartWorkloadResponse],
+) error {
 	spec, err := workloadSpec(req.Msg.GetSpec())
 	if err != nil {
 		return err
@@ -32,14 +34,16 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	if req.Msg.GetReleaseWithCaller() {
 		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,
-				errors.New("release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
+				errors.New(
+					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
 		}
 	}
 	// If the caller disconnects the wait ends, not the start.
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	opts.Progress = func(step workload.Step) {
-		if err := stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
+		if err := stream.Send(
+			&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
 			leave(err)
 		}
 	}
@@ -55,7 +59,9 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 }
 
 // StopWorkload stops a workload and streams its steps until nothing is left.
-func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[hostv1.StopWorkloadRequest], stream *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
+func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[hostv1.StopWorkloadRequest],
+	stream *connect.ServerStream[hostv1.StopWorkloadResponse],
+) error {
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
 		return err
@@ -63,7 +69,8 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 	ctx, leave := context.WithCancelCause(ctx)
 	defer leave(nil)
 	progress := func(step workload.Step) {
-		if err := stream.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
+		if err := stream.Send(
+			&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: shownStep(step)}}); err != nil {
 			leave(err)
 		}
 	}
@@ -79,7 +86,9 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 }
 
 // RunningWorkload records which process is the workload.
-func (s workloadService) RunningWorkload(_ context.Context, req *connect.Request[hostv1.RunningWorkloadRequest]) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
+func (s workloadService) RunningWorkload(_ context.Context,
+	req *connect.Request[hostv1.RunningWorkloadRequest],
+) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
 		return nil, err
@@ -93,7 +102,9 @@ func (s workloadService) RunningWorkload(_ context.Context, req *connect.Request
 }
 
 // GetWorkload reads one workload.
-func (s workloadService) GetWorkload(_ context.Context, req *connect.Request[hostv1.GetWorkloadRequest]) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+func (s workloadService) GetWorkload(_ context.Context,
+	req *connect.Request[hostv1.GetWorkloadRequest],
+) (*connect.Response[hostv1.GetWorkloadResponse], error) {
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
 		return nil, err
@@ -110,7 +121,9 @@ func (s workloadService) GetWorkload(_ context.Context, req *connect.Request[hos
 }
 
 // ListWorkloads lists the workloads of this node, including those that ended recently.
-func (s workloadService) ListWorkloads(_ context.Context, req *connect.Request[hostv1.ListWorkloadsRequest]) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
+func (s workloadService) ListWorkloads(_ context.Context,
+	req *connect.Request[hostv1.ListWorkloadsRequest],
+) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
 	namespace := allOr(req.Msg.GetNamespace())
 	if namespace != "" {
 		if err := claim.CheckID(namespace); err != nil {
@@ -191,7 +204,8 @@ func awaited(by claim.WorkloadRef, field string, names []string) (refs []claim.W
 			ref = claim.WorkloadRef{Namespace: namespace, ID: id}
 		}
 		if err := ref.Validate(); err != nil {
-			return nil, invalid(fmt.Sprintf("workload %q", by), field, fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
+			return nil, invalid(fmt.Sprintf("workload %q", by), field,
+				fmt.Sprintf("names %q, which is neither ID nor NAMESPACE/ID: %v", name, err))
 		}
 		refs = append(refs, ref)
 	}
@@ -217,7 +231,8 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
-			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
+			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(
+				v.AttachmentMode),
 			MountOptions: shownMountOptions(v.MountOptions), Destination: v.Destination,
 		})
 	}
@@ -301,6 +316,7 @@ func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 func shownStep(step workload.Step) *hostv1.Step {
 	return &hostv1.Step{
 		Name: step.Name, Volume: step.Volume, Service: step.Service, State: string(step.State), Undo: step.Undo,
-		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
+		StartedAt: timestamp(step.StartedAt), Took: durationpb.New(
+			step.Took), Error: step.Error, Note: step.Note, Attempt: int32(step.Attempt),
 	}
 }

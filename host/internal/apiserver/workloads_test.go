@@ -158,15 +158,20 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 func TestDriversPluginsAndStatus(t *testing.T) {
 	h := openHost(t)
 	socket := "unix:///nowhere/at-all.sock"
-	added, err := h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: socket, HealthTimeoutMs: 60000}))
-	if check.NoError(t, err); added.Msg.Driver.Source != "registered" || !added.Msg.Driver.Healthy || added.Msg.Driver.Type != "monolith" {
+	added, err := h.client.Drivers.RegisterDriver(h.ctx,
+		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: socket, HealthTimeoutMs: 60000}))
+	if check.NoError(t, err); added.Msg.Driver.Source != "registered" || !added.Msg.Driver.Healthy ||
+		added.Msg.Driver.Type != "monolith" {
 		t.Errorf("registered %v", added.Msg)
 	}
-	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "tcp://x"}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx,
+		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "tcp://x"}))
 	wantError(t, err, connect.CodeInvalidArgument, "endpoint")
-	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", HealthTimeoutMs: -1}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx,
+		request(&hostv1.RegisterDriverRequest{Id: "extra", HealthTimeoutMs: -1}))
 	wantError(t, err, connect.CodeInvalidArgument, "health_timeout_ms")
-	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "fake", Endpoint: socket + "2"}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx,
+		request(&hostv1.RegisterDriverRequest{Id: "fake", Endpoint: socket + "2"}))
 	wantError(t, err, connect.CodeFailedPrecondition, "csi_driver")
 
 	list, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
@@ -174,9 +179,11 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 		t.Fatalf("drivers %v", list.Msg)
 	}
 	d := list.Msg.Drivers[1]
-	if d.NodeId != "fake-n1" || d.MaxVolumes != 9 || d.Topology["rack"] != "r1" || d.NodesExpected != 1 || d.ControllersHealthy != 1 ||
+	if d.NodeId != "fake-n1" || d.MaxVolumes != 9 || d.Topology["rack"] != "r1" || d.NodesExpected != 1 ||
+		d.ControllersHealthy != 1 ||
 		strings.Join(d.NodeCapabilities, ",") != "GET_VOLUME_STATS" ||
-		strings.Join(d.ControllerCapabilities, ",") != "CREATE_DELETE_VOLUME,LIST_VOLUMES,CREATE_DELETE_SNAPSHOT,LIST_SNAPSHOTS,EXPAND_VOLUME,VolumeExpansion.ONLINE" {
+		strings.Join(d.ControllerCapabilities,
+			",") != "CREATE_DELETE_VOLUME,LIST_VOLUMES,CREATE_DELETE_SNAPSHOT,LIST_SNAPSHOTS,EXPAND_VOLUME,VolumeExpansion.ONLINE" {
 		t.Errorf("driver %v", d)
 	}
 	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "fake"}))
@@ -193,7 +200,8 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 	h.create(t, spec("mysql"))
 	now, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
 	check.NoError(t, err)
-	if s := now.Msg; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 || s.Pid != int64(os.Getpid()) ||
+	if s := now.Msg; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 ||
+		s.Pid != int64(os.Getpid()) ||
 		s.HttpAddress != h.HTTPAddress() || s.Leftovers[0] != "/left" || len(s.Plugins) != 1 || s.Workloads["running"] != 0 {
 		t.Errorf("status %v", s)
 	}
@@ -213,7 +221,8 @@ func TestEvents(t *testing.T) {
 	if !stream.Receive() || stream.Msg().Event.Seq < all[len(all)-1].Seq {
 		t.Fatal(stream.Msg(), stream.Err())
 	}
-	_, err = h.client.Drivers.RegisterDriver(h.ctx, request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "unix:///nowhere/e.sock"}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx,
+		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "unix:///nowhere/e.sock"}))
 	check.NoError(t, err)
 	for last := stream.Msg().Event.Seq; ; last++ {
 		if !stream.Receive() || stream.Msg().Event.Seq != last+1 || stream.Msg().Event.Time == nil {
@@ -261,22 +270,32 @@ func receive(h *host, req *hostv1.EventsRequest) (all []*hostv1.Event, err error
 // meshed is a specification with all that a service may bring with it.
 func meshed(t *testing.T) *hostv1.WorkloadSpec {
 	t.Helper()
-	config, err := structpb.NewStruct(map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "n": 3.5, "list": []any{"a", true}})
+	config, err := structpb.NewStruct(map[string]any{
+		"envoy_prometheus_bind_addr": "0.0.0.0:9102", "n": 3.5,
+		"list": []any{"a", true},
+	})
 	check.NoError(t, err)
 	return &hostv1.WorkloadSpec{
 		Namespace: "prod", Id: "web", User: "www-data", Canary: true,
 		Exec: &hostv1.Exec{Command: "/bin/web", Args: []string{"-v"}, Env: map[string]string{"A": "b"}, User: "nobody"},
 		Services: []*servicev1.Service{{
-			Name: "web", Port: "http", Tags: []string{"a"}, CanaryTags: []string{"c"}, Meta: map[string]string{"k": "v"}, EnableTagOverride: true,
-			Checks: []*servicev1.Check{{Type: "http", Path: "/", Interval: "10s", Header: map[string]*servicev1.HeaderValues{"Accept": {Values: []string{"x"}}}}},
+			Name: "web", Port: "http", Tags: []string{"a"}, CanaryTags: []string{"c"}, Meta: map[string]string{"k": "v"},
+			EnableTagOverride: true,
+			Checks: []*servicev1.Check{{
+				Type: "http", Path: "/", Interval: "10s",
+				Header: map[string]*servicev1.HeaderValues{"Accept": {Values: []string{"x"}}},
+			}},
 			Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{Proxy: &servicev1.Proxy{
 				Upstreams: []*servicev1.Upstream{{DestinationName: "db", LocalBindPort: 5432}}, Config: config,
 			}}},
 		}, {Name: "plain"}},
-		Ports:    []*hostv1.Port{{Label: "http"}, {Label: "admin", Static: 8080}},
-		Sidecars: []*hostv1.Sidecar{{Service: "web", Command: []string{"envoy", "-c", "${bootstrap}"}, Env: map[string]string{"X": "y"}, User: "envoy"}},
-		Devices:  []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
-		After:    []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"},
+		Ports: []*hostv1.Port{{Label: "http"}, {Label: "admin", Static: 8080}},
+		Sidecars: []*hostv1.Sidecar{{
+			Service: "web", Command: []string{"envoy", "-c", "${bootstrap}"},
+			Env: map[string]string{"X": "y"}, User: "envoy",
+		}},
+		Devices: []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
+		After:   []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"},
 	}
 }
 
@@ -305,7 +324,8 @@ func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 		}
 	}
 	asked.Services[0].Connect.SidecarService.Proxy.Config.Fields["n"] = &structpb.Value{}
-	if _, err := workloadSpec(asked); connect.CodeOf(withCode(t.Context(), err)) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), `service "web"`) {
+	if _, err := workloadSpec(asked); connect.CodeOf(withCode(t.Context(), err)) != connect.CodeInvalidArgument ||
+		!strings.Contains(err.Error(), `service "web"`) {
 		t.Errorf("a value that is none: %v", err)
 	}
 }
@@ -318,8 +338,10 @@ func TestShownServices(t *testing.T) {
 		SecretsDir: "/s/default/web", Ports: map[string]int{"http": 20000},
 		Services: []servicesteps.Status{
 			{
-				Name: "web", ID: "web-id", ProxyID: "web-id-sidecar-proxy", Consul: "default", Port: 20000, Accessor: "acc", ExpiresAt: time.Unix(5, 0),
-				TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1, ReadyPort: 2, Message: "its own",
+				Name: "web", ID: "web-id", ProxyID: "web-id-sidecar-proxy", Consul: "default", Port: 20000, Accessor: "acc",
+				ExpiresAt: time.Unix(5, 0),
+				TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1,
+				ReadyPort: 2, Message: "its own",
 			},
 			{Name: "plain", ID: "plain-id", Consul: "default"},
 			{Name: "far", ID: "far-id", Consul: "east"},
@@ -329,8 +351,10 @@ func TestShownServices(t *testing.T) {
 	got, err := s.shownWorkload(w)
 	check.NoError(t, err)
 	want := &hostv1.ServiceStatus{
-		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc", TokenExpiresAt: timestamp(time.Unix(5, 0)),
-		TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1, ReadyPort: 2, Message: "its own",
+		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc",
+		TokenExpiresAt: timestamp(time.Unix(5, 0)),
+		TokenFile:      "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1,
+		ReadyPort: 2, Message: "its own",
 	}
 	if len(got.Services) != 3 || !proto.Equal(got.Services[0], want) {
 		t.Fatalf("shown %v", got.Services)
@@ -356,7 +380,8 @@ func TestStartWithServices(t *testing.T) {
 		w = stream.Msg().GetWorkload()
 	}
 	check.NoError(t, stream.Err())
-	if !proto.Equal(w.GetSpec(), meshed(t)) || len(asked) != 1 || asked[0].Services[0].Connect.SidecarService.Proxy.Config["n"] != 3.5 {
+	if !proto.Equal(w.GetSpec(), meshed(t)) || len(asked) != 1 ||
+		asked[0].Services[0].Connect.SidecarService.Proxy.Config["n"] != 3.5 {
 		t.Errorf("asked for %+v, shown %v", asked, w)
 	}
 }

@@ -119,7 +119,8 @@ standard input. The policy "anonymous" applies to calls without a token.`,
 			if err != nil {
 				return err
 			}
-			resp, err := client.ACL.PutACLPolicy(ctx, connect.NewRequest(&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules}))
+			resp, err := client.ACL.PutACLPolicy(ctx,
+				connect.NewRequest(&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules}))
 			if err != nil {
 				return err
 			}

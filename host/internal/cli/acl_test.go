@@ -13,7 +13,8 @@ func TestProgramsAreNotGivenTheCallersToken(t *testing.T) {
 	t.Setenv(tokenEnv, "the-operators")
 	t.Setenv("KEPT", "yes")
 	env := environment(&hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: "web"}}, "", nil, nil)
-	if slices.ContainsFunc(env, func(kv string) bool { return strings.Contains(kv, "the-operators") }) || !slices.Contains(env, "KEPT=yes") {
+	if slices.ContainsFunc(env, func(kv string) bool { return strings.Contains(kv, "the-operators") }) ||
+		!slices.Contains(env, "KEPT=yes") {
 		t.Errorf("a program has %q", env)
 	}
 }

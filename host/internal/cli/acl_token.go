@@ -75,7 +75,8 @@ func (a *app) aclTokenList() *cobra.Command {
 				}
 				t := newTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
 				for _, k := range resp.Msg.GetTokens() {
-					t.row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()), age(k.GetCreatedAt()), expires(k))
+					t.row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
+						age(k.GetCreatedAt()), expires(k))
 				}
 				return a.show(t)
 			})

@@ -46,16 +46,21 @@ pannier agent -config /etc/pannier`,
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.dev, "dev", false, "try it out: temporary data, and a csi-local driver with the id local")
-	flags.StringArrayVar(&f.paths, "config", nil, "`PATH` of a configuration file, or of a folder of them; may be given more than once")
+	flags.StringArrayVar(&f.paths, "config", nil,
+		"`PATH` of a configuration file, or of a folder of them; may be given more than once")
 	flags.StringVar(&f.name, "name", "", "the `NAME` of this node (default: the hostname)")
 	flags.StringVar(&f.dataDir, "data-dir", "", "the `FOLDER` of all persistent data (default "+config.DefaultDataDir+")")
-	flags.StringVar(&f.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: plugins/ beside this program, then /usr/lib/pannier/plugins)")
+	flags.StringVar(&f.pluginDir, "plugin-dir", "",
+		"the `FOLDER` of the plugins (default: plugins/ beside this program, then /usr/lib/pannier/plugins)")
 	flags.StringVar(&f.socket, "socket", "", "the `PATH` of the API's socket (default "+config.DefaultSocket+")")
-	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort, "the `PORT` for health, metrics and public keys; 0: any free one")
+	flags.IntVar(&f.httpPort, "http-port", config.DefaultHTTPPort,
+		"the `PORT` for health, metrics and public keys; 0: any free one")
 	flags.StringVar(&f.logLevel, "log-level", "info", "the least `LEVEL` to log: trace, debug, info, warn or error")
 	flags.BoolVar(&f.server, "server", true, "keep a copy of the ledger and vote; =false: a node only")
-	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1, "how many servers (`N`) must meet before the cluster is formed")
-	flags.StringArrayVar(&f.join, "join", nil, "the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
+	flags.IntVar(&f.bootstrapExpect, "bootstrap-expect", 1,
+		"how many servers (`N`) must meet before the cluster is formed")
+	flags.StringArrayVar(&f.join, "join", nil,
+		"the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
 	cmd.AddCommand(a.agentStop(), a.agentLeave())
 	return cmd
@@ -175,7 +180,10 @@ func (a *app) stopAgent(ctx context.Context, plugins bool) error {
 		err = awaitSilence(ctx, client)
 	}
 	if err != nil {
-		return &hintError{fmt.Errorf("the agent was asked to stop, and still runs: %w", err), "its log says what it waits for"}
+		return &hintError{
+			fmt.Errorf("the agent was asked to stop, and still runs: %w", err),
+			"its log says what it waits for",
+		}
 	}
 	return a.print(resp.Msg, func() error {
 		_, err := fmt.Fprintln(a.out, afterStop(resp.Msg))
@@ -200,8 +208,9 @@ func afterStop(m *hostv1.StopResponse) string {
 	case m.GetWorkloads() == 0 || m.GetWorkloadsStop():
 		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped")
 	default:
-		lines = append(lines, "plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own (FUSE) "+
-			"cannot be read until the next agent has restarted it")
+		lines = append(lines,
+			"plugins, and the drivers that the agent ran, are stopped; a volume that its driver serves by a process of its own (FUSE) "+
+				"cannot be read until the next agent has restarted it")
 	}
 	return strings.Join(lines, "\n")
 }
@@ -287,7 +296,10 @@ func awaitSilence(ctx context.Context, client *api.Client) error {
 // fenceCommand is run by the agent beside itself, not by people.
 func (a *app) fenceCommand() *cobra.Command {
 	var dir string
-	cmd := &cobra.Command{Use: "fence", Short: "Guard the volumes of a node that loses its servers", Hidden: true, Args: exactly()}
+	cmd := &cobra.Command{
+		Use: "fence", Short: "Guard the volumes of a node that loses its servers", Hidden: true,
+		Args: exactly(),
+	}
 	cmd.Flags().StringVar(&dir, "dir", "", "the fence's `FOLDER`, in the agent's data directory")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
 		return fence.Run(ctx, dir, hclog.New(&hclog.LoggerOptions{Name: "fence", Output: a.err}))
@@ -308,7 +320,8 @@ have volumes: drain the node first.`,
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say("the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
+				return a.say(
+					"the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
 			})
 		}),
 	}

@@ -20,7 +20,10 @@ func TestTheProgramIsAFence(t *testing.T) {
 	dir, pannier := t.TempDir(), testbin.Build(t, "host/cmd/pannier")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := fence.Open(ctx, fence.Config{Dir: dir, Command: []string{pannier, "fence", "-dir", dir}, Log: hclog.NewNullLogger()})
+	c, err := fence.Open(ctx, fence.Config{
+		Dir: dir, Command: []string{pannier, "fence", "-dir", dir},
+		Log: hclog.NewNullLogger(),
+	})
 	check.NoError(t, err)
 	past := boottime.Now()
 	change := func(c fence.Change) { c.SetTimes(fence.Times{Stop: past, Deadline: past}) }
@@ -30,7 +33,8 @@ func TestTheProgramIsAFence(t *testing.T) {
 	if err := c.Close(); err != nil { // it guards nothing, and ends
 		t.Error(err)
 	}
-	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir", filepath.Join(dir, "none")).CombinedOutput(); err == nil {
+	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir",
+		filepath.Join(dir, "none")).CombinedOutput(); err == nil {
 		t.Errorf("a fence without a folder: %s", out)
 	}
 }

@@ -89,9 +89,12 @@ func (a *app) rootCommand() *cobra.Command {
 		return &usageError{err: err, command: cmd.CommandPath()}
 	})
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.address, "address", "", "the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
-	flags.StringVar(&a.namespace, "namespace", "", "the `namespace` (default: PANNIER_NAMESPACE, then "+claim.DefaultNamespace+")")
-	flags.StringVar(&a.tokenFile, "token-file", "", "the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
+	flags.StringVar(&a.address, "address", "",
+		"the agent's `address` (default: PANNIER_ADDR, then "+api.DefaultAddress+")")
+	flags.StringVar(&a.namespace, "namespace", "",
+		"the `namespace` (default: PANNIER_NAMESPACE, then "+claim.DefaultNamespace+")")
+	flags.StringVar(&a.tokenFile, "token-file", "",
+		"the `file` with the secret of the ACL token to call with (default: what PANNIER_TOKEN has)")
 	flags.StringVarP(&a.format, "output", "o", formatTable, "output `format`: table or json")
 	flags.BoolVar(&a.noColor, "no-color", false, "no colours (also: NO_COLOR)")
 	return root
@@ -131,7 +134,8 @@ func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobr
 }
 
 // withClient is do for work that calls the agent.
-func (a *app) withClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command, []string) error {
+func (a *app) withClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command,
+	[]string) error {
 	return a.do(func(ctx context.Context, args []string) error {
 		client, err := a.api()
 		if err != nil {

@@ -58,9 +58,10 @@ func (a *app) completeIDs(list lister) completer {
 // complete completes a flag's value.
 func complete(cmd *cobra.Command, flag string, values completer) {
 	// It fails only for an unknown flag.
-	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-		return values(cmd, nil, typed)
-	})
+	_ = cmd.RegisterFlagCompletionFunc(flag,
+		func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return values(cmd, nil, typed)
+		})
 }
 
 // completeFileOrID completes the first argument with ids and files.
@@ -139,7 +140,8 @@ func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]str
 }
 
 func workloadIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-	resp, err := client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace}))
+	resp, err := client.Workloads.ListWorkloads(ctx,
+		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace}))
 	if err != nil {
 		return nil, err
 	}

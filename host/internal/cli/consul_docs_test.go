@@ -54,7 +54,8 @@ func (s *consulShell) run(name string) {
 	if !found || !ended {
 		s.t.Fatalf("docs/consul.md has no lines to run for %q", name)
 	}
-	script = strings.NewReplacer("/etc/pannier", s.dir, "http://192.0.2.10:7420", s.keys, "http://127.0.0.1:7420", s.keys).Replace(script)
+	script = strings.NewReplacer("/etc/pannier", s.dir, "http://192.0.2.10:7420", s.keys, "http://127.0.0.1:7420",
+		s.keys).Replace(script)
 	cmd := exec.Command("sh", "-euc", script)
 	cmd.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"),
 		"CONSUL_HTTP_ADDR="+s.c.Service("default", "").Address, "CONSUL_HTTP_TOKEN="+s.c.Management)
@@ -95,7 +96,10 @@ func TestDocumentedTokensOfTheHost(t *testing.T) {
 		t.Error("the node's token makes tokens")
 	}
 	mint, _ := s.token("consul-acl.token")
-	if _, _, err := mint.ACL().TokenCreate(&api.ACLToken{Local: true, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}}, nil); err != nil {
+	if _, _, err := mint.ACL().TokenCreate(&api.ACLToken{
+		Local:             true,
+		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
+	}, nil); err != nil {
 		t.Errorf("the token for minting: %v", err)
 	}
 }
@@ -114,12 +118,14 @@ func TestDocumentedAuthMethods(t *testing.T) {
 	s.run("login")
 	s.run("login-key")
 
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: private, KeyID: "k"}}, nil)
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: private, KeyID: "k"}},
+		nil)
 	check.NoError(t, err)
 	now := time.Now()
 	bearer, err := jwt.Signed(signer).Claims(jwt.Claims{
 		Issuer: "pannier", Subject: "default/w/web", Audience: jwt.Audience{"consul.io"},
-		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(5 * time.Minute)),
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(
+			now.Add(5 * time.Minute)),
 	}).Claims(map[string]any{"pannier_service": "web", "pannier_namespace": "default", "pannier_node": "a"}).Serialize()
 	check.NoError(t, err)
 	for _, method := range []string{"pannier", "pannier-key"} {
@@ -143,7 +149,10 @@ func TestDocumentedConsulConfigurationParses(t *testing.T) {
 		if strings.HasPrefix(block[1], "workload ") {
 			_, err = config.ReadWorkload(path)
 		} else {
-			_, err = config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+			_, err = config.Load(config.Source{
+				Paths:       []string{path},
+				Environment: func(string) (string, bool) { return "", false },
+			})
 		}
 		if err != nil {
 			t.Errorf("docs/consul.md:\n%s\n%v", block[1], err)

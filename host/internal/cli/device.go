@@ -47,7 +47,8 @@ is one line.`,
 			if interval < 0 || interval > 0 && interval < 100*time.Millisecond {
 				return &usageError{err: errors.New("-interval: 100ms at least")}
 			}
-			stream, err := client.Devices.DeviceStats(ctx, connect.NewRequest(&hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()}))
+			stream, err := client.Devices.DeviceStats(ctx,
+				connect.NewRequest(&hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()}))
 			if err != nil {
 				return err
 			}
@@ -79,7 +80,8 @@ func (a *app) showDevices(groups []*hostv1.DeviceGroup) error {
 			if holder != "" {
 				holder = d.GetNamespace() + "/" + holder
 			}
-			t.row(strings.Join([]string{g.GetVendor(), g.GetType(), g.GetName()}, "/"), d.GetId(), healthy(d.GetHealthy()), holder,
+			t.row(strings.Join([]string{g.GetVendor(), g.GetType(), g.GetName()}, "/"), d.GetId(), healthy(d.GetHealthy()),
+				holder,
 				g.GetPlugin(), d.GetLocality(), joinMap(g.GetAttributes()), d.GetMessage())
 		}
 	}

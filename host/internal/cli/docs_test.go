@@ -48,7 +48,10 @@ func TestCommandsAreDocumented(t *testing.T) {
 func TestDocumentedSpecsParse(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)\n```hcl\n(.*?)```")
 	agent := func(path string) error {
-		_, err := config.Load(config.Source{Paths: []string{path}, Environment: func(string) (string, bool) { return "", false }})
+		_, err := config.Load(config.Source{
+			Paths:       []string{path},
+			Environment: func(string) (string, bool) { return "", false },
+		})
 		return err
 	}
 	for name, parse := range map[string]func(path string) error{
@@ -143,7 +146,8 @@ func TestGuaranteesHaveTests(t *testing.T) {
 			t.Errorf("docs/guarantees.md names %s, which is no test", name)
 		}
 	}
-	for _, m := range regexp.MustCompile("`((?:cluster|host|plugins|sdk|test)(?:/[a-z0-9/-]+)?)`").FindAllStringSubmatch(page, -1) {
+	for _, m := range regexp.MustCompile("`((?:cluster|host|plugins|sdk|test)(?:/[a-z0-9/-]+)?)`").FindAllStringSubmatch(
+		page, -1) {
 		if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
 			t.Errorf("docs/guarantees.md names %s: %v", m[1], err)
 		}

@@ -56,7 +56,8 @@ func (a *app) driverRegister() *cobra.Command {
 	flags.StringVar(&req.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
 	flags.StringVar(&req.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
 	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees its folder of the host")
-	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "", "where such a driver sees its staging and publish paths")
+	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "",
+		"where such a driver sees its staging and publish paths")
 	flags.DurationVar(&timeout, "health-timeout", 0, "how long its first healthy answer may take (default 30s)")
 	require(cmd, "endpoint")
 	return cmd
@@ -71,10 +72,12 @@ it, unless -force is given.`,
 		Example: "pannier driver deregister nfs",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(&hostv1.DeregisterDriverRequest{Id: args[0], Force: force}))
+			resp, err := client.Drivers.DeregisterDriver(ctx,
+				connect.NewRequest(&hostv1.DeregisterDriverRequest{Id: args[0], Force: force}))
 			if err != nil {
 				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
-				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway", args[0])
+				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
+					args[0])
 			}
 			return a.print(resp.Msg, func() error {
 				_, err := fmt.Fprintf(a.out, "driver %q is deregistered\n", args[0])
@@ -115,7 +118,8 @@ func (a *app) showDrivers(drivers []*hostv1.Driver) error {
 	}
 	t := newTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
 	for _, d := range drivers {
-		t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(), age(d.GetChangedAt()), d.GetMessage())
+		t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
+			age(d.GetChangedAt()), d.GetMessage())
 	}
 	return a.show(t)
 }

@@ -134,7 +134,8 @@ func classify(err error) (code int, hint string) {
 	case connect.CodeUnavailable, connect.CodeDeadlineExceeded, connect.CodeResourceExhausted:
 		return ExitError, "this may be temporary: try again; pannier status shows what is down"
 	case connect.CodeUnimplemented:
-		return ExitError, "the agent or the driver cannot do this; over TCP an agent answers health, metrics and public keys only"
+		return ExitError,
+			"the agent or the driver cannot do this; over TCP an agent answers health, metrics and public keys only"
 	case connect.CodeCanceled:
 		return ExitError, "interrupted"
 	default:

@@ -42,31 +42,45 @@ func nothing(kind, name string) error {
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("ACL %s not found: there is no %s %q", kind, kind, name))
 }
 
-func (f *fakeACL) BootstrapACL(context.Context, *connect.Request[hostv1.BootstrapACLRequest]) (*connect.Response[hostv1.BootstrapACLResponse], error) {
+func (f *fakeACL) BootstrapACL(context.Context,
+	*connect.Request[hostv1.BootstrapACLRequest],
+) (*connect.Response[hostv1.BootstrapACLResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.tokens) > 0 {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("ACL was bootstrapped before; write 7 into /x, and run it again: pannier acl bootstrap"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			errors.New("ACL was bootstrapped before; write 7 into /x, and run it again: pannier acl bootstrap"))
 	}
-	f.tokens = append(f.tokens, &hostv1.ACLToken{Accessor: "boss", Name: "bootstrap", Type: "management", CreatedAt: ago(0)})
+	f.tokens = append(f.tokens, &hostv1.ACLToken{
+		Accessor: "boss", Name: "bootstrap", Type: "management",
+		CreatedAt: ago(0),
+	})
 	return connect.NewResponse(&hostv1.BootstrapACLResponse{Token: f.tokens[0], Secret: "secret-boss"}), nil
 }
 
-func (f *fakeACL) PutACLPolicy(_ context.Context, req *connect.Request[hostv1.PutACLPolicyRequest]) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
+func (f *fakeACL) PutACLPolicy(_ context.Context,
+	req *connect.Request[hostv1.PutACLPolicyRequest],
+) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.caller(req); err != nil {
 		return nil, err
 	}
 	if strings.Contains(req.Msg.Rules, "quota") {
-		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("ACL policy %q: invalid policy: line 2: unknown key %q", req.Msg.Name, "quota"))
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("ACL policy %q: invalid policy: line 2: unknown key %q", req.Msg.Name, "quota"))
 	}
-	p := &hostv1.ACLPolicy{Name: req.Msg.Name, Description: req.Msg.Description, Rules: req.Msg.Rules, ModifiedAt: ago(time.Minute)}
+	p := &hostv1.ACLPolicy{
+		Name: req.Msg.Name, Description: req.Msg.Description, Rules: req.Msg.Rules,
+		ModifiedAt: ago(time.Minute),
+	}
 	f.policies = append(f.policies, p)
 	return connect.NewResponse(&hostv1.PutACLPolicyResponse{Policy: p}), nil
 }
 
-func (f *fakeACL) GetACLPolicy(_ context.Context, req *connect.Request[hostv1.GetACLPolicyRequest]) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
+func (f *fakeACL) GetACLPolicy(_ context.Context,
+	req *connect.Request[hostv1.GetACLPolicyRequest],
+) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range f.policies {
@@ -77,13 +91,17 @@ func (f *fakeACL) GetACLPolicy(_ context.Context, req *connect.Request[hostv1.Ge
 	return nil, nothing("policy", req.Msg.Name)
 }
 
-func (f *fakeACL) ListACLPolicies(context.Context, *connect.Request[hostv1.ListACLPoliciesRequest]) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
+func (f *fakeACL) ListACLPolicies(context.Context,
+	*connect.Request[hostv1.ListACLPoliciesRequest],
+) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return connect.NewResponse(&hostv1.ListACLPoliciesResponse{Policies: f.policies}), nil
 }
 
-func (f *fakeACL) DeleteACLPolicy(_ context.Context, req *connect.Request[hostv1.DeleteACLPolicyRequest]) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
+func (f *fakeACL) DeleteACLPolicy(_ context.Context,
+	req *connect.Request[hostv1.DeleteACLPolicyRequest],
+) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, p := range f.policies {
@@ -95,15 +113,22 @@ func (f *fakeACL) DeleteACLPolicy(_ context.Context, req *connect.Request[hostv1
 	return nil, nothing("policy", req.Msg.Name)
 }
 
-func (f *fakeACL) PutACLRole(_ context.Context, req *connect.Request[hostv1.PutACLRoleRequest]) (*connect.Response[hostv1.PutACLRoleResponse], error) {
+func (f *fakeACL) PutACLRole(_ context.Context,
+	req *connect.Request[hostv1.PutACLRoleRequest],
+) (*connect.Response[hostv1.PutACLRoleResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	r := &hostv1.ACLRole{Name: req.Msg.Name, Description: req.Msg.Description, Policies: req.Msg.Policies, ModifiedAt: ago(time.Minute)}
+	r := &hostv1.ACLRole{
+		Name: req.Msg.Name, Description: req.Msg.Description, Policies: req.Msg.Policies,
+		ModifiedAt: ago(time.Minute),
+	}
 	f.roles = append(f.roles, r)
 	return connect.NewResponse(&hostv1.PutACLRoleResponse{Role: r}), nil
 }
 
-func (f *fakeACL) GetACLRole(_ context.Context, req *connect.Request[hostv1.GetACLRoleRequest]) (*connect.Response[hostv1.GetACLRoleResponse], error) {
+func (f *fakeACL) GetACLRole(_ context.Context,
+	req *connect.Request[hostv1.GetACLRoleRequest],
+) (*connect.Response[hostv1.GetACLRoleResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.roles {
@@ -114,13 +139,17 @@ func (f *fakeACL) GetACLRole(_ context.Context, req *connect.Request[hostv1.GetA
 	return nil, nothing("role", req.Msg.Name)
 }
 
-func (f *fakeACL) ListACLRoles(context.Context, *connect.Request[hostv1.ListACLRolesRequest]) (*connect.Response[hostv1.ListACLRolesResponse], error) {
+func (f *fakeACL) ListACLRoles(context.Context,
+	*connect.Request[hostv1.ListACLRolesRequest],
+) (*connect.Response[hostv1.ListACLRolesResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return connect.NewResponse(&hostv1.ListACLRolesResponse{Roles: f.roles}), nil
 }
 
-func (f *fakeACL) DeleteACLRole(_ context.Context, req *connect.Request[hostv1.DeleteACLRoleRequest]) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
+func (f *fakeACL) DeleteACLRole(_ context.Context,
+	req *connect.Request[hostv1.DeleteACLRoleRequest],
+) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.roles) == 0 || f.roles[0].Name != req.Msg.Name {
@@ -130,11 +159,16 @@ func (f *fakeACL) DeleteACLRole(_ context.Context, req *connect.Request[hostv1.D
 	return connect.NewResponse(&hostv1.DeleteACLRoleResponse{}), nil
 }
 
-func (f *fakeACL) CreateACLToken(_ context.Context, req *connect.Request[hostv1.CreateACLTokenRequest]) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
+func (f *fakeACL) CreateACLToken(_ context.Context,
+	req *connect.Request[hostv1.CreateACLTokenRequest],
+) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := &hostv1.ACLToken{
-		Accessor: fmt.Sprintf("acc-%d", len(f.tokens)), Name: req.Msg.Name, Type: req.Msg.Type, Policies: req.Msg.Policies, Roles: req.Msg.Roles, CreatedAt: ago(0),
+		Accessor: fmt.Sprintf("acc-%d",
+			len(
+				f.tokens)), Name: req.Msg.Name, Type: req.Msg.Type, Policies: req.Msg.Policies, Roles: req.Msg.Roles,
+		CreatedAt: ago(0),
 	}
 	if req.Msg.Ttl != nil {
 		t.ExpiresAt = timestamppb.New(time.Now().Add(req.Msg.Ttl.AsDuration() + time.Minute))
@@ -143,7 +177,9 @@ func (f *fakeACL) CreateACLToken(_ context.Context, req *connect.Request[hostv1.
 	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: t, Secret: "secret-" + t.Accessor}), nil
 }
 
-func (f *fakeACL) GetACLToken(_ context.Context, req *connect.Request[hostv1.GetACLTokenRequest]) (*connect.Response[hostv1.GetACLTokenResponse], error) {
+func (f *fakeACL) GetACLToken(_ context.Context,
+	req *connect.Request[hostv1.GetACLTokenRequest],
+) (*connect.Response[hostv1.GetACLTokenResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.tokens {
@@ -154,7 +190,9 @@ func (f *fakeACL) GetACLToken(_ context.Context, req *connect.Request[hostv1.Get
 	return nil, nothing("token", req.Msg.Accessor)
 }
 
-func (f *fakeACL) ListACLTokens(_ context.Context, req *connect.Request[hostv1.ListACLTokensRequest]) (*connect.Response[hostv1.ListACLTokensResponse], error) {
+func (f *fakeACL) ListACLTokens(_ context.Context,
+	req *connect.Request[hostv1.ListACLTokensRequest],
+) (*connect.Response[hostv1.ListACLTokensResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, err := f.caller(req); err != nil {
@@ -163,7 +201,9 @@ func (f *fakeACL) ListACLTokens(_ context.Context, req *connect.Request[hostv1.L
 	return connect.NewResponse(&hostv1.ListACLTokensResponse{Tokens: f.tokens}), nil
 }
 
-func (f *fakeACL) DeleteACLToken(_ context.Context, req *connect.Request[hostv1.DeleteACLTokenRequest]) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
+func (f *fakeACL) DeleteACLToken(_ context.Context,
+	req *connect.Request[hostv1.DeleteACLTokenRequest],
+) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, t := range f.tokens {
@@ -175,7 +215,9 @@ func (f *fakeACL) DeleteACLToken(_ context.Context, req *connect.Request[hostv1.
 	return nil, nothing("token", req.Msg.Accessor)
 }
 
-func (f *fakeACL) GetACLSelf(_ context.Context, req *connect.Request[hostv1.GetACLSelfRequest]) (*connect.Response[hostv1.GetACLSelfResponse], error) {
+func (f *fakeACL) GetACLSelf(_ context.Context,
+	req *connect.Request[hostv1.GetACLSelfRequest],
+) (*connect.Response[hostv1.GetACLSelfResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t, err := f.caller(req)

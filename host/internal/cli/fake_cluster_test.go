@@ -17,17 +17,29 @@ import (
 func (f *fake) nodes() []*hostv1.Node {
 	return []*hostv1.Node{
 		{
-			Name: "n1", Status: "ready", Eligible: true, Server: true, Address: "10.0.0.1:7421", Version: "1.2.3", LastHeard: ago(3 * time.Second),
-			Drivers:    []*hostv1.NodeDriver{{Id: "local", Type: "monolith", Healthy: true, Provider: "csi.local", Topology: map[string]string{"rack": "R1"}}},
+			Name: "n1", Status: "ready", Eligible: true, Server: true, Address: "10.0.0.1:7421", Version: "1.2.3",
+			LastHeard: ago(3 * time.Second),
+			Drivers: []*hostv1.NodeDriver{{
+				Id: "local", Type: "monolith", Healthy: true, Provider: "csi.local",
+				Topology: map[string]string{"rack": "R1"},
+			}},
 			Devices:    []*hostv1.NodeDevices{{Plugin: "gpus", Vendor: "acme", Type: "gpu", Name: "a1", Total: 4, Healthy: 3}},
 			Attributes: map[string]string{"kernel": "6.1"},
 		},
-		{Name: "n2", Status: "ready", Drain: &hostv1.NodeDrain{StartedAt: ago(time.Minute), By: "root"}, Address: "10.0.0.2:7421"},
-		{Name: "n3", Status: "disconnected", Eligible: true, LastHeard: ago(40 * time.Second), LetGoAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond))},
+		{
+			Name: "n2", Status: "ready", Drain: &hostv1.NodeDrain{StartedAt: ago(time.Minute), By: "root"},
+			Address: "10.0.0.2:7421",
+		},
+		{
+			Name: "n3", Status: "disconnected", Eligible: true, LastHeard: ago(40 * time.Second),
+			LetGoAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond)),
+		},
 	}
 }
 
-func (f *fake) ListNodes(_ context.Context, r *connect.Request[hostv1.ListNodesRequest]) (*connect.Response[hostv1.ListNodesResponse], error) {
+func (f *fake) ListNodes(_ context.Context,
+	r *connect.Request[hostv1.ListNodesRequest],
+) (*connect.Response[hostv1.ListNodesResponse], error) {
 	return connect.NewResponse(&hostv1.ListNodesResponse{Nodes: f.nodes(), Meta: meta(r.Msg.GetRead())}), nil
 }
 
@@ -41,7 +53,9 @@ func meta(read *hostv1.ReadOptions) *hostv1.ReadMeta {
 }
 
 // GetNode has n2 done with its drain for who waits for a change.
-func (f *fake) GetNode(_ context.Context, r *connect.Request[hostv1.GetNodeRequest]) (*connect.Response[hostv1.GetNodeResponse], error) {
+func (f *fake) GetNode(_ context.Context,
+	r *connect.Request[hostv1.GetNodeRequest],
+) (*connect.Response[hostv1.GetNodeResponse], error) {
 	for _, n := range f.nodes() {
 		if n.GetName() != r.Msg.GetName() {
 			continue
@@ -51,93 +65,140 @@ func (f *fake) GetNode(_ context.Context, r *connect.Request[hostv1.GetNodeReque
 			n.Drain.DoneAt = timestamppb.Now()
 			return connect.NewResponse(resp), nil
 		}
-		resp.Workloads = []*hostv1.NodeWorkload{{Namespace: "default", Id: "db", Status: "waiting", After: []string{"default/web"}, CreatedAt: ago(time.Hour)}}
-		resp.Claims = []*hostv1.Claim{{Volume: "data", Namespace: "default", Workload: "web", Mode: "write", State: "unpublishing", TakenAt: ago(2 * time.Hour)}}
+		resp.Workloads = []*hostv1.NodeWorkload{{
+			Namespace: "default", Id: "db", Status: "waiting",
+			After: []string{"default/web"}, CreatedAt: ago(time.Hour),
+		}}
+		resp.Claims = []*hostv1.Claim{{
+			Volume: "data", Namespace: "default", Workload: "web", Mode: "write",
+			State: "unpublishing", TakenAt: ago(2 * time.Hour),
+		}}
 		return connect.NewResponse(resp), nil
 	}
 	return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 }
 
-func (f *fake) DrainNode(_ context.Context, r *connect.Request[hostv1.DrainNodeRequest]) (*connect.Response[hostv1.DrainNodeResponse], error) {
+func (f *fake) DrainNode(_ context.Context,
+	r *connect.Request[hostv1.DrainNodeRequest],
+) (*connect.Response[hostv1.DrainNodeResponse], error) {
 	if r.Msg.GetName() == "unknown" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 	}
 	return connect.NewResponse(&hostv1.DrainNodeResponse{Node: &hostv1.Node{Name: r.Msg.GetName()}}), nil
 }
 
-func (f *fake) SetNodeEligibility(_ context.Context, r *connect.Request[hostv1.SetNodeEligibilityRequest]) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
-	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: &hostv1.Node{Name: r.Msg.GetName(), Eligible: r.Msg.GetEligible()}}), nil
+func (f *fake) SetNodeEligibility(_ context.Context,
+	r *connect.Request[hostv1.SetNodeEligibilityRequest],
+) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
+	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: &hostv1.Node{
+		Name:     r.Msg.GetName(),
+		Eligible: r.Msg.GetEligible(),
+	}}), nil
 }
 
-func (f *fake) PurgeNode(_ context.Context, r *connect.Request[hostv1.PurgeNodeRequest]) (*connect.Response[hostv1.PurgeNodeResponse], error) {
+func (f *fake) PurgeNode(_ context.Context,
+	r *connect.Request[hostv1.PurgeNodeRequest],
+) (*connect.Response[hostv1.PurgeNodeResponse], error) {
 	if !r.Msg.GetForce() {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("node is in use; when it is down for good: pannier node purge -force n3"))
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			errors.New("node is in use; when it is down for good: pannier node purge -force n3"))
 	}
 	return connect.NewResponse(&hostv1.PurgeNodeResponse{LetGo: []*hostv1.Claim{{Volume: "data", Workload: "web"}}}), nil
 }
 
-func (f *fake) ListMembers(context.Context, *connect.Request[hostv1.ListMembersRequest]) (*connect.Response[hostv1.ListMembersResponse], error) {
+func (f *fake) ListMembers(context.Context,
+	*connect.Request[hostv1.ListMembersRequest],
+) (*connect.Response[hostv1.ListMembersResponse], error) {
 	return connect.NewResponse(&hostv1.ListMembersResponse{Members: []*hostv1.Member{
-		{Name: "n1", Role: "server", Status: "alive", Leader: true, Address: "10.0.0.1:7422", RpcAddress: "10.0.0.1:7421", Datacenter: "dc1", Version: "1.2.3"},
-		{Name: "n3", Role: "node", Status: "failed", Address: "10.0.0.3:7422", RpcAddress: "10.0.0.3:7421", Datacenter: "dc1", Version: "1.2.2"},
+		{
+			Name: "n1", Role: "server", Status: "alive", Leader: true, Address: "10.0.0.1:7422", RpcAddress: "10.0.0.1:7421",
+			Datacenter: "dc1", Version: "1.2.3",
+		},
+		{
+			Name: "n3", Role: "node", Status: "failed", Address: "10.0.0.3:7422", RpcAddress: "10.0.0.3:7421", Datacenter: "dc1",
+			Version: "1.2.2",
+		},
 	}}), nil
 }
 
-func (f *fake) JoinMembers(context.Context, *connect.Request[hostv1.JoinMembersRequest]) (*connect.Response[hostv1.JoinMembersResponse], error) {
+func (f *fake) JoinMembers(context.Context,
+	*connect.Request[hostv1.JoinMembersRequest],
+) (*connect.Response[hostv1.JoinMembersResponse], error) {
 	return connect.NewResponse(&hostv1.JoinMembersResponse{Joined: 1}), nil
 }
 
-func (f *fake) ForceLeave(_ context.Context, r *connect.Request[hostv1.ForceLeaveRequest]) (*connect.Response[hostv1.ForceLeaveResponse], error) {
+func (f *fake) ForceLeave(_ context.Context,
+	r *connect.Request[hostv1.ForceLeaveRequest],
+) (*connect.Response[hostv1.ForceLeaveResponse], error) {
 	if r.Msg.GetName() != "n3" || !r.Msg.GetPrune() {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such member"))
 	}
 	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), nil
 }
 
-func (f *fake) Leave(context.Context, *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse], error) {
+func (f *fake) Leave(context.Context, *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse],
+	error,
+) {
 	return connect.NewResponse(&hostv1.LeaveResponse{Pid: 40}), nil
 }
 
-func (f *fake) ListKeys(context.Context, *connect.Request[hostv1.ListKeysRequest]) (*connect.Response[hostv1.ListKeysResponse], error) {
+func (f *fake) ListKeys(context.Context,
+	*connect.Request[hostv1.ListKeysRequest],
+) (*connect.Response[hostv1.ListKeysResponse], error) {
 	return connect.NewResponse(&hostv1.ListKeysResponse{
 		Keys: []*hostv1.GossipKey{{Id: "0123456789abcdef", Agents: 3, Primary: 2}}, Agents: 3, Problem: "n3 does not answer",
 	}), nil
 }
 
-func (f *fake) AddKey(_ context.Context, r *connect.Request[hostv1.AddKeyRequest]) (*connect.Response[hostv1.AddKeyResponse], error) {
+func (f *fake) AddKey(_ context.Context,
+	r *connect.Request[hostv1.AddKeyRequest],
+) (*connect.Response[hostv1.AddKeyResponse], error) {
 	if r.Msg.GetKey() != "c2VjcmV0c2VjcmV0IQ==" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("must be 16, 24 or 32 bytes"))
 	}
 	return connect.NewResponse(&hostv1.AddKeyResponse{Id: "fedcba9876543210"}), nil
 }
 
-func (f *fake) UseKey(_ context.Context, r *connect.Request[hostv1.UseKeyRequest]) (*connect.Response[hostv1.UseKeyResponse], error) {
+func (f *fake) UseKey(_ context.Context,
+	r *connect.Request[hostv1.UseKeyRequest],
+) (*connect.Response[hostv1.UseKeyResponse], error) {
 	if r.Msg.GetId() != "fedcba9876543210" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such key"))
 	}
 	return connect.NewResponse(&hostv1.UseKeyResponse{}), nil
 }
 
-func (f *fake) RemoveKey(context.Context, *connect.Request[hostv1.RemoveKeyRequest]) (*connect.Response[hostv1.RemoveKeyResponse], error) {
+func (f *fake) RemoveKey(context.Context,
+	*connect.Request[hostv1.RemoveKeyRequest],
+) (*connect.Response[hostv1.RemoveKeyResponse], error) {
 	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), nil
 }
 
 func (f *fake) peers() []*hostv1.RaftPeer {
 	return []*hostv1.RaftPeer{
-		{Name: "n1", Address: "10.0.0.1:7421", Leader: true, Voter: true, Healthy: true, LastContact: durationpb.New(0), LastIndex: 99, Version: "1.2.3"},
+		{
+			Name: "n1", Address: "10.0.0.1:7421", Leader: true, Voter: true, Healthy: true, LastContact: durationpb.New(0),
+			LastIndex: 99, Version: "1.2.3",
+		},
 		{Name: "n2", Address: "10.0.0.2:7421", Voter: true, LastIndex: 90, Version: "1.2.3"},
 	}
 }
 
-func (f *fake) ListPeers(context.Context, *connect.Request[hostv1.ListPeersRequest]) (*connect.Response[hostv1.ListPeersResponse], error) {
+func (f *fake) ListPeers(context.Context,
+	*connect.Request[hostv1.ListPeersRequest],
+) (*connect.Response[hostv1.ListPeersResponse], error) {
 	return connect.NewResponse(&hostv1.ListPeersResponse{Peers: f.peers()}), nil
 }
 
-func (f *fake) TransferLeadership(_ context.Context, r *connect.Request[hostv1.TransferLeadershipRequest]) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
+func (f *fake) TransferLeadership(_ context.Context,
+	r *connect.Request[hostv1.TransferLeadershipRequest],
+) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
 	return connect.NewResponse(&hostv1.TransferLeadershipResponse{Leader: r.Msg.GetName()}), nil
 }
 
-func (f *fake) RemovePeer(_ context.Context, r *connect.Request[hostv1.RemovePeerRequest]) (*connect.Response[hostv1.RemovePeerResponse], error) {
+func (f *fake) RemovePeer(_ context.Context,
+	r *connect.Request[hostv1.RemovePeerRequest],
+) (*connect.Response[hostv1.RemovePeerResponse], error) {
 	if r.Msg.GetName() != "n2" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such server in the cluster"))
 	}
@@ -152,28 +213,41 @@ func autopilot() *hostv1.Autopilot {
 	}
 }
 
-func (f *fake) GetAutopilot(context.Context, *connect.Request[hostv1.GetAutopilotRequest]) (*connect.Response[hostv1.GetAutopilotResponse], error) {
+func (f *fake) GetAutopilot(context.Context,
+	*connect.Request[hostv1.GetAutopilotRequest],
+) (*connect.Response[hostv1.GetAutopilotResponse], error) {
 	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: autopilot()}), nil
 }
 
 // SetAutopilot answers with what it was asked to change, and with nothing else.
-func (f *fake) SetAutopilot(_ context.Context, r *connect.Request[hostv1.SetAutopilotRequest]) (*connect.Response[hostv1.SetAutopilotResponse], error) {
+func (f *fake) SetAutopilot(_ context.Context,
+	r *connect.Request[hostv1.SetAutopilotRequest],
+) (*connect.Response[hostv1.SetAutopilotResponse], error) {
 	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: r.Msg.GetAutopilot()}), nil
 }
 
-func (f *fake) AutopilotHealth(context.Context, *connect.Request[hostv1.AutopilotHealthRequest]) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
+func (f *fake) AutopilotHealth(context.Context,
+	*connect.Request[hostv1.AutopilotHealthRequest],
+) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
 	return connect.NewResponse(&hostv1.AutopilotHealthResponse{FailureTolerance: 1, Peers: f.peers()}), nil
 }
 
-func (f *fake) CollectGarbage(_ context.Context, r *connect.Request[hostv1.CollectGarbageRequest]) (*connect.Response[hostv1.CollectGarbageResponse], error) {
+func (f *fake) CollectGarbage(_ context.Context,
+	r *connect.Request[hostv1.CollectGarbageRequest],
+) (*connect.Response[hostv1.CollectGarbageResponse], error) {
 	resp := &hostv1.CollectGarbageResponse{}
 	if r.Msg.GetDryRun() {
-		resp.Garbage = []*hostv1.Garbage{{Kind: "workload", Namespace: "default", Id: "old", Reason: "it has ended", Since: ago(49 * time.Hour)}}
+		resp.Garbage = []*hostv1.Garbage{{
+			Kind: "workload", Namespace: "default", Id: "old", Reason: "it has ended",
+			Since: ago(49 * time.Hour),
+		}}
 	}
 	return connect.NewResponse(resp), nil
 }
 
-func (f *fake) ExplainVolume(_ context.Context, r *connect.Request[hostv1.ExplainVolumeRequest]) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
+func (f *fake) ExplainVolume(_ context.Context,
+	r *connect.Request[hostv1.ExplainVolumeRequest],
+) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
 	v, err := f.volume(r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -181,10 +255,15 @@ func (f *fake) ExplainVolume(_ context.Context, r *connect.Request[hostv1.Explai
 	return connect.NewResponse(&hostv1.ExplainVolumeResponse{
 		Volume: v, Summary: "being released by 1 as single-node-writer",
 		Claims: []*hostv1.ExplainedClaim{{
-			Claim:      &hostv1.Claim{Volume: r.Msg.GetId(), Workload: "web", Node: "n3", Mode: "write", State: "unpublishing", Index: 7},
-			NodeStatus: "disconnected", LastHeard: ago(40 * time.Second), LetGoAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond)),
+			Claim: &hostv1.Claim{
+				Volume: r.Msg.GetId(), Workload: "web", Node: "n3", Mode: "write", State: "unpublishing",
+				Index: 7,
+			},
+			NodeStatus: "disconnected", LastHeard: ago(40 * time.Second), LetGoAt: timestamppb.New(
+				time.Now().Add(50*time.Second + 500*time.Millisecond)),
 			WaitsFor: "node \"n3\", which is not heard from", Since: ago(time.Minute), Tries: 3, LastError: "no answer\x1b[2J",
-			NextTryAt: timestamppb.New(time.Now().Add(8*time.Second + 500*time.Millisecond)), Next: "it is let go of", Command: "pannier volume detach -force data n3",
+			NextTryAt: timestamppb.New(time.Now().Add(8*time.Second +
+				500*time.Millisecond)), Next: "it is let go of", Command: "pannier volume detach -force data n3",
 		}},
 	}), nil
 }

@@ -20,14 +20,21 @@ func deviceGroups() []*hostv1.DeviceGroup {
 	}}
 }
 
-func (f *fake) ListDevices(context.Context, *connect.Request[hostv1.ListDevicesRequest]) (*connect.Response[hostv1.ListDevicesResponse], error) {
+func (f *fake) ListDevices(context.Context,
+	*connect.Request[hostv1.ListDevicesRequest],
+) (*connect.Response[hostv1.ListDevicesResponse], error) {
 	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: deviceGroups()}), nil
 }
 
 // DeviceStats gives two answers where it is to go on, and then breaks off.
-func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceStatsRequest], s *connect.ServerStream[hostv1.DeviceStatsResponse]) error {
+func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceStatsRequest],
+	s *connect.ServerStream[hostv1.DeviceStatsResponse],
+) error {
 	m := &hostv1.DeviceStatsResponse{
-		Devices:  []*hostv1.DeviceStats{{Plugin: "gpus", Id: "gpu-0", Summary: "half", Values: map[string]float64{"b_bytes": 8589934592, "a_percent": 12.5}}},
+		Devices: []*hostv1.DeviceStats{{
+			Plugin: "gpus", Id: "gpu-0", Summary: "half",
+			Values: map[string]float64{"b_bytes": 8589934592, "a_percent": 12.5},
+		}},
 		Problems: map[string]string{"fpgas": "it is away"},
 	}
 	if err := s.Send(m); err != nil || r.Msg.GetIntervalMs() == 0 {

@@ -26,12 +26,19 @@ func plugin() *hostv1.Plugin {
 	first := &hostv1.PluginGeneration{Generation: 1, Version: "1.0.0", Sha256: oldSum}
 	second := &hostv1.PluginGeneration{Generation: 2, Version: "1.1.0", Sha256: newSum}
 	return &hostv1.Plugin{
-		Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: oldSum, State: "running", Pid: 41, StartedAt: ago(5 * time.Minute),
+		Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: oldSum, State: "running", Pid: 41, StartedAt: ago(
+			5 * time.Minute),
 		Generation: 4, Leases: 3, Draining: 1, LastGood: newSum, Refused: map[string]string{badSum: "handshake:\x1b[2J no"},
 		Swaps: []*hostv1.PluginSwap{
 			{At: at, From: first, To: second, Took: durationpb.New(42 * time.Millisecond), Carried: 2},
-			{At: at, From: second, To: &hostv1.PluginGeneration{Sha256: badSum}, Took: durationpb.New(2 * time.Second), Error: "handshake: no"},
-			{At: at, From: second, To: &hostv1.PluginGeneration{Generation: 4, Version: "1.0.0", Sha256: oldSum}, Took: durationpb.New(41 * time.Millisecond), Carried: 1, Rollback: true},
+			{
+				At: at, From: second, To: &hostv1.PluginGeneration{Sha256: badSum}, Took: durationpb.New(2 * time.Second),
+				Error: "handshake: no",
+			},
+			{
+				At: at, From: second, To: &hostv1.PluginGeneration{Generation: 4, Version: "1.0.0", Sha256: oldSum},
+				Took: durationpb.New(41 * time.Millisecond), Carried: 1, Rollback: true,
+			},
 		},
 	}
 }
@@ -39,11 +46,14 @@ func plugin() *hostv1.Plugin {
 // down is a plugin that does not come up.
 func down() *hostv1.Plugin {
 	return &hostv1.Plugin{
-		Name: "sids", State: "backing-off", Restarts: 2, LastError: "exit status 1", StartedAt: ago(time.Minute), NextTryAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond)),
+		Name: "sids", State: "backing-off", Restarts: 2, LastError: "exit status 1", StartedAt: ago(
+			time.Minute), NextTryAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond)),
 	}
 }
 
-func (f *fake) ListPlugins(context.Context, *connect.Request[hostv1.ListPluginsRequest]) (*connect.Response[hostv1.ListPluginsResponse], error) {
+func (f *fake) ListPlugins(context.Context,
+	*connect.Request[hostv1.ListPluginsRequest],
+) (*connect.Response[hostv1.ListPluginsResponse], error) {
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down()}}), nil
 }
 
@@ -55,22 +65,29 @@ func orderedPlugin(name string) (*hostv1.Plugin, error) {
 	case "sids":
 		return down(), nil
 	case "held":
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("plugin %q: handshake: no; callers keep generation 4 (version 1.0.0)", name))
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("plugin %q: handshake: no; callers keep generation 4 (version 1.0.0)", name))
 	}
 	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no such plugin: %q", name))
 }
 
-func (f *fake) SwapPlugin(_ context.Context, r *connect.Request[hostv1.SwapPluginRequest]) (*connect.Response[hostv1.SwapPluginResponse], error) {
+func (f *fake) SwapPlugin(_ context.Context,
+	r *connect.Request[hostv1.SwapPluginRequest],
+) (*connect.Response[hostv1.SwapPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
-func (f *fake) RollbackPlugin(_ context.Context, r *connect.Request[hostv1.RollbackPluginRequest]) (*connect.Response[hostv1.RollbackPluginResponse], error) {
+func (f *fake) RollbackPlugin(_ context.Context,
+	r *connect.Request[hostv1.RollbackPluginRequest],
+) (*connect.Response[hostv1.RollbackPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
 	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
 }
 
-func (f *fake) PinPlugin(_ context.Context, r *connect.Request[hostv1.PinPluginRequest]) (*connect.Response[hostv1.PinPluginResponse], error) {
+func (f *fake) PinPlugin(_ context.Context,
+	r *connect.Request[hostv1.PinPluginRequest],
+) (*connect.Response[hostv1.PinPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
 	if err != nil {
 		return nil, err
@@ -82,12 +99,16 @@ func (f *fake) PinPlugin(_ context.Context, r *connect.Request[hostv1.PinPluginR
 	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), nil
 }
 
-func (f *fake) UnpinPlugin(_ context.Context, r *connect.Request[hostv1.UnpinPluginRequest]) (*connect.Response[hostv1.UnpinPluginResponse], error) {
+func (f *fake) UnpinPlugin(_ context.Context,
+	r *connect.Request[hostv1.UnpinPluginRequest],
+) (*connect.Response[hostv1.UnpinPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
 }
 
-func (f *fake) VerifyPlugin(_ context.Context, r *connect.Request[hostv1.VerifyPluginRequest]) (*connect.Response[hostv1.VerifyPluginResponse], error) {
+func (f *fake) VerifyPlugin(_ context.Context,
+	r *connect.Request[hostv1.VerifyPluginRequest],
+) (*connect.Response[hostv1.VerifyPluginResponse], error) {
 	path := r.Msg.GetPath()
 	switch {
 	case !strings.HasPrefix(path, "/"):
@@ -96,14 +117,19 @@ func (f *fake) VerifyPlugin(_ context.Context, r *connect.Request[hostv1.VerifyP
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("verify %s: handshake: no", path))
 	}
 	unwell := strings.HasSuffix(path, "unwell")
-	v := &hostv1.VerifyPluginResponse{Name: "csi-bridge", Known: !unwell, Kind: "storage.v1", Version: "1.2.0", Sha256: newSum, Healthy: !unwell}
+	v := &hostv1.VerifyPluginResponse{
+		Name: "csi-bridge", Known: !unwell, Kind: "storage.v1", Version: "1.2.0",
+		Sha256: newSum, Healthy: !unwell,
+	}
 	if unwell {
 		v.Message = "no driver answers"
 	}
 	return connect.NewResponse(v), nil
 }
 
-func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLogRequest], s *connect.ServerStream[hostv1.PluginLogResponse]) error {
+func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLogRequest],
+	s *connect.ServerStream[hostv1.PluginLogResponse],
+) error {
 	if _, err := orderedPlugin(r.Msg.GetName()); err != nil {
 		return err
 	}
@@ -121,7 +147,9 @@ func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLo
 }
 
 // Stop is answered by an agent in another pid namespace, which goes away a while later.
-func (f *fake) Stop(_ context.Context, r *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse], error) {
+func (f *fake) Stop(_ context.Context, r *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse],
+	error,
+) {
 	server := f.server
 	f.served.Go(func() {
 		time.Sleep(300 * time.Millisecond)

@@ -66,7 +66,10 @@ func newFake(dir string) *fake {
 				Id: "1", Accessor: "acc-1", Namespace: "default", Workload: "web", Service: "web", Node: "n1", Consul: "default",
 				CreatedAt: ago(3 * time.Hour), ExpiresAt: timestamppb.New(time.Now().Add(50*time.Hour + time.Minute)),
 			},
-			{Id: "minted-2", Namespace: "prod", Workload: "db", Service: "db\x1b[2J", Node: "n2", Consul: "east", CreatedAt: ago(4 * time.Minute), Orphan: true},
+			{
+				Id: "minted-2", Namespace: "prod", Workload: "db", Service: "db\x1b[2J", Node: "n2", Consul: "east",
+				CreatedAt: ago(4 * time.Minute), Orphan: true,
+			},
 		},
 		volumes: map[string]*hostv1.Volume{}, workloads: map[string]*hostv1.Workload{}, running: map[string]int64{},
 	}
@@ -122,7 +125,8 @@ func ago(d time.Duration) *timestamppb.Timestamp {
 func refuse(id string) error {
 	switch {
 	case len(id) > 4 && id[:4] == "held":
-		return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"a\" (write, taken, 4m)", id))
+		return connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("volume %q has no write claim left: held by workload \"db-1\" on node \"a\" (write, taken, 4m)", id))
 	case len(id) > 4 && id[:4] == "away":
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("driver of volume %q does not answer", id))
 	}
@@ -142,7 +146,9 @@ func (f *fake) volume(id string) (*hostv1.Volume, error) {
 	return proto.Clone(v).(*hostv1.Volume), nil
 }
 
-func (f *fake) CreateVolume(_ context.Context, r *connect.Request[hostv1.CreateVolumeRequest]) (*connect.Response[hostv1.CreateVolumeResponse], error) {
+func (f *fake) CreateVolume(_ context.Context,
+	r *connect.Request[hostv1.CreateVolumeRequest],
+) (*connect.Response[hostv1.CreateVolumeResponse], error) {
 	spec := r.Msg.GetSpec()
 	if err := refuse(spec.GetId()); err != nil {
 		return nil, err
@@ -151,26 +157,42 @@ func (f *fake) CreateVolume(_ context.Context, r *connect.Request[hostv1.CreateV
 	defer f.mu.Unlock()
 	spec.ExternalId = "ext-" + spec.GetId()
 	v := &hostv1.Volume{
-		Spec: spec, Capacity: spec.GetCapacityMin(), Provider: "fake", ProviderVersion: "1.0", DriverHealthy: true, CreatedAt: ago(4 * time.Minute),
-		Claims: []*hostv1.Claim{{Volume: spec.GetId(), Workload: "redis", Node: "n1", Mode: "write", State: "taken", Index: 7, TakenAt: ago(3 * time.Hour)}},
+		Spec: spec, Capacity: spec.GetCapacityMin(), Provider: "fake", ProviderVersion: "1.0", DriverHealthy: true,
+		CreatedAt: ago(4 * time.Minute),
+		Claims: []*hostv1.Claim{{
+			Volume: spec.GetId(), Workload: "redis", Node: "n1", Mode: "write", State: "taken", Index: 7,
+			TakenAt: ago(3 * time.Hour),
+		}},
 	}
 	f.volumes[spec.GetId()] = v
-	return connect.NewResponse(&hostv1.CreateVolumeResponse{Volume: v, Warnings: []string{"the driver did not confirm\x1b[2J"}}), nil
+	return connect.NewResponse(&hostv1.CreateVolumeResponse{
+		Volume:   v,
+		Warnings: []string{"the driver did not confirm\x1b[2J"},
+	}), nil
 }
 
-func (f *fake) RegisterVolume(_ context.Context, r *connect.Request[hostv1.RegisterVolumeRequest]) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
+func (f *fake) RegisterVolume(_ context.Context,
+	r *connect.Request[hostv1.RegisterVolumeRequest],
+) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
 	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: &hostv1.Volume{Spec: r.Msg.GetSpec()}}), nil
 }
 
-func (f *fake) GetVolume(_ context.Context, r *connect.Request[hostv1.GetVolumeRequest]) (*connect.Response[hostv1.GetVolumeResponse], error) {
+func (f *fake) GetVolume(_ context.Context,
+	r *connect.Request[hostv1.GetVolumeRequest],
+) (*connect.Response[hostv1.GetVolumeResponse], error) {
 	v, err := f.volume(r.Msg.GetId())
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: v, Usage: &hostv1.VolumeUsage{BytesTotal: 64 << 20, BytesUsed: 1 << 20}}), nil
+	return connect.NewResponse(&hostv1.GetVolumeResponse{
+		Volume: v,
+		Usage:  &hostv1.VolumeUsage{BytesTotal: 64 << 20, BytesUsed: 1 << 20},
+	}), nil
 }
 
-func (f *fake) ListVolumes(context.Context, *connect.Request[hostv1.ListVolumesRequest]) (*connect.Response[hostv1.ListVolumesResponse], error) {
+func (f *fake) ListVolumes(context.Context,
+	*connect.Request[hostv1.ListVolumesRequest],
+) (*connect.Response[hostv1.ListVolumesResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListVolumesResponse{}
@@ -181,14 +203,21 @@ func (f *fake) ListVolumes(context.Context, *connect.Request[hostv1.ListVolumesR
 }
 
 // ListExternal has three volumes, one a page.
-func (f *fake) ListExternal(_ context.Context, r *connect.Request[hostv1.ListExternalRequest]) (*connect.Response[hostv1.ListExternalResponse], error) {
+func (f *fake) ListExternal(_ context.Context,
+	r *connect.Request[hostv1.ListExternalRequest],
+) (*connect.Response[hostv1.ListExternalResponse], error) {
 	next := map[string]string{"": "b", "b": "c", "c": ""}[r.Msg.GetPageToken()]
 	return connect.NewResponse(&hostv1.ListExternalResponse{
-		Volumes: []*hostv1.ExternalVolume{{ExternalId: "page-" + r.Msg.GetPageToken(), Capacity: 1 << 30, Abnormal: next == "", Condition: "fine"}}, NextToken: next,
+		Volumes: []*hostv1.ExternalVolume{{
+			ExternalId: "page-" + r.Msg.GetPageToken(), Capacity: 1 << 30,
+			Abnormal: next == "", Condition: "fine",
+		}}, NextToken: next,
 	}), nil
 }
 
-func (f *fake) DeleteVolume(_ context.Context, r *connect.Request[hostv1.DeleteVolumeRequest]) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+func (f *fake) DeleteVolume(_ context.Context,
+	r *connect.Request[hostv1.DeleteVolumeRequest],
+) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
 	if _, err := f.volume(r.Msg.GetId()); err != nil {
 		return nil, err
 	}
@@ -198,7 +227,9 @@ func (f *fake) DeleteVolume(_ context.Context, r *connect.Request[hostv1.DeleteV
 	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
 }
 
-func (f *fake) DeregisterVolume(_ context.Context, r *connect.Request[hostv1.DeregisterVolumeRequest]) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
+func (f *fake) DeregisterVolume(_ context.Context,
+	r *connect.Request[hostv1.DeregisterVolumeRequest],
+) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
 	v, err := f.volume(r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -209,7 +240,9 @@ func (f *fake) DeregisterVolume(_ context.Context, r *connect.Request[hostv1.Der
 	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: v.GetClaims()}), nil
 }
 
-func (f *fake) ExpandVolume(_ context.Context, r *connect.Request[hostv1.ExpandVolumeRequest]) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
+func (f *fake) ExpandVolume(_ context.Context,
+	r *connect.Request[hostv1.ExpandVolumeRequest],
+) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
 	v, err := f.volume(r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -218,7 +251,9 @@ func (f *fake) ExpandVolume(_ context.Context, r *connect.Request[hostv1.ExpandV
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: v}), nil
 }
 
-func (f *fake) DetachVolume(_ context.Context, r *connect.Request[hostv1.DetachVolumeRequest]) (*connect.Response[hostv1.DetachVolumeResponse], error) {
+func (f *fake) DetachVolume(_ context.Context,
+	r *connect.Request[hostv1.DetachVolumeRequest],
+) (*connect.Response[hostv1.DetachVolumeResponse], error) {
 	v, err := f.volume(r.Msg.GetId())
 	if err != nil {
 		return nil, err
@@ -226,13 +261,16 @@ func (f *fake) DetachVolume(_ context.Context, r *connect.Request[hostv1.DetachV
 	resp := &hostv1.DetachVolumeResponse{}
 	for _, c := range v.GetClaims() {
 		if c.GetNode() == r.Msg.GetNode() {
-			resp.Claims = append(resp.Claims, &hostv1.DetachedClaim{Claim: c, Released: r.Msg.GetForce(), Message: "the node does not answer"})
+			resp.Claims = append(resp.Claims,
+				&hostv1.DetachedClaim{Claim: c, Released: r.Msg.GetForce(), Message: "the node does not answer"})
 		}
 	}
 	return connect.NewResponse(resp), nil
 }
 
-func (f *fake) CreateSnapshot(_ context.Context, r *connect.Request[hostv1.CreateSnapshotRequest]) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
+func (f *fake) CreateSnapshot(_ context.Context,
+	r *connect.Request[hostv1.CreateSnapshotRequest],
+) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
 	if _, err := f.volume(r.Msg.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -241,58 +279,88 @@ func (f *fake) CreateSnapshot(_ context.Context, r *connect.Request[hostv1.Creat
 	}}), nil
 }
 
-func (f *fake) DeleteSnapshot(context.Context, *connect.Request[hostv1.DeleteSnapshotRequest]) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
+func (f *fake) DeleteSnapshot(context.Context,
+	*connect.Request[hostv1.DeleteSnapshotRequest],
+) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
 	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
 }
 
 // ListSnapshots gives the same token for ever, as a broken driver may.
-func (f *fake) ListSnapshots(context.Context, *connect.Request[hostv1.ListSnapshotsRequest]) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
+func (f *fake) ListSnapshots(context.Context,
+	*connect.Request[hostv1.ListSnapshotsRequest],
+) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
 	return connect.NewResponse(&hostv1.ListSnapshotsResponse{
-		Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30, Ready: true, CreatedAt: ago(49 * time.Hour)}}, NextToken: "x",
+		Snapshots: []*hostv1.Snapshot{{
+			SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30,
+			Ready: true, CreatedAt: ago(49 * time.Hour),
+		}}, NextToken: "x",
 	}), nil
 }
 
 func driver(id string) *hostv1.Driver {
 	return &hostv1.Driver{
-		Id: id, Type: "monolith", Endpoint: "unix:///run/" + id + ".sock", Source: "config", Healthy: id != "sick", Message: "",
-		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
+		Id: id, Type: "monolith", Endpoint: "unix:///run/" + id +
+			".sock", Source: "config", Healthy: id != "sick", Message: "",
+		Provider: "csi." + id, ProviderVersion: "1.2", NodeId: "n1", ChangedAt: ago(
+			30 * time.Minute), Topology: map[string]string{"rack": "R1", "a": "b"},
 		NodeCapabilities: []string{"STAGE_UNSTAGE_VOLUME"}, Pid: 42, Restarts: 1,
 	}
 }
 
-func (f *fake) RegisterDriver(_ context.Context, r *connect.Request[hostv1.RegisterDriverRequest]) (*connect.Response[hostv1.RegisterDriverResponse], error) {
+func (f *fake) RegisterDriver(_ context.Context,
+	r *connect.Request[hostv1.RegisterDriverRequest],
+) (*connect.Response[hostv1.RegisterDriverResponse], error) {
 	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: driver(r.Msg.GetId())}), nil
 }
 
-func (f *fake) DeregisterDriver(_ context.Context, r *connect.Request[hostv1.DeregisterDriverRequest]) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
+func (f *fake) DeregisterDriver(_ context.Context,
+	r *connect.Request[hostv1.DeregisterDriverRequest],
+) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
 	if err := refuse(r.Msg.GetId()); err != nil && !r.Msg.GetForce() {
 		return nil, err
 	}
 	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), nil
 }
 
-func (f *fake) ListDrivers(context.Context, *connect.Request[hostv1.ListDriversRequest]) (*connect.Response[hostv1.ListDriversResponse], error) {
-	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{driver("local"), driver("sick")}}), nil
+func (f *fake) ListDrivers(context.Context,
+	*connect.Request[hostv1.ListDriversRequest],
+) (*connect.Response[hostv1.ListDriversResponse], error) {
+	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{
+		driver("local"),
+		driver("sick"),
+	}}), nil
 }
 
-func (f *fake) GetDriver(_ context.Context, r *connect.Request[hostv1.GetDriverRequest]) (*connect.Response[hostv1.GetDriverResponse], error) {
+func (f *fake) GetDriver(_ context.Context,
+	r *connect.Request[hostv1.GetDriverRequest],
+) (*connect.Response[hostv1.GetDriverResponse], error) {
 	if r.Msg.GetId() != "local" {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q (see: pannier driver status)", r.Msg.GetId()))
+		return nil, connect.NewError(connect.CodeNotFound,
+			fmt.Errorf("no driver %q (see: pannier driver status)", r.Msg.GetId()))
 	}
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
 }
 
-func (f *fake) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+func (f *fake) Status(context.Context,
+	*connect.Request[hostv1.StatusRequest],
+) (*connect.Response[hostv1.StatusResponse], error) {
 	return connect.NewResponse(&hostv1.StatusResponse{
-		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
-		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver("local")}, Devices: deviceGroups(), Volumes: 1, Claims: 2, Releasing: 1,
+		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
+			2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
+		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver(
+			"local")}, Devices: deviceGroups(), Volumes: 1, Claims: 2, Releasing: 1,
 		Workloads: map[string]int64{"running": 2, "failed": 1}, Leftovers: []string{"/data/x"}, RaftIndex: 99,
 	}), nil
 }
 
-func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsRequest], s *connect.ServerStream[hostv1.EventsResponse]) error {
+func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsRequest],
+	s *connect.ServerStream[hostv1.EventsResponse],
+) error {
 	for seq := range uint64(min(r.Msg.GetRecent(), 2)) {
-		e := &hostv1.Event{Seq: seq, Time: timestamppb.New(time.Unix(1e9, 0)), Topic: "driver", Type: "healthy", Subject: "local", Message: "line\nbreak", Details: map[string]string{"k": "v"}}
+		e := &hostv1.Event{
+			Seq: seq, Time: timestamppb.New(time.Unix(1e9, 0)), Topic: "driver", Type: "healthy",
+			Subject: "local", Message: "line\nbreak", Details: map[string]string{"k": "v"},
+		}
 		if err := s.Send(&hostv1.EventsResponse{Event: e}); err != nil {
 			return err
 		}
@@ -315,10 +383,15 @@ func (f *fake) broken() bool {
 }
 
 func step(name, volume, state string, undo bool) *hostv1.Step {
-	return &hostv1.Step{Name: name, Volume: volume, State: state, Undo: undo, Took: durationpb.New(1200 * time.Microsecond), Attempt: 1}
+	return &hostv1.Step{
+		Name: name, Volume: volume, State: state, Undo: undo,
+		Took: durationpb.New(1200 * time.Microsecond), Attempt: 1,
+	}
 }
 
-func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest], s *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
+func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest],
+	s *connect.ServerStream[hostv1.StartWorkloadResponse],
+) error {
 	spec := r.Msg.GetSpec()
 	send := func(m *hostv1.Step) {
 		_ = s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: m}})
@@ -365,7 +438,10 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 		registered := step("register", "", "done", false)
 		registered.Service = s.GetName()
 		send(registered)
-		status := &hostv1.ServiceStatus{Name: s.GetName(), Id: "pannier:n1:default:w:" + s.GetName(), Consul: "default", Port: w.GetPorts()[s.GetPort()]}
+		status := &hostv1.ServiceStatus{
+			Name: s.GetName(), Id: "pannier:n1:default:w:" + s.GetName(), Consul: "default",
+			Port: w.GetPorts()[s.GetPort()],
+		}
 		if s.GetConnect() != nil {
 			w.SecretsDir = filepath.Join(f.dir, "secrets")
 			status.ProxyId, status.TokenAccessor = status.GetId()+"-sidecar-proxy", "acc-1"
@@ -383,7 +459,9 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
 }
 
-func (f *fake) RunningWorkload(_ context.Context, r *connect.Request[hostv1.RunningWorkloadRequest]) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
+func (f *fake) RunningWorkload(_ context.Context,
+	r *connect.Request[hostv1.RunningWorkloadRequest],
+) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.running[r.Msg.GetId()] = r.Msg.GetPid()
@@ -393,7 +471,9 @@ func (f *fake) RunningWorkload(_ context.Context, r *connect.Request[hostv1.Runn
 	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), nil
 }
 
-func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWorkloadRequest], s *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
+func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWorkloadRequest],
+	s *connect.ServerStream[hostv1.StopWorkloadResponse],
+) error {
 	f.mu.Lock()
 	w := f.workloads[r.Msg.GetId()]
 	f.mu.Unlock()
@@ -420,7 +500,9 @@ func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWor
 	return s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}})
 }
 
-func (f *fake) GetWorkload(_ context.Context, r *connect.Request[hostv1.GetWorkloadRequest]) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+func (f *fake) GetWorkload(_ context.Context,
+	r *connect.Request[hostv1.GetWorkloadRequest],
+) (*connect.Response[hostv1.GetWorkloadResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	w := f.workloads[r.Msg.GetId()]
@@ -430,7 +512,9 @@ func (f *fake) GetWorkload(_ context.Context, r *connect.Request[hostv1.GetWorkl
 	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: w}), nil
 }
 
-func (f *fake) ListWorkloads(context.Context, *connect.Request[hostv1.ListWorkloadsRequest]) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
+func (f *fake) ListWorkloads(context.Context,
+	*connect.Request[hostv1.ListWorkloadsRequest],
+) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListWorkloadsResponse{}
@@ -440,7 +524,9 @@ func (f *fake) ListWorkloads(context.Context, *connect.Request[hostv1.ListWorklo
 	return connect.NewResponse(resp), nil
 }
 
-func (f *fake) ListTokens(_ context.Context, r *connect.Request[hostv1.ListTokensRequest]) (*connect.Response[hostv1.ListTokensResponse], error) {
+func (f *fake) ListTokens(_ context.Context,
+	r *connect.Request[hostv1.ListTokensRequest],
+) (*connect.Response[hostv1.ListTokensResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListTokensResponse{}
@@ -453,7 +539,9 @@ func (f *fake) ListTokens(_ context.Context, r *connect.Request[hostv1.ListToken
 	return connect.NewResponse(resp), nil
 }
 
-func (f *fake) SweepTokens(_ context.Context, r *connect.Request[hostv1.SweepTokensRequest]) (*connect.Response[hostv1.SweepTokensResponse], error) {
+func (f *fake) SweepTokens(_ context.Context,
+	r *connect.Request[hostv1.SweepTokensRequest],
+) (*connect.Response[hostv1.SweepTokensResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.SweepTokensResponse{}

@@ -76,7 +76,8 @@ func require(cmd *cobra.Command, names ...string) {
 // secretsFlag adds -secret-from, which names files: an argument list can be read
 // by every user of the machine.
 func secretsFlag(cmd *cobra.Command, into *[]string) {
-	cmd.Flags().StringArrayVar(into, "secret-from", nil, "a secret for the driver as `KEY=file:///path`; may be given more than once")
+	cmd.Flags().StringArrayVar(into, "secret-from", nil,
+		"a secret for the driver as `KEY=file:///path`; may be given more than once")
 }
 
 func readSecrets(flags []string) (map[string]string, error) {

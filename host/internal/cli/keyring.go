@@ -38,7 +38,8 @@ func (a *app) keyringList() *cobra.Command {
 			return a.print(resp.Msg, func() error {
 				t := newTable("KEY", "AGENTS", "WRITE WITH IT")
 				for _, k := range resp.Msg.GetKeys() {
-					t.row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.Msg.GetAgents()), fmt.Sprintf("%d of %d", k.GetPrimary(), resp.Msg.GetAgents()))
+					t.row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.Msg.GetAgents()),
+						fmt.Sprintf("%d of %d", k.GetPrimary(), resp.Msg.GetAgents()))
 				}
 				return a.show(t)
 			})
@@ -66,7 +67,8 @@ of head -c 32 /dev/urandom | base64; - is standard input.`,
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(), resp.Msg.GetId()))
+				return a.say(fmt.Sprintf("key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(),
+					resp.Msg.GetId()))
 			})
 		}),
 	}
@@ -107,7 +109,9 @@ func (a *app) keyringRemove() *cobra.Command {
 }
 
 // keyCommand returns a command that takes a key's id.
-func (a *app) keyCommand(use, short, done string, do func(ctx context.Context, client *api.Client, id string) error) *cobra.Command {
+func (a *app) keyCommand(use, short, done string,
+	do func(ctx context.Context, client *api.Client, id string) error,
+) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
 		Example: "pannier keyring " + strings.Fields(use)[0] + " 0123456789abcdef",

@@ -150,7 +150,8 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 	for _, p := range w.GetSpec().GetPorts() {
 		if p.GetStatic() == 0 {
 			delete(env, variable("PORT", p.GetLabel()))
-			a.note("port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
+			a.note(
+				"port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
 				p.GetLabel())
 		}
 	}
@@ -194,7 +195,10 @@ func deviceMounts(r *hostv1.DeviceReservation) (out []launch.Mount, err error) {
 func dockerDevices(r *hostv1.DeviceReservation) (string, error) {
 	var out strings.Builder
 	for _, m := range r.GetMounts() {
-		flag, err := dockerMount(&hostv1.Mount{HostPath: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
+		flag, err := dockerMount(&hostv1.Mount{
+			HostPath: m.GetHostPath(), Destination: m.GetTaskPath(),
+			ReadOnly: m.GetReadOnly(),
+		})
 		if err != nil {
 			return "", err
 		}
@@ -214,7 +218,10 @@ func dockerDevices(r *hostv1.DeviceReservation) (string, error) {
 func (a *app) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
 	var out strings.Builder
 	for _, m := range r.GetMounts() {
-		line, err := systemdMount(&hostv1.Mount{HostPath: m.GetHostPath(), Destination: m.GetTaskPath(), ReadOnly: m.GetReadOnly()})
+		line, err := systemdMount(&hostv1.Mount{
+			HostPath: m.GetHostPath(), Destination: m.GetTaskPath(),
+			ReadOnly: m.GetReadOnly(),
+		})
 		if err != nil {
 			return "", err
 		}

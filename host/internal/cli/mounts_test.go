@@ -14,13 +14,17 @@ func TestVariables(t *testing.T) {
 		Ports: map[string]int32{"http": 20000, "my-admin": 20001}, SecretsDir: "/s/default/w",
 		Services: []*hostv1.ServiceStatus{
 			{Name: "plain"},
-			{Name: "my-web", TokenFile: "/s/default/w/my-web/si_token", BootstrapFile: "/s/default/w/my-web/envoy_bootstrap.json"},
+			{
+				Name: "my-web", TokenFile: "/s/default/w/my-web/si_token",
+				BootstrapFile: "/s/default/w/my-web/envoy_bootstrap.json",
+			},
 		},
 	}
 	want := map[string]string{
 		"PANNIER_PORT_HTTP": "20000", "PANNIER_PORT_MY_ADMIN": "20001", "PANNIER_SECRETS_DIR": "/secrets",
-		"PANNIER_TOKEN_FILE_MY_WEB": "/secrets/my-web/si_token", "PANNIER_BOOTSTRAP_FILE_MY_WEB": "/secrets/my-web/envoy_bootstrap.json",
-		"CONSUL_HTTP_TOKEN_FILE": "/secrets/my-web/si_token",
+		"PANNIER_TOKEN_FILE_MY_WEB":     "/secrets/my-web/si_token",
+		"PANNIER_BOOTSTRAP_FILE_MY_WEB": "/secrets/my-web/envoy_bootstrap.json",
+		"CONSUL_HTTP_TOKEN_FILE":        "/secrets/my-web/si_token",
 	}
 	if got := variables(w, "/secrets"); !maps.Equal(got, want) {
 		t.Errorf("got %v", got)

@@ -51,7 +51,8 @@ func (a *app) nodeStatus() *cobra.Command {
 
 // staleFlag adds -stale, which lets any server answer a query.
 func staleFlag(cmd *cobra.Command, read *hostv1.ReadOptions) {
-	cmd.Flags().BoolVar(&read.Stale, "stale", false, "let any server answer from what it has, leader or not, and say how old that may be")
+	cmd.Flags().BoolVar(&read.Stale, "stale", false,
+		"let any server answer from what it has, leader or not, and say how old that may be")
 }
 
 // noteAge says how old a stale answer may be.
@@ -78,7 +79,8 @@ func (a *app) showNodes(nodes []*hostv1.Node) error {
 				well++
 			}
 		}
-		t.row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n), n.GetVersion(), n.GetAddress(),
+		t.row(n.GetName(), nodeStatus(n.GetStatus()), yesNo(n.GetEligible()), drained(n.GetDrain()), nodeRole(n),
+			n.GetVersion(), n.GetAddress(),
 			fmt.Sprintf("%d of %d healthy", well, len(n.GetDrivers())), since(n.GetLastHeard()))
 	}
 	return a.show(t)
@@ -151,7 +153,8 @@ func (a *app) showNode(m *hostv1.GetNodeResponse) error {
 	if len(n.GetDrivers()) > 0 {
 		t := newTable("DRIVER", "TYPE", "HEALTH", "PROVIDER", "VERSION", "NODE ID", "TOPOLOGY", "MESSAGE")
 		for _, d := range n.GetDrivers() {
-			t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(), joinMap(d.GetTopology()), d.GetMessage())
+			t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetNodeId(),
+				joinMap(d.GetTopology()), d.GetMessage())
 		}
 		if err := a.section(t); err != nil {
 			return err
@@ -160,7 +163,8 @@ func (a *app) showNode(m *hostv1.GetNodeResponse) error {
 	if len(n.GetDevices()) > 0 {
 		t := newTable("DEVICES", "PLUGIN", "NUMBER")
 		for _, d := range n.GetDevices() {
-			t.row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(), fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
+			t.row(strings.Join([]string{d.GetVendor(), d.GetType(), d.GetName()}, "/"), d.GetPlugin(),
+				fmt.Sprintf("%d of %d healthy", d.GetHealthy(), d.GetTotal()))
 		}
 		if err := a.section(t); err != nil {
 			return err
@@ -207,7 +211,8 @@ pannier node drain -disable web-1`,
 				return &usageError{err: errors.New("give -enable or -disable; -wait goes with -enable, or alone")}
 			}
 			if enable || disable {
-				resp, err := client.Nodes.DrainNode(ctx, connect.NewRequest(&hostv1.DrainNodeRequest{Name: args[0], Enable: enable}))
+				resp, err := client.Nodes.DrainNode(ctx,
+					connect.NewRequest(&hostv1.DrainNodeRequest{Name: args[0], Enable: enable}))
 				if err != nil {
 					return hint(err, ExitNotFound, knownNodes)
 				}
@@ -248,13 +253,17 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 		drain := resp.Msg.GetNode().GetDrain()
 		switch {
 		case drain == nil:
-			return &hintError{&codeError{fmt.Errorf("node %q is not drained", name), ExitRefused}, "begin it with: pannier node drain -enable -wait " + name}
+			return &hintError{
+				&codeError{fmt.Errorf("node %q is not drained", name), ExitRefused},
+				"begin it with: pannier node drain -enable -wait " + name,
+			}
 		case drain.GetDoneAt() != nil:
 			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("node %q has nothing left", name)) })
 		}
 		if now := len(resp.Msg.GetWorkloads()); now != left {
 			left = now
-			a.note("%s and %s are left on node %q", count(int64(left), "workload"), count(int64(len(resp.Msg.GetClaims())), "claim"), name)
+			a.note("%s and %s are left on node %q", count(int64(left), "workload"),
+				count(int64(len(resp.Msg.GetClaims())), "claim"), name)
 		}
 		req.Read.Index = resp.Msg.GetMeta().GetIndex()
 	}
@@ -270,7 +279,8 @@ func (a *app) nodeEligibility() *cobra.Command {
 			if enable == disable {
 				return &usageError{err: errors.New("give -enable or -disable")}
 			}
-			resp, err := client.Nodes.SetNodeEligibility(ctx, connect.NewRequest(&hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable}))
+			resp, err := client.Nodes.SetNodeEligibility(ctx,
+				connect.NewRequest(&hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable}))
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
@@ -302,12 +312,14 @@ confirm that it is down: its workloads are recorded as ended, and its claims are
 			}
 			return a.print(resp.Msg, func() error {
 				for _, c := range resp.Msg.GetLetGo() {
-					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node", c.GetWorkload(), c.GetVolume())
+					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
+						c.GetWorkload(), c.GetVolume())
 				}
 				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "you confirm that the node is down: its workloads are recorded as ended, and its claims are released")
+	cmd.Flags().BoolVar(&force, "force", false,
+		"you confirm that the node is down: its workloads are recorded as ended, and its claims are released")
 	return cmd
 }

@@ -17,7 +17,8 @@ import (
 func (a *app) operatorCommand() *cobra.Command {
 	return a.noun("operator", "The cluster's servers",
 		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
-		a.noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(), a.autopilotHealth()),
+		a.noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(),
+			a.autopilotHealth()),
 		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
 		a.noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
@@ -50,7 +51,8 @@ func (a *app) showPeers(peers []*hostv1.RaftPeer) error {
 		if p.GetLastContact() != nil {
 			contact = p.GetLastContact().AsDuration().Round(time.Millisecond).String()
 		}
-		t.row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(), p.GetVersion())
+		t.row(p.GetName(), p.GetAddress(), state, yesNo(p.GetVoter()), healthy(p.GetHealthy()), contact, p.GetLastIndex(),
+			p.GetVersion())
 	}
 	return a.show(t)
 }
@@ -185,7 +187,8 @@ unhealthy.`,
 				if _, err := fmt.Fprintln(a.out); err != nil {
 					return err
 				}
-				return a.say(fmt.Sprintf("%s may fail before the ledger stops", count(resp.Msg.GetFailureTolerance(), "more server")))
+				return a.say(fmt.Sprintf("%s may fail before the ledger stops",
+					count(resp.Msg.GetFailureTolerance(), "more server")))
 			})
 			if err == nil && !resp.Msg.GetHealthy() {
 				return silentExit(ExitError)
@@ -244,8 +247,9 @@ Refused while a server does not answer.`,
 				return err
 			}
 			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
-					"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.Msg.GetId()))
+				return a.say(
+					fmt.Sprintf("secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
+						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.Msg.GetId()))
 			})
 		}),
 	}

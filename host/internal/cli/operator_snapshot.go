@@ -44,7 +44,9 @@ encrypted. Needs a management token when ACLs are on.`,
 }
 
 // writeSnapshot creates the complete file, or none.
-func writeSnapshot(path string, stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse]) (info *hostv1.SnapshotInfo, err error) {
+func writeSnapshot(path string,
+	stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse],
+) (info *hostv1.SnapshotInfo, err error) {
 	if _, err := os.Lstat(path); err == nil {
 		return nil, &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
 	}
@@ -163,7 +165,8 @@ func (a *app) snapshotInspect() *cobra.Command {
 				return err
 			}
 			shown := &hostv1.SnapshotInfo{
-				Index: info.Index, Term: info.Term, Size: info.Size, Checksum: info.SHA256, CreatedAt: timestamppb.New(info.CreatedAt),
+				Index: info.Index, Term: info.Term, Size: info.Size, Checksum: info.SHA256, CreatedAt: timestamppb.New(
+					info.CreatedAt),
 				Cluster: info.Cluster, Server: info.Server,
 			}
 			return a.print(shown, func() error {

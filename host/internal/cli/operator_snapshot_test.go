@@ -17,7 +17,9 @@ import (
 )
 
 // SaveSnapshot gives what the fake has, or half of it.
-func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest], s *connect.ServerStream[hostv1.SaveSnapshotResponse]) error {
+func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest],
+	s *connect.ServerStream[hostv1.SaveSnapshotResponse],
+) error {
 	if f.broken() {
 		return s.Send(&hostv1.SaveSnapshotResponse{Chunk: f.snapshot[:len(f.snapshot)/2]})
 	}
@@ -27,7 +29,9 @@ func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSna
 	return s.Send(&hostv1.SaveSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: 7, Size: 2048}})
 }
 
-func (f *fake) RestoreSnapshot(_ context.Context, s *connect.ClientStream[hostv1.RestoreSnapshotRequest]) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+func (f *fake) RestoreSnapshot(_ context.Context,
+	s *connect.ClientStream[hostv1.RestoreSnapshotRequest],
+) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
 	var got bytes.Buffer
 	for s.Receive() {
 		got.Write(s.Msg().GetChunk())
@@ -52,7 +56,10 @@ func TestSnapshotFiles(t *testing.T) {
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 		check.NoError(t, err)
 		defer out.Close()
-		if got := Main(t.Context(), Options{Args: append([]string{"operator", "snapshot"}, args...), Stdout: out, Stderr: out}); got != want {
+		if got := Main(t.Context(), Options{
+			Args: append([]string{"operator", "snapshot"}, args...), Stdout: out,
+			Stderr: out,
+		}); got != want {
 			t.Errorf("%q: exit code %d, want %d", args, got, want)
 		}
 		text, err := os.ReadFile(out.Name())

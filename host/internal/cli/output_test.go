@@ -40,7 +40,8 @@ func TestPrintable(t *testing.T) {
 
 func TestSpan(t *testing.T) {
 	for d, want := range map[time.Duration]string{
-		-time.Second: "0s", 59 * time.Second: "59s", 4*time.Minute + 59*time.Second: "4m", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
+		-time.Second: "0s", 59 * time.Second: "59s", 4*time.Minute +
+			59*time.Second: "4m", 47 * time.Hour: "47h", 49 * time.Hour: "2d",
 	} {
 		if got := span(d); got != want {
 			t.Errorf("%v: %s, want %s", d, got, want)
@@ -53,7 +54,10 @@ func TestLiveProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := &progress{w: &out, live: true, stop: make(chan struct{})}
 	send := func(name, state, failure string) {
-		p.step(&hostv1.Step{Name: name, Volume: "v", State: state, Error: failure, Took: durationpb.New(time.Second), Attempt: 2})
+		p.step(&hostv1.Step{
+			Name: name, Volume: "v", State: state, Error: failure, Took: durationpb.New(time.Second),
+			Attempt: 2,
+		})
 	}
 	send("stage", "running", "")
 	send("publish", "running", "")
@@ -63,7 +67,10 @@ func TestLiveProgress(t *testing.T) {
 	p.close()
 	p.close()
 	text := out.String()
-	for _, want := range []string{"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n", "publish v ... failed 1s (try 2): no?way\n"} {
+	for _, want := range []string{
+		"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n",
+		"publish v ... failed 1s (try 2): no?way\n",
+	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %q", want, text)
 		}

@@ -207,7 +207,8 @@ func (a *app) wholeSum(ctx context.Context, client *api.Client, name, sum string
 		}
 	}
 	if len(found) != 1 {
-		return "", &usageError{err: fmt.Errorf("%q is neither 64 hex digits nor, from %d digits on, the beginning of one sum of plugin %q", sum, least, name)}
+		return "", &usageError{err: fmt.Errorf(
+			"%q is neither 64 hex digits nor, from %d digits on, the beginning of one sum of plugin %q", sum, least, name)}
 	}
 	return found[0], nil
 }
@@ -223,7 +224,10 @@ func onePlugin(ctx context.Context, client *api.Client, name string) (*hostv1.Pl
 			return p, nil
 		}
 	}
-	return nil, &hintError{&codeError{fmt.Errorf("no plugin %q", name), ExitNotFound}, "pannier plugin list lists the plugins"}
+	return nil, &hintError{
+		&codeError{fmt.Errorf("no plugin %q", name), ExitNotFound},
+		"pannier plugin list lists the plugins",
+	}
 }
 
 func pluginNames(ctx context.Context, client *api.Client, _ string) ([]string, error) {

@@ -41,7 +41,8 @@ guide for authors.`,
 		},
 	}
 	cmd.Flags().StringVar(&p.SDKDir, "sdk", "", "build with the SDK in `DIR`, a checkout of pannier (default: a release)")
-	cmd.Flags().StringVar(&p.Module, "module", "", "the `NAME` of the module (default: example.com/ and the folder's name)")
+	cmd.Flags().StringVar(&p.Module, "module", "",
+		"the `NAME` of the module (default: example.com/ and the folder's name)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
 		if p.SDKDir == "" && release.MatchString(a.opts.Version) {
@@ -65,7 +66,8 @@ func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 		if p.SDKDir == "" {
 			hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
 		}
-		return &hintError{err: fmt.Errorf("the module is written to %s, but what it needs could not be looked up: %w", p.Dir, err), hint: hint}
+		return &hintError{err: fmt.Errorf("the module is written to %s, but what it needs could not be looked up: %w", p.Dir,
+			err), hint: hint}
 	}
 	files = append(files, "go.sum")
 	if a.format == formatJSON {

@@ -36,12 +36,15 @@ there is deleted again. docs/conformance.md lists the checks.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&cfg.Kind, "kind", "", "the `KIND` that it must be of, such as storage (default: the one that it tells)")
+	flags.StringVar(&cfg.Kind, "kind", "",
+		"the `KIND` that it must be of, such as storage (default: the one that it tells)")
 	flags.StringVar(&config, "config", "", "a `FILE` with its configuration, a JSON object")
 	flags.StringVar(&driver, "driver", "", "the `ENDPOINT` of a healthy CSI driver, for a storage plugin")
-	flags.StringVar(&cfg.Consul.Address, "consul", "", "the `ADDRESS` of a Consul, for an identity, registration or bootstrap plugin")
+	flags.StringVar(&cfg.Consul.Address, "consul", "",
+		"the `ADDRESS` of a Consul, for an identity, registration or bootstrap plugin")
 	flags.StringVar(&cfg.Consul.TokenFile, "consul-token-file", "", "a `FILE` with the token for that Consul")
-	flags.StringVar(&cfg.ProxyID, "proxy", "", "the service `ID` of a proxy that is registered in that Consul, for a bootstrap plugin")
+	flags.StringVar(&cfg.ProxyID, "proxy", "",
+		"the service `ID` of a proxy that is registered in that Consul, for a bootstrap plugin")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		cfg.Binary, cfg.Args = args[0], args[1:]
 		cfg.Consul.Name = service.DefaultConsul
@@ -96,7 +99,8 @@ func (a *app) showProof(report *conformance.Report) error {
 	}
 	for _, res := range report.Results {
 		if res.Status == conformance.Failed {
-			fmt.Fprintf(a.out, "\n%s failed: %s\n  It must be so: %s\n  What to do:    %s\n", res.ID, printable(res.Reason), res.Says, res.Fix)
+			fmt.Fprintf(a.out, "\n%s failed: %s\n  It must be so: %s\n  What to do:    %s\n", res.ID, printable(res.Reason),
+				res.Says, res.Fix)
 		}
 	}
 	for _, path := range report.Left {

@@ -176,7 +176,8 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 		case w.GetRollback():
 			result = cell{"rolled back", yellow}
 		}
-		t.row(w.GetAt().AsTime().Local().Format(time.DateTime), side(w.GetFrom()), side(w.GetTo()), short(w.GetTook().AsDuration()), w.GetCarried(), result)
+		t.row(w.GetAt().AsTime().Local().Format(time.DateTime), side(w.GetFrom()), side(w.GetTo()),
+			short(w.GetTook().AsDuration()), w.GetCarried(), result)
 	}
 	return a.show(t)
 }
@@ -248,7 +249,8 @@ is shown as it was printed, in a message.`,
 			if recent < 0 || recent > maxLogLines {
 				return &usageError{err: fmt.Errorf("-recent: from 0 to %d", maxLogLines)}
 			}
-			stream, err := client.Plugins.PluginLog(ctx, connect.NewRequest(&hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow}))
+			stream, err := client.Plugins.PluginLog(ctx,
+				connect.NewRequest(&hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow}))
 			if err != nil {
 				return hintPlugin(err)
 			}

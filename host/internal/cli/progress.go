@@ -45,7 +45,10 @@ var undoNames = map[string]string{
 }
 
 func (a *app) progress() *progress {
-	p := &progress{w: a.err, live: isTerminal(a.err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.err), stop: make(chan struct{})}
+	p := &progress{
+		w: a.err, live: isTerminal(a.err) && os.Getenv("TERM") != "dumb", colored: a.colored(a.err),
+		stop: make(chan struct{}),
+	}
 	if p.live {
 		p.ticker.Go(func() {
 			tick := time.NewTicker(redraw)
@@ -95,7 +98,8 @@ func (p *progress) step(s *hostv1.Step) {
 		return
 	}
 	// Plain lines: one when it ends, and one for each new reason to wait.
-	same := before != nil && before.GetState() == s.GetState() && before.GetError() == s.GetError() && before.GetNote() == s.GetNote()
+	same := before != nil && before.GetState() == s.GetState() && before.GetError() == s.GetError() &&
+		before.GetNote() == s.GetNote()
 	if same || s.GetState() == "running" && s.GetNote() == "" {
 		return
 	}
@@ -105,7 +109,8 @@ func (p *progress) step(s *hostv1.Step) {
 // find returns the line of a step, and adds one for a new step.
 func (p *progress) find(s *hostv1.Step) *stepLine {
 	for _, line := range p.steps {
-		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetService() == s.GetService() && o.GetUndo() == s.GetUndo() {
+		if o := line.step; o.GetName() == s.GetName() && o.GetVolume() == s.GetVolume() && o.GetService() == s.GetService() &&
+			o.GetUndo() == s.GetUndo() {
 			return line
 		}
 	}

@@ -92,7 +92,10 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 		}
 	}
 	if spec.GetExec().GetCommand() == "" {
-		return nil, &usageError{err: fmt.Errorf("%s has no exec block, and there is no command after --", path), command: "pannier workload run"}
+		return nil, &usageError{
+			err:     fmt.Errorf("%s has no exec block, and there is no command after --", path),
+			command: "pannier workload run",
+		}
 	}
 	r := &run{app: a, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {
@@ -288,7 +291,8 @@ func (r *run) release(ctx context.Context) {
 	case away(err, true):
 		p.note("warning: %s; the agent releases the volumes by itself as soon as it is back", message(err))
 	default:
-		p.note("error: release workload %q: %s; the agent tries again by itself; see: %s", r.spec.GetId(), message(err), status)
+		p.note("error: release workload %q: %s; the agent tries again by itself; see: %s", r.spec.GetId(), message(err),
+			status)
 	}
 }
 

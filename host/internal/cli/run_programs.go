@@ -51,7 +51,10 @@ func (c *sidecar) plan(w *hostv1.Workload) (launch.Plan, error) {
 	if x.err != nil {
 		return launch.Plan{}, fmt.Errorf("sidecar %q: %w", c.service, x.err)
 	}
-	return launch.Plan{Command: command[0], Args: command[1:], User: c.user, Env: environment(w, c.service, c.user, env)}, nil
+	return launch.Plan{
+		Command: command[0], Args: command[1:], User: c.user,
+		Env: environment(w, c.service, c.user, env),
+	}, nil
 }
 
 // environment returns a program's environment: the caller's, with the variables of the user,

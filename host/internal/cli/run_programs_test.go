@@ -47,7 +47,9 @@ func startMeshed(t *testing.T) *meshed {
 	return m
 }
 
-func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest], s *connect.ServerStream[hostv1.StartWorkloadResponse]) error {
+func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest],
+	s *connect.ServerStream[hostv1.StartWorkloadResponse],
+) error {
 	w := &hostv1.Workload{Spec: r.Msg.GetSpec(), Node: "n1", State: "running", Ports: map[string]int32{}}
 	for i, p := range w.GetSpec().GetPorts() {
 		w.Ports[p.GetLabel()] = int32(20000 + i)
@@ -78,7 +80,9 @@ func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.Star
 	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
 }
 
-func (m *meshed) StopWorkload(ctx context.Context, r *connect.Request[hostv1.StopWorkloadRequest], s *connect.ServerStream[hostv1.StopWorkloadResponse]) error {
+func (m *meshed) StopWorkload(ctx context.Context, r *connect.Request[hostv1.StopWorkloadRequest],
+	s *connect.ServerStream[hostv1.StopWorkloadResponse],
+) error {
 	m.atStop()
 	return m.fake.StopWorkload(ctx, r, s)
 }
@@ -163,7 +167,8 @@ func TestSidecarAndProgramFindTheirFiles(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, out := m.run(t, dir, `while ! test -s ready; do sleep 0.01; done
 echo "$@" $PORT > program.args; env > program.env; cat "$CONSUL_HTTP_TOKEN_FILE" > token; exit 7`,
-		`echo "$@" $ADMIN > sidecar.args; env > sidecar.env; echo to-stdout; echo ready > ready; exec sleep 60`, "CONSUL_HTTP_TOKEN=the-operators")
+		`echo "$@" $ADMIN > sidecar.args; env > sidecar.env; echo to-stdout; echo ready > ready; exec sleep 60`,
+		"CONSUL_HTTP_TOKEN=the-operators")
 	wait(t, cmd, out, 7)
 	secrets := filepath.Join(m.dir, "secrets")
 	token, bootstrap := secrets+"/web/si_token", secrets+"/web/envoy_bootstrap.json"
@@ -210,16 +215,21 @@ trap "sleep 0.1; echo sidecar >> order; exit" TERM; echo > up; while :; do sleep
 	if want := []string{"program", "leftover", "sidecar"}; !slices.Equal(atStop, want) {
 		t.Errorf("when it was released, %q had ended, want %q; output:\n%s", atStop, want, out)
 	}
-	if got := out.String(); !strings.Contains(got, "that the program had left running") || strings.Contains(got, `sidecar "web"`) {
+	if got := out.String(); !strings.Contains(got, "that the program had left running") ||
+		strings.Contains(got, `sidecar "web"`) {
 		t.Errorf("output:\n%s", got)
 	}
 }
 
 func TestSidecarThatEndsIsToldAndStartedAgain(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
-	cmd, out := m.run(t, dir, "while ! test -e twice; do sleep 0.01; done", "test -e once && echo > twice && exec sleep 60; echo > once; exit 9")
+	cmd, out := m.run(t, dir, "while ! test -e twice; do sleep 0.01; done",
+		"test -e once && echo > twice && exec sleep 60; echo > once; exit 9")
 	wait(t, cmd, out, 0)
-	for _, want := range []string{`sidecar "web" ended with exit code 9 after `, "; it is started again in ", `sidecar "web" is started again (pid `} {
+	for _, want := range []string{
+		`sidecar "web" ended with exit code 9 after `, "; it is started again in ",
+		`sidecar "web" is started again (pid `,
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not told:\n%s", want, out)
 		}
@@ -233,7 +243,8 @@ func TestSidecarReadsANewBootstrap(t *testing.T) {
 echo another > "$3.new" && mv "$3.new" "$3"; while ! grep -q another read; do sleep 0.01; done`,
 		`cat "$1" >> read; exec sleep 60`)
 	wait(t, cmd, out, 0)
-	if want := `sidecar "web" has to read a new ` + filepath.Join(m.dir, "secrets/web/envoy_bootstrap.json"); strings.Count(out.String(), want) != 1 {
+	if want := `sidecar "web" has to read a new ` +
+		filepath.Join(m.dir, "secrets/web/envoy_bootstrap.json"); strings.Count(out.String(), want) != 1 {
 		t.Errorf("%q is not told once:\n%s", want, out)
 	}
 }
@@ -259,11 +270,15 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
 }
 `, filepath.Join(dir, "ran"))
 	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
-	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec}, Env: append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket)}
+	cmd := &exec.Cmd{
+		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec},
+		Env: append(os.Environ(), "PANNIER_ADDR=unix://"+m.socket),
+	}
 	out := &output{}
 	cmd.Stdout, cmd.Stderr = out, out
 	_ = cmd.Run()
-	if code := cmd.ProcessState.ExitCode(); code != 125 || !strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
+	if code := cmd.ProcessState.ExitCode(); code != 125 ||
+		!strings.Contains(out.String(), `error: sidecar "web": command "no-such-proxy" not found`) {
 		t.Errorf("exit code %d; output:\n%s", code, out)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "ran")); err == nil || m.stopped() != 1 {
@@ -274,7 +289,8 @@ func TestNoProgramWithoutItsSidecar(t *testing.T) {
 func TestSidecarDiesWithTheCommand(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, _ := m.run(t, dir, "echo $$ > program.pid; exec sleep 60", "echo $$ > sidecar.pid; exec sleep 60")
-	program, sidecar := awaitProcess(t, filepath.Join(dir, "program.pid")), awaitProcess(t, filepath.Join(dir, "sidecar.pid"))
+	program, sidecar := awaitProcess(t, filepath.Join(dir, "program.pid")), awaitProcess(t,
+		filepath.Join(dir, "sidecar.pid"))
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	check.Eventually(t, "the end of both", func() bool { return !lives(program) && !lives(sidecar) })
@@ -289,7 +305,8 @@ func TestSignalsAndSidecars(t *testing.T) {
 	awaitProcess(t, filepath.Join(dir, "program.pid"))
 	sidecar := awaitProcess(t, filepath.Join(dir, "sidecar.pid"))
 	check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-	check.Eventually(t, "the sidecar to be asked", func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
+	check.Eventually(t, "the sidecar to be asked",
+		func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
 	began, before := time.Now(), sidecarGrace*9/10 // its grace is over
 	// It ends when the signal is not taken for an echo of the first one any more.
 	for lives(sidecar) && time.Since(began) < before {
@@ -297,7 +314,8 @@ func TestSignalsAndSidecars(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	wait(t, cmd, out, 4)
-	if !strings.Contains(out.String(), `sidecar "web" did not end when it was asked to: it is killed`) || time.Since(began) > before {
+	if !strings.Contains(out.String(), `sidecar "web" did not end when it was asked to: it is killed`) ||
+		time.Since(began) > before {
 		t.Errorf("after %s; output:\n%s", time.Since(began), out)
 	}
 }
@@ -332,7 +350,11 @@ func TestVariablesOfProgramsAreChecked(t *testing.T) {
 // with a proxy where it names none.
 func TestSettlingASidecar(t *testing.T) {
 	proxied := &servicev1.Connect{SidecarService: &servicev1.SidecarService{}}
-	services := []*servicev1.Service{{Name: "plain"}, {Name: "native", Connect: &servicev1.Connect{Native: true}}, {Name: "web", Connect: proxied}}
+	services := []*servicev1.Service{
+		{Name: "plain"},
+		{Name: "native", Connect: &servicev1.Connect{Native: true}},
+		{Name: "web", Connect: proxied},
+	}
 	for _, c := range []struct{ own, workload, exec, want string }{
 		{"", "", "", ""}, {"", "", "3", "3"}, {"", "2", "3", "2"}, {"1", "2", "3", "1"},
 	} {

@@ -50,7 +50,8 @@ func (o *output) String() string {
 func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.Cmd, *output) {
 	t.Helper()
 	spec := filepath.Join(t.TempDir(), "w.hcl")
-	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n}\n", filepath.Join(t.TempDir(), "dst"))
+	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n}\n",
+		filepath.Join(t.TempDir(), "dst"))
 	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec, "--", "sh", "-c", script},
@@ -222,9 +223,10 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 			return errors.New("it has no end")
 		}
 		time.Sleep(2 * a.patience) // the agent's own attempts
-		stream, err := client.Workloads.StartWorkload(t.Context(), connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
-			Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
-		}}))
+		stream, err := client.Workloads.StartWorkload(t.Context(),
+			connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+				Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
+			}}))
 		if err != nil {
 			return err
 		}

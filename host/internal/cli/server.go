@@ -34,7 +34,8 @@ func (a *app) serverMembers() *cobra.Command {
 					if m.GetLeader() {
 						leader = "yes"
 					}
-					t.row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(), m.GetDatacenter(), m.GetVersion())
+					t.row(m.GetName(), m.GetRole(), memberStatus(m.GetStatus()), leader, m.GetAddress(), m.GetRpcAddress(),
+						m.GetDatacenter(), m.GetVersion())
 				}
 				return a.show(t)
 			})
@@ -78,7 +79,8 @@ func (a *app) serverForceLeave() *cobra.Command {
 		Example: "pannier server force-leave -prune server-3",
 		Args:    exactly("NAME"),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Members.ForceLeave(ctx, connect.NewRequest(&hostv1.ForceLeaveRequest{Name: args[0], Prune: prune}))
+			resp, err := client.Members.ForceLeave(ctx,
+				connect.NewRequest(&hostv1.ForceLeaveRequest{Name: args[0], Prune: prune}))
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier server members lists the agents")
 			}

@@ -35,7 +35,8 @@ func (a *app) tlsCommand() *cobra.Command {
 // tlsFromEnvironment returns the settings for calls over https.
 func tlsFromEnvironment() api.TLS {
 	return api.TLS{
-		CAFile: os.Getenv("PANNIER_CACERT"), CertFile: os.Getenv("PANNIER_CLIENT_CERT"), KeyFile: os.Getenv("PANNIER_CLIENT_KEY"),
+		CAFile: os.Getenv("PANNIER_CACERT"), CertFile: os.Getenv("PANNIER_CLIENT_CERT"), KeyFile: os.Getenv(
+			"PANNIER_CLIENT_KEY"),
 		ServerName: os.Getenv("PANNIER_TLS_SERVER_NAME"),
 	}
 }
@@ -220,7 +221,8 @@ func (a *app) showCert(d pki.Description) error {
 			NotAfter  time.Time `json:"not_after"`
 			DNS       []string  `json:"dns"`
 			IP        []string  `json:"ip"`
-		}{role, d.Identity.Name, d.Identity.DC, d.Subject, d.Issuer, d.NotBefore, d.NotAfter, append([]string{}, d.DNS...), append([]string{}, d.IP...)})
+		}{role, d.Identity.Name, d.Identity.DC, d.Subject, d.Issuer, d.NotBefore, d.NotAfter, append([]string{},
+			d.DNS...), append([]string{}, d.IP...)})
 	}
 	t := newTable()
 	t.row("Role", role)

@@ -77,11 +77,17 @@ func (a *app) sweepError(m *hostv1.SweepTokensResponse, dryRun bool) error {
 	}
 	for _, t := range m.GetTokens() {
 		if !dryRun && !t.GetRevoked() {
-			return &hintError{errors.New("not every token is revoked"), "the rest is retried automatically; pannier token list shows it"}
+			return &hintError{
+				errors.New("not every token is revoked"),
+				"the rest is retried automatically; pannier token list shows it",
+			}
 		}
 	}
 	if len(m.GetProblems()) > 0 {
-		return &hintError{errors.New("the sweep did not see every Consul"), "it is repeated automatically; see the warnings, and pannier plugin status"}
+		return &hintError{
+			errors.New("the sweep did not see every Consul"),
+			"it is repeated automatically; see the warnings, and pannier plugin status",
+		}
 	}
 	return nil
 }

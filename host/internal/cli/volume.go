@@ -42,7 +42,10 @@ func (a *app) volumeInit() *cobra.Command {
 			}
 			f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 			if errors.Is(err, fs.ErrExist) {
-				return &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file: pannier volume init FILE"}
+				return &hintError{
+					&codeError{fmt.Errorf("%s already exists", path), ExitRefused},
+					"name another file: pannier volume init FILE",
+				}
 			}
 			if err != nil {
 				return err
@@ -93,7 +96,8 @@ validate it. FILE is a volume spec; - is standard input.`,
 			}
 			if spec.GetExternalId() == "" {
 				return config.Problems{{File: args[0], Text: "external_id: is required to register a volume; " +
-					"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() + " lists the driver's"}}
+					"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() +
+					" lists the driver's"}}
 			}
 			resp, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
 			if err != nil {
@@ -205,7 +209,10 @@ when one is left. -force frees the claims of a node that you know is down.`,
 			if err != nil {
 				return hintVolume(err)
 			}
-			if err := a.print(resp.Msg, func() error { return a.showDetached(args[0], args[1], resp.Msg.GetClaims()) }); err != nil {
+			if err := a.print(resp.Msg, func() error {
+				return a.showDetached(args[0], args[1],
+					resp.Msg.GetClaims())
+			}); err != nil {
 				return err
 			}
 			for _, c := range resp.Msg.GetClaims() {

@@ -45,12 +45,14 @@ func (a *app) snapshotCreate() *cobra.Command {
 				if !s.GetReady() {
 					state = "not ready yet"
 				}
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0], state)))
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0],
+					state)))
 				return err
 			})
 		}),
 	}
-	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil, "a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
+		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }

@@ -169,7 +169,8 @@ func (a *app) showVolume(v *hostv1.Volume, usage *hostv1.VolumeUsage) error {
 	}
 	claims := newTable("WORKLOAD", "NODE", "MODE", "STATE", "TOKEN", "AGE", "LAST ERROR")
 	for _, c := range v.GetClaims() {
-		claims.row(c.GetWorkload(), c.GetNode(), c.GetMode(), claimState(c.GetState()), c.GetIndex(), age(c.GetTakenAt()), c.GetLastError())
+		claims.row(c.GetWorkload(), c.GetNode(), c.GetMode(), claimState(c.GetState()), c.GetIndex(), age(c.GetTakenAt()),
+			c.GetLastError())
 	}
 	return a.show(claims)
 }

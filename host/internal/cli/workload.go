@@ -95,7 +95,8 @@ func (a *app) workloadStatus() *cobra.Command {
 				if a.format == formatDocker || a.format == formatSystemd {
 					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
 				}
-				resp, err := client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")}))
+				resp, err := client.Workloads.ListWorkloads(ctx,
+					connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")}))
 				if err != nil {
 					return err
 				}
@@ -105,7 +106,8 @@ func (a *app) workloadStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := client.Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id}))
+			resp, err := client.Workloads.GetWorkload(ctx,
+				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id}))
 			if err != nil {
 				return hintWorkload(err)
 			}
@@ -144,7 +146,8 @@ func hintWorkload(err error) error {
 
 func hintStart(err error) error {
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
-	return hint(err, ExitRefused, "pannier volume status ID shows who holds a volume, pannier workload status who waits for whom; nothing of the workload is left")
+	return hint(err, ExitRefused,
+		"pannier volume status ID shows who holds a volume, pannier workload status who waits for whom; nothing of the workload is left")
 }
 
 // progressMessage is a message of a start or a stop.
@@ -171,7 +174,9 @@ func receive[T any](stream *connect.ServerStreamForClient[T], p *progress) (w *h
 }
 
 // start starts a workload. A start may be repeated, so it is retried while the agent is down.
-func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *hostv1.StartWorkloadRequest) (w *hostv1.Workload, err error) {
+func (a *app) start(ctx context.Context, client *api.Client, p *progress,
+	req *hostv1.StartWorkloadRequest,
+) (w *hostv1.Workload, err error) {
 	err = a.patiently(ctx, p, false, func() error {
 		stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
 		if err != nil {
@@ -187,10 +192,13 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress, req *h
 }
 
 // stop stops a workload, with retries as start has.
-func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload, err error) {
+func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload,
+	err error,
+) {
 	seen := false // steps of this stop were received
 	err = a.patiently(ctx, p, true, func() error {
-		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
+		stream, err := client.Workloads.StopWorkload(ctx,
+			connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
 		if err != nil {
 			return err
 		}

@@ -53,10 +53,16 @@ func TestAgentDefaults(t *testing.T) {
 		MinDynamicPort: 20000, MaxDynamicPort: 32000, SecretsDir: "/var/lib/pannier/secrets",
 		RPCPort: 7421, SerfPort: 7422,
 		LogLevel: "info", LogFormat: "text", LeavePluginsOnStop: true,
-		Server:    Server{Enabled: true, BootstrapExpect: 1, Liveness: claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second}},
-		Autopilot: Autopilot{CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond, ServerStabilizationTime: 10 * time.Second},
-		ACL:       ACL{SocketRoot: true},
-		GC:        GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour, 24 * time.Hour},
+		Server: Server{
+			Enabled: true, BootstrapExpect: 1,
+			Liveness: claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: 30 * time.Second},
+		},
+		Autopilot: Autopilot{
+			CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond,
+			ServerStabilizationTime: 10 * time.Second,
+		},
+		ACL: ACL{SocketRoot: true},
+		GC:  GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour, 24 * time.Hour},
 	}
 	if !reflect.DeepEqual(a, want) {
 		t.Fatalf("got  %+v\nwant %+v", a, want)
@@ -117,12 +123,19 @@ csi_driver "two" {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.Name != "n1" || a.DataDir != dir+"/data" || a.PluginDir != dir+"/data/p" || a.LogLevel != "warn" || a.HTTPPort != 0 ||
+	if a.Name != "n1" || a.DataDir != dir+"/data" || a.PluginDir != dir+"/data/p" || a.LogLevel != "warn" ||
+		a.HTTPPort != 0 ||
 		a.GC.Interval != time.Minute || a.GC.ClaimThreshold != 2*time.Minute {
 		t.Errorf("%+v", a)
 	}
 	plugins := []Plugin{
-		{Name: "csi-bridge", Args: []string{"a"}, User: "two", Group: "g", Limits: Limits{Memory: 512 << 20, OpenFiles: 2000, Processes: 300}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`)},
+		{
+			Name: "csi-bridge", Args: []string{"a"}, User: "two", Group: "g",
+			Limits: Limits{
+				Memory: 512 << 20, OpenFiles: 2000,
+				Processes: 300,
+			}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
+		},
 		{Name: "other", RollbackWindow: time.Minute, Config: []byte(`{"x":{"y":"n1"}}`)},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
@@ -149,7 +162,10 @@ log_level = "debug"
 ports { http = 1 }
 csi_driver "d" {}
 `}
-	env := environment(map[string]string{"PANNIER_NAME": "env", "PANNIER_DATA_DIR": "/env", "PANNIER_HTTP_PORT": "2", "PANNIER_LOG_LEVEL": "warn"})
+	env := environment(map[string]string{
+		"PANNIER_NAME": "env", "PANNIER_DATA_DIR": "/env", "PANNIER_HTTP_PORT": "2",
+		"PANNIER_LOG_LEVEL": "warn",
+	})
 	flag, port := "/flag", 3
 	a, _, err := load(t, Source{Environment: env, Flags: Overrides{DataDir: &flag, HTTPPort: &port}}, files)
 	if err != nil {
@@ -195,51 +211,153 @@ func TestDev(t *testing.T) {
 
 func TestBadAgents(t *testing.T) {
 	for name, c := range map[string]struct{ src, want string }{
-		"unknown key":          {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
-		"no telemetry":         {"telemetry {}", "1: unsupported block \"telemetry\""},
-		"near a block":         {"consol {}", `1: unsupported block "consol"; did you mean "consul"?`},
-		"unknown port":         {"ports {\n  htp = 1\n}", `2: ports: unsupported argument "htp"; did you mean "http"?`},
-		"port":                 {"ports {\n  http = 70000\n}", `2: ports: http: a whole number from 0 to 65535 is required`},
-		"port as text":         {"ports {\n  http = \"80\"\n}", `2: ports: http: a number is required, not a string`},
-		"dynamic port":         {"ports {\n  min_dynamic_port = 0\n}", `2: ports: min_dynamic_port: a whole number from 1 to 65535 is required`},
-		"consul key":           {"consul {\n  token_fle = \"x\"\n}", `2: consul: unsupported argument "token_fle"; did you mean "token_file"?`},
-		"consul of two labels": {`consul "a" "b" {}`, `1: extraneous label for consul: Only 1 labels (name) are expected for consul blocks`},
-		"consul name":          {"consul \"a/b\" {}", `1: consul "a/b": name "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"consul twice":         {"consul {}\nconsul \"default\" {}", `2: consul "default": a block for "default" is given twice in this file`},
-		"two names":            {"consul \"a\" {\n  name = \"b\"\n}", `2: consul "a": name: "b" is not the block's label; leave one of them out`},
-		"consul address":       {"consul \"a\" {\n  address = \"consul\"\n}", `2: consul "a": address: "consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
-		"consul scheme":        {"consul {\n  grpc_address = \"ftp://a:1\"\n}", `2: consul: grpc_address: "ftp://a:1" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
-		"consul socket":        {"consul {\n  address = \"unix://run/consul\"\n}", `2: consul: address: "unix://run/consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
-		"consul port":          {"consul {\n  address = \"https://a:70000\"\n}", `2: consul: address: "https://a:70000" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`},
-		"half a pair":          {"consul {\n  cert_file = \"/c\"\n}", `2: consul "default": cert_file: goes together with key_file; give both or none`},
-		"audience":             {"consul {\n  audience = \"\"\n}", `2: consul: audience: is empty`},
-		"identity timeout":     {"consul {\n  identity_timeout = \"5\"\n}", `2: consul: identity_timeout: a duration above 0 such as "30s" or "5m" is required, not "5"`},
-		"log level":            {`log_level = "loud"`, `1: log_level: "loud" is not one of trace, debug, info, warn, error`},
-		"log format":           {`log_format = "xml"`, `1: log_format: "xml" is not one of text, json`},
-		"bool":                 {`leave_plugins_on_stop = "yes"`, `1: leave_plugins_on_stop: true or false is required, not a string`},
-		"duration":             {"gc {\n  interval = \"5\"\n}", `2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "5"`},
-		"negative duration":    {"gc {\n  interval = \"-5s\"\n}", `2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "-5s"`},
-		"unknown variable":     {"csi_driver \"d\" {\n  command = [\"/d\", \"${nod.name}\"]\n}", `2: csi_driver "d": command: unknown variable "nod"; did you mean "node"?`},
-		"unknown of node":      {"csi_driver \"d\" {\n  command = [\"/d\", \"${node.nam}\"]\n}", `2: csi_driver "d": command: unknown variable "nam"`},
-		"variable too early":   {`name = "${data_dir}"`, `1: name: variables are not allowed here; write $${ for a literal ${`},
-		"relative program":     {"csi_driver \"d\" {\n  command = [\"d\"]\n}", `2: csi_driver "d": command: the program needs an absolute path, not "d"`},
-		"driver type":          {"csi_driver \"d\" {\n  type = \"both\"\n}", `2: csi_driver "d": type: "both" is not one of node, controller, monolith`},
-		"driver id":            {`csi_driver "a/b" {}`, `1: csi_driver "a/b": name "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"driver twice":         {"csi_driver \"d\" {}\ncsi_driver \"d\" {}", `2: csi_driver "d": block given twice in this file`},
-		"endpoint":             {"csi_driver \"d\" {\n  endpoint = \"tcp://x:1\"\n}", `2: csi_driver "d": endpoint: "tcp://x:1" is not unix:// and an absolute path`},
-		"one endpoint":         {"csi_driver \"a\" {\n  endpoint = \"unix:///s\"\n}\ncsi_driver \"b\" {\n  endpoint = \"unix:///s\"\n}", `5: csi_driver "b": endpoint: "unix:///s" is that of csi_driver "a" too`},
-		"mount_dir":            {"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}", `2: csi_driver "d": mount_dir: "csi" is not an absolute path`},
-		"plugin name":          {`plugin "../x" {}`, `1: plugin "../x": name "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"plugin version":       {"plugin \"p\" {\n  version = \"about 1\"\n}", `2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`},
-		"little memory":        {"plugin \"p\" {\n  limits {\n    memory = \"1MiB\"\n  }\n}", `3: plugin "p": limits: memory: must be at least 16 MiB`},
-		"size of memory":       {"plugin \"p\" {\n  limits {\n    memory = \"some\"\n  }\n}", `3: plugin "p": limits: memory: "some" is not a size such as "10GiB"`},
-		"few files":            {"plugin \"p\" {\n  limits {\n    open_files = 1\n  }\n}", `3: plugin "p": limits: open_files: a whole number from 64 to 2147483647 is required`},
-		"few processes":        {"plugin \"p\" {\n  limits {\n    processes = 1\n  }\n}", `3: plugin "p": limits: processes: a whole number from 32 to 2147483647 is required`},
-		"rollback window":      {"plugin \"p\" {\n  rollback_window = \"0s\"\n}", `2: plugin "p": rollback_window: a duration above 0 such as "30s" or "5m" is required, not "0s"`},
-		"checksum":             {"plugin \"p\" {\n  checksum = \"md5:1\"\n}", `2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`},
-		"plugin config":        {"plugin \"p\" {\n  config {\n    a = b\n  }\n}", `3: plugin "p": config.a: unknown variable "b"`},
-		"no label":             {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},
-		"syntax":               {"ports {", "1: unclosed configuration block: There is no closing brace for this block before the end of the file. This may be caused by incorrect brace nesting elsewhere in this file"},
+		"unknown key":  {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
+		"no telemetry": {"telemetry {}", "1: unsupported block \"telemetry\""},
+		"near a block": {"consol {}", `1: unsupported block "consol"; did you mean "consul"?`},
+		"unknown port": {"ports {\n  htp = 1\n}", `2: ports: unsupported argument "htp"; did you mean "http"?`},
+		"port":         {"ports {\n  http = 70000\n}", `2: ports: http: a whole number from 0 to 65535 is required`},
+		"port as text": {"ports {\n  http = \"80\"\n}", `2: ports: http: a number is required, not a string`},
+		"dynamic port": {
+			"ports {\n  min_dynamic_port = 0\n}",
+			`2: ports: min_dynamic_port: a whole number from 1 to 65535 is required`,
+		},
+		"consul key": {
+			"consul {\n  token_fle = \"x\"\n}",
+			`2: consul: unsupported argument "token_fle"; did you mean "token_file"?`,
+		},
+		"consul of two labels": {
+			`consul "a" "b" {}`,
+			`1: extraneous label for consul: Only 1 labels (name) are expected for consul blocks`,
+		},
+		"consul name": {
+			"consul \"a/b\" {}",
+			`1: consul "a/b": name "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"consul twice": {
+			"consul {}\nconsul \"default\" {}",
+			`2: consul "default": a block for "default" is given twice in this file`,
+		},
+		"two names": {
+			"consul \"a\" {\n  name = \"b\"\n}",
+			`2: consul "a": name: "b" is not the block's label; leave one of them out`,
+		},
+		"consul address": {
+			"consul \"a\" {\n  address = \"consul\"\n}",
+			`2: consul "a": address: "consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`,
+		},
+		"consul scheme": {
+			"consul {\n  grpc_address = \"ftp://a:1\"\n}",
+			`2: consul: grpc_address: "ftp://a:1" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`,
+		},
+		"consul socket": {
+			"consul {\n  address = \"unix://run/consul\"\n}",
+			`2: consul: address: "unix://run/consul" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`,
+		},
+		"consul port": {
+			"consul {\n  address = \"https://a:70000\"\n}",
+			`2: consul: address: "https://a:70000" is not "HOST:PORT", "https://HOST:PORT" or "unix:///PATH"`,
+		},
+		"half a pair": {
+			"consul {\n  cert_file = \"/c\"\n}",
+			`2: consul "default": cert_file: goes together with key_file; give both or none`,
+		},
+		"audience": {"consul {\n  audience = \"\"\n}", `2: consul: audience: is empty`},
+		"identity timeout": {
+			"consul {\n  identity_timeout = \"5\"\n}",
+			`2: consul: identity_timeout: a duration above 0 such as "30s" or "5m" is required, not "5"`,
+		},
+		"log level":  {`log_level = "loud"`, `1: log_level: "loud" is not one of trace, debug, info, warn, error`},
+		"log format": {`log_format = "xml"`, `1: log_format: "xml" is not one of text, json`},
+		"bool": {
+			`leave_plugins_on_stop = "yes"`,
+			`1: leave_plugins_on_stop: true or false is required, not a string`,
+		},
+		"duration": {
+			"gc {\n  interval = \"5\"\n}",
+			`2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "5"`,
+		},
+		"negative duration": {
+			"gc {\n  interval = \"-5s\"\n}",
+			`2: gc: interval: a duration above 0 such as "30s" or "5m" is required, not "-5s"`,
+		},
+		"unknown variable": {
+			"csi_driver \"d\" {\n  command = [\"/d\", \"${nod.name}\"]\n}",
+			`2: csi_driver "d": command: unknown variable "nod"; did you mean "node"?`,
+		},
+		"unknown of node": {
+			"csi_driver \"d\" {\n  command = [\"/d\", \"${node.nam}\"]\n}",
+			`2: csi_driver "d": command: unknown variable "nam"`,
+		},
+		"variable too early": {
+			`name = "${data_dir}"`,
+			`1: name: variables are not allowed here; write $${ for a literal ${`,
+		},
+		"relative program": {
+			"csi_driver \"d\" {\n  command = [\"d\"]\n}",
+			`2: csi_driver "d": command: the program needs an absolute path, not "d"`,
+		},
+		"driver type": {
+			"csi_driver \"d\" {\n  type = \"both\"\n}",
+			`2: csi_driver "d": type: "both" is not one of node, controller, monolith`,
+		},
+		"driver id": {
+			`csi_driver "a/b" {}`,
+			`1: csi_driver "a/b": name "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"driver twice": {
+			"csi_driver \"d\" {}\ncsi_driver \"d\" {}",
+			`2: csi_driver "d": block given twice in this file`,
+		},
+		"endpoint": {
+			"csi_driver \"d\" {\n  endpoint = \"tcp://x:1\"\n}",
+			`2: csi_driver "d": endpoint: "tcp://x:1" is not unix:// and an absolute path`,
+		},
+		"one endpoint": {"csi_driver \"a\" {\n  endpoint = \"unix:///s\"\n}\ncsi_driver \"b\" {\n  endpoint = \"unix:///s\"\n}", `5: csi_driver "b": endpoint: "unix:///s" is that of csi_driver "a" too`},
+		"mount_dir": {
+			"csi_driver \"d\" {\n  mount_dir = \"csi\"\n}",
+			`2: csi_driver "d": mount_dir: "csi" is not an absolute path`,
+		},
+		"plugin name": {
+			`plugin "../x" {}`,
+			`1: plugin "../x": name "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"plugin version": {
+			"plugin \"p\" {\n  version = \"about 1\"\n}",
+			`2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`,
+		},
+		"little memory": {
+			"plugin \"p\" {\n  limits {\n    memory = \"1MiB\"\n  }\n}",
+			`3: plugin "p": limits: memory: must be at least 16 MiB`,
+		},
+		"size of memory": {
+			"plugin \"p\" {\n  limits {\n    memory = \"some\"\n  }\n}",
+			`3: plugin "p": limits: memory: "some" is not a size such as "10GiB"`,
+		},
+		"few files": {
+			"plugin \"p\" {\n  limits {\n    open_files = 1\n  }\n}",
+			`3: plugin "p": limits: open_files: a whole number from 64 to 2147483647 is required`,
+		},
+		"few processes": {
+			"plugin \"p\" {\n  limits {\n    processes = 1\n  }\n}",
+			`3: plugin "p": limits: processes: a whole number from 32 to 2147483647 is required`,
+		},
+		"rollback window": {
+			"plugin \"p\" {\n  rollback_window = \"0s\"\n}",
+			`2: plugin "p": rollback_window: a duration above 0 such as "30s" or "5m" is required, not "0s"`,
+		},
+		"checksum": {
+			"plugin \"p\" {\n  checksum = \"md5:1\"\n}",
+			`2: plugin "p": checksum: "md5:1" is not sha256: and 64 hex digits`,
+		},
+		"plugin config": {
+			"plugin \"p\" {\n  config {\n    a = b\n  }\n}",
+			`3: plugin "p": config.a: unknown variable "b"`,
+		},
+		"no label": {"plugin {}", `1: missing name for plugin: All plugin blocks must have 1 labels (name)`},
+		"syntax": {
+			"ports {",
+			"1: unclosed configuration block: There is no closing brace for this block before the end of the file. This may be caused by incorrect brace nesting elsewhere in this file",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
@@ -277,7 +395,10 @@ consul {
 		t.Fatal(err)
 	}
 	consul := func(name, address string) Consul {
-		return Consul{Consul: service.Consul{Name: name, Address: address}, Audience: "consul.io", IdentityTimeout: 5 * time.Minute}
+		return Consul{
+			Consul: service.Consul{Name: name, Address: address}, Audience: "consul.io",
+			IdentityTimeout: 5 * time.Minute,
+		}
 	}
 	first, east := consul("default", "https://127.0.0.1:8501"), consul("east", "unix:///run/consul.sock")
 	first.TokenFile, first.CAFile, first.CertFile, first.KeyFile = dir+"/token", dir+"/ca.pem", dir+"/c.pem", "/k.pem"
@@ -294,7 +415,10 @@ consul {
 }
 
 func TestOneConsulInJSON(t *testing.T) {
-	for _, text := range []string{`{"consul": {"address": "c:1"}}`, `{"consul": {"default": {"address": "c:1"}}}`, `{"consul": [{"name": "default", "address": "c:1"}]}`} {
+	for _, text := range []string{
+		`{"consul": {"address": "c:1"}}`, `{"consul": {"default": {"address": "c:1"}}}`,
+		`{"consul": [{"name": "default", "address": "c:1"}]}`,
+	} {
 		a, _, err := load(t, Source{}, map[string]string{"a.json": text})
 		if err != nil || len(a.Consuls) != 1 || a.Consuls[0].Address != "c:1" || a.Consuls[0].Name != "default" {
 			t.Errorf("%s: got %+v, %v", text, a, err)
@@ -304,10 +428,22 @@ func TestOneConsulInJSON(t *testing.T) {
 
 func TestBadWholes(t *testing.T) {
 	for name, c := range map[string]struct{ src, want string }{
-		"range":              {"ports {\n  min_dynamic_port = 40000\n}", `ports: min_dynamic_port: 40000 is above max_dynamic_port, which is 32000`},
-		"secrets everywhere": {"data_dir = \"/d\"\nsecrets_dir = \"/\"", `secrets_dir: "/" would hide "/d": a file system of its own is mounted there; choose another folder`},
-		"secrets over data":  {"data_dir = \"/d/e\"\nsecrets_dir = \"/d\"", `secrets_dir: "/d" would hide "/d/e": a file system of its own is mounted there; choose another folder`},
-		"secrets on plugins": {"plugin_dir = \"/p\"\nsecrets_dir = \"/p\"", `secrets_dir: "/p" would hide "/p": a file system of its own is mounted there; choose another folder`},
+		"range": {
+			"ports {\n  min_dynamic_port = 40000\n}",
+			`ports: min_dynamic_port: 40000 is above max_dynamic_port, which is 32000`,
+		},
+		"secrets everywhere": {
+			"data_dir = \"/d\"\nsecrets_dir = \"/\"",
+			`secrets_dir: "/" would hide "/d": a file system of its own is mounted there; choose another folder`,
+		},
+		"secrets over data": {
+			"data_dir = \"/d/e\"\nsecrets_dir = \"/d\"",
+			`secrets_dir: "/d" would hide "/d/e": a file system of its own is mounted there; choose another folder`,
+		},
+		"secrets on plugins": {
+			"plugin_dir = \"/p\"\nsecrets_dir = \"/p\"",
+			`secrets_dir: "/p" would hide "/p": a file system of its own is mounted there; choose another folder`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
@@ -321,11 +457,24 @@ func TestBadSettingsFromOutside(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		"port":   {map[string]string{"PANNIER_HTTP_PORT": "x"}, `PANNIER_HTTP_PORT: a number is required, not "x"`},
-		"port 2": {map[string]string{"PANNIER_HTTP_PORT": "-1"}, `ports: http: a whole number from 0 to 65535 is required, not -1`},
-		"level":  {map[string]string{"PANNIER_LOG_LEVEL": "x"}, `log_level: "x" is not one of trace, debug, info, warn, error`},
-		"name":   {map[string]string{"PANNIER_NAME": "a/b"}, `name: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed; set name in the configuration, or -name`},
-		"socket": {map[string]string{"PANNIER_SOCKET": "/" + strings.Repeat("a", 107)}, `socket: "/` + strings.Repeat("a", 107) + `" is longer than a socket's path may be (107 bytes); choose a shorter one`},
+		"port": {map[string]string{"PANNIER_HTTP_PORT": "x"}, `PANNIER_HTTP_PORT: a number is required, not "x"`},
+		"port 2": {
+			map[string]string{"PANNIER_HTTP_PORT": "-1"},
+			`ports: http: a whole number from 0 to 65535 is required, not -1`,
+		},
+		"level": {
+			map[string]string{"PANNIER_LOG_LEVEL": "x"},
+			`log_level: "x" is not one of trace, debug, info, warn, error`,
+		},
+		"name": {
+			map[string]string{"PANNIER_NAME": "a/b"},
+			`name: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed; set name in the configuration, or -name`,
+		},
+		"socket": {
+			map[string]string{"PANNIER_SOCKET": "/" + strings.Repeat("a", 107)},
+			`socket: "/` + strings.Repeat("a", 107) +
+				`" is longer than a socket's path may be (107 bytes); choose a shorter one`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := load(t, Source{Environment: environment(c.env)}, nil)
@@ -362,10 +511,12 @@ func TestExamplesParse(t *testing.T) {
 // The examples that promise every key have it, and the reference pages too.
 func TestEveryKeyIsShown(t *testing.T) {
 	agent := []fields{
-		rootFields, consulFields, driverFields, portsFields, serverFields, tlsFields, aclFields, auditFields, autopilotFields, encryptionFields, gcFields,
+		rootFields, consulFields, driverFields, portsFields, serverFields, tlsFields, aclFields, auditFields, autopilotFields,
+		encryptionFields, gcFields,
 	}
 	workload := []fields{
-		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields, sidecarServiceFields,
+		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,
+		sidecarServiceFields,
 		proxyFields, upstreamFields, gatewayFields, gatewayProxyFields, linkedFields,
 	}
 	for _, c := range []struct {

@@ -61,7 +61,8 @@ func (l *loader) check() {
 	}
 	for _, dir := range []string{a.DataDir, a.PluginDir} {
 		if strings.HasPrefix(dir+"/", strings.TrimSuffix(a.SecretsDir, "/")+"/") {
-			whole("secrets_dir", "%q would hide %q: a file system of its own is mounted there; choose another folder", a.SecretsDir, dir)
+			whole("secrets_dir", "%q would hide %q: a file system of its own is mounted there; choose another folder",
+				a.SecretsDir, dir)
 			break
 		}
 	}
@@ -133,7 +134,8 @@ func (l *loader) checkCluster() {
 		}
 	}
 	if n := a.Server.BootstrapExpect; n < 0 || n > claim.MaxServers {
-		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d", claim.MaxServers, n)
+		l.problems.add(at.expect, "server: bootstrap_expect: a whole number from 0 to %d is required, not %d",
+			claim.MaxServers, n)
 	}
 	if a.TLS == nil {
 		l.checkAlone()
@@ -166,25 +168,29 @@ func (l *loader) checkTogether() {
 		{"ca_file", a.TLS.CAFile}, {"cert_file", a.TLS.CertFile}, {"key_file", a.TLS.KeyFile},
 	} {
 		if file.path == "" {
-			l.problems.add(at.tls, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files", file.key)
+			l.problems.add(at.tls, "tls: %s: is required: pannier tls ca create and pannier tls cert create make these files",
+				file.key)
 		}
 	}
 	if strings.Contains(a.Name, "_") {
 		l.problems.add(at.name, "name: %q may not have _ in a cluster; write - in its place", a.Name)
 	}
 	if a.ACL.SocketRoot && at.socketRoot != (hcl.Range{}) {
-		l.problems.add(at.socketRoot, "acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token")
+		l.problems.add(at.socketRoot,
+			"acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token")
 	}
 	if !a.Server.Enabled {
 		if len(a.RetryJoin) == 0 {
-			l.problems.add(at.server, "retry_join: is required where server { enabled = false }: name one server of the cluster at least")
+			l.problems.add(at.server,
+				"retry_join: is required where server { enabled = false }: name one server of the cluster at least")
 		}
 		if a.Server.BootstrapExpect != 1 {
 			l.problems.add(at.expect, "server: bootstrap_expect: is of servers only; leave it out where enabled = false")
 		}
 	}
 	if a.Server.Enabled && a.Server.BootstrapExpect == 0 && len(a.RetryJoin) == 0 {
-		l.problems.add(at.expect, "retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them")
+		l.problems.add(at.expect,
+			"retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them")
 	}
 	l.checkAddresses()
 }
@@ -195,12 +201,14 @@ func (l *loader) checkAddresses() {
 	if bind, err := netip.ParseAddr(a.BindAddr); err == nil && a.AdvertiseAddr == "" {
 		switch {
 		case bind.IsUnspecified():
-			l.problems.add(at.bind, "bind_addr: %q is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself", a.BindAddr)
+			l.problems.add(at.bind,
+				"bind_addr: %q is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself", a.BindAddr)
 		case bind.IsLoopback():
 			for _, address := range a.RetryJoin {
 				host, _, _ := net.SplitHostPort(address)
 				if other, err := netip.ParseAddr(host); err == nil && !other.IsLoopback() {
-					l.problems.add(at.join, "retry_join: %s is on another host, and bind_addr is %s, which only this one can dial: set bind_addr to an address of this host", address, a.BindAddr)
+					l.problems.add(at.join,
+						"retry_join: %s is on another host, and bind_addr is %s, which only this one can dial: set bind_addr to an address of this host", address, a.BindAddr)
 					break
 				}
 			}

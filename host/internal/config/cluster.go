@@ -47,11 +47,14 @@ var defaultAutopilot = Autopilot{
 }
 
 var (
-	serverFields     = fields{attrs: []string{"enabled", "bootstrap_expect", "heartbeat_ttl", "stop_after", "stop_margin"}}
-	tlsFields        = fields{attrs: []string{"ca_file", "cert_file", "key_file"}}
-	aclFields        = fields{attrs: []string{"enabled", "socket_root"}}
-	auditFields      = fields{attrs: []string{"path"}}
-	autopilotFields  = fields{attrs: []string{"cleanup_dead_servers", "last_contact_threshold", "server_stabilization_time", "min_quorum"}}
+	serverFields    = fields{attrs: []string{"enabled", "bootstrap_expect", "heartbeat_ttl", "stop_after", "stop_margin"}}
+	tlsFields       = fields{attrs: []string{"ca_file", "cert_file", "key_file"}}
+	aclFields       = fields{attrs: []string{"enabled", "socket_root"}}
+	auditFields     = fields{attrs: []string{"path"}}
+	autopilotFields = fields{attrs: []string{
+		"cleanup_dead_servers", "last_contact_threshold",
+		"server_stabilization_time", "min_quorum",
+	}}
 	encryptionFields = fields{attrs: []string{"key_file"}}
 )
 

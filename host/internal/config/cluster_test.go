@@ -67,13 +67,19 @@ gc { node_threshold = "1h" }
 		Nodes      time.Duration
 	}
 	want := part{
-		TLS:       TLS{dir + "/ca.pem", "/c.pem", dir + "/k.pem"},
-		Server:    Server{Enabled: true, BootstrapExpect: 3, Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second}},
+		TLS: TLS{dir + "/ca.pem", "/c.pem", dir + "/k.pem"},
+		Server: Server{
+			Enabled: true, BootstrapExpect: 3,
+			Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second},
+		},
 		Autopilot: Autopilot{false, time.Second, 2 * time.Second, 3},
 		ACL:       ACL{Enabled: true}, // root of a host is nobody in a cluster
-		Join:      []string{"192.0.2.1:7422", "192.0.2.2:1", "s3.example.com:7422", "[::1]:7422", "[2001:db8::1]:2", "[2001:db8::2]:7422"},
-		Keys:      [2]KeySource{{File: dir + "/gossip.key"}, {File: dir + "/ledger.key"}},
-		Audit:     dir + "/audit.log", Adv: "192.0.2.1", Ports: [2]int{1, 2}, Nodes: time.Hour,
+		Join: []string{
+			"192.0.2.1:7422", "192.0.2.2:1", "s3.example.com:7422", "[::1]:7422", "[2001:db8::1]:2",
+			"[2001:db8::2]:7422",
+		},
+		Keys:  [2]KeySource{{File: dir + "/gossip.key"}, {File: dir + "/ledger.key"}},
+		Audit: dir + "/audit.log", Adv: "192.0.2.1", Ports: [2]int{1, 2}, Nodes: time.Hour,
 	}
 	got := part{
 		*a.TLS, a.Server, a.Autopilot, a.ACL, a.RetryJoin,
@@ -95,7 +101,8 @@ func TestANodeOnly(t *testing.T) {
 	if err != nil || a.Server.Enabled || !reflect.DeepEqual(a.RetryJoin, []string{"127.0.0.1:5"}) {
 		t.Errorf("got %+v, %v", a, err)
 	}
-	a, _, err = load(t, Source{Flags: Overrides{BootstrapExpect: &three}}, map[string]string{"a.hcl": tlsBlock + "name = \"n\""})
+	a, _, err = load(t, Source{Flags: Overrides{BootstrapExpect: &three}},
+		map[string]string{"a.hcl": tlsBlock + "name = \"n\""})
 	if err != nil || a.Server.BootstrapExpect != 3 {
 		t.Errorf("got %+v, %v", a, err)
 	}
@@ -113,31 +120,92 @@ func TestBadClusters(t *testing.T) {
 		"advertise without TLS": {`advertise_addr = "192.0.2.1"`, `1: advertise_addr: ` + needsTLS},
 		"encrypt without TLS":   {`encrypt_file = "/k"`, `1: encrypt: ` + needsTLS},
 		"autopilot without TLS": {`autopilot {}`, `1: autopilot: ` + needsTLS},
-		"empty TLS": {`tls {}`, "1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-			"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-			"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files"},
-		"node without servers":     {"server {\n  enabled = false\n}\n" + tlsBlock, `2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`},
-		"node that bootstraps":     {"server {\n  enabled = false\n  bootstrap_expect = 3\n}\nretry_join = [\"a\"]\n" + tlsBlock, `3: server: bootstrap_expect: is of servers only; leave it out where enabled = false`},
-		"server that waits alone":  {"server {\n  bootstrap_expect = 0\n}\n" + tlsBlock, `2: retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them`},
-		"too many servers":         {"server {\n  bootstrap_expect = 16\n}", `2: server: bootstrap_expect: a whole number from 0 to 15 is required`},
-		"name":                     {"name = \"a_b\"\n" + tlsBlock, `1: name: "a_b" may not have _ in a cluster; write - in its place`},
-		"socket root":              {tlsBlock + "acl {\n  socket_root = true\n}", `7: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`},
-		"any address":              {"bind_addr = \"0.0.0.0\"\n" + tlsBlock, `1: bind_addr: "0.0.0.0" is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself`},
-		"loopback":                 {"retry_join = [\"127.0.0.1\", \"192.0.2.1\"]\n" + tlsBlock, `1: retry_join: 192.0.2.1:7422 is on another host, and bind_addr is 127.0.0.1, which only this one can dial: set bind_addr to an address of this host`},
-		"advertise":                {"advertise_addr = \"::\"\n" + tlsBlock, `1: advertise_addr: "::" is not the IP address of one host`},
-		"advertise a name":         {"advertise_addr = \"host\"\n" + tlsBlock, `1: advertise_addr: "host" is not the IP address of one host`},
-		"one port":                 {"ports {\n  rpc = 7422\n}\n" + tlsBlock, `1: ports: serf: 7422 is that of rpc too`},
-		"join a path":              {"retry_join = [\"unix:///a\"]\n" + tlsBlock, `1: retry_join: "unix:///a" is not HOST or HOST:PORT`},
-		"join port 0":              {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
-		"join nothing":             {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
-		"two keys":                 {"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock, `2: encrypt_file: is given as well as encrypt; leave one of them out`},
-		"short key":                {"encrypt = \"AAAA\"\n" + tlsBlock, `1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`},
-		"key in a public file":     {"encrypt = \"" + testKey + "\"\n" + tlsBlock, `1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`},
-		"no ledger key":            {"ledger_encryption {}", `1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`},
-		"margin":                   {"server {\n  stop_margin = \"1s\"\n}", "2: server: " + lease.Check(claim.Liveness{HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute, Margin: time.Second}).Error()},
-		"heartbeat":                {"server {\n  heartbeat_ttl = \"2m\"\n}", "2: server: " + lease.Check(claim.Liveness{HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute, Margin: 30 * time.Second}).Error()},
-		"unknown key of autopilot": {"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock, `2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`},
-		"unknown key of tls":       {tlsBlock + "tls {}", `6: tls: block given twice, first on line 1`},
+		"empty TLS": {
+			`tls {}`,
+			"1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+				"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+				"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files",
+		},
+		"node without servers": {
+			"server {\n  enabled = false\n}\n" + tlsBlock,
+			`2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`,
+		},
+		"node that bootstraps": {"server {\n  enabled = false\n  bootstrap_expect = 3\n}\nretry_join = [\"a\"]\n" +
+			tlsBlock, `3: server: bootstrap_expect: is of servers only; leave it out where enabled = false`},
+		"server that waits alone": {
+			"server {\n  bootstrap_expect = 0\n}\n" + tlsBlock,
+			`2: retry_join: is required where bootstrap_expect = 0: such a server waits until the others add it; name one of them`,
+		},
+		"too many servers": {
+			"server {\n  bootstrap_expect = 16\n}",
+			`2: server: bootstrap_expect: a whole number from 0 to 15 is required`,
+		},
+		"name": {
+			"name = \"a_b\"\n" + tlsBlock,
+			`1: name: "a_b" may not have _ in a cluster; write - in its place`,
+		},
+		"socket root": {
+			tlsBlock + "acl {\n  socket_root = true\n}",
+			`7: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,
+		},
+		"any address": {
+			"bind_addr = \"0.0.0.0\"\n" + tlsBlock,
+			`1: bind_addr: "0.0.0.0" is no address that other agents can dial: set advertise_addr to that of this host, or bind_addr itself`,
+		},
+		"loopback": {
+			"retry_join = [\"127.0.0.1\", \"192.0.2.1\"]\n" + tlsBlock,
+			`1: retry_join: 192.0.2.1:7422 is on another host, and bind_addr is 127.0.0.1, which only this one can dial: set bind_addr to an address of this host`,
+		},
+		"advertise": {
+			"advertise_addr = \"::\"\n" + tlsBlock,
+			`1: advertise_addr: "::" is not the IP address of one host`,
+		},
+		"advertise a name": {
+			"advertise_addr = \"host\"\n" + tlsBlock,
+			`1: advertise_addr: "host" is not the IP address of one host`,
+		},
+		"one port": {"ports {\n  rpc = 7422\n}\n" + tlsBlock, `1: ports: serf: 7422 is that of rpc too`},
+		"join a path": {
+			"retry_join = [\"unix:///a\"]\n" + tlsBlock,
+			`1: retry_join: "unix:///a" is not HOST or HOST:PORT`,
+		},
+		"join port 0":  {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
+		"join nothing": {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
+		"two keys": {
+			"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock,
+			`2: encrypt_file: is given as well as encrypt; leave one of them out`,
+		},
+		"short key": {
+			"encrypt = \"AAAA\"\n" + tlsBlock,
+			`1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`,
+		},
+		"key in a public file": {
+			"encrypt = \"" + testKey + "\"\n" + tlsBlock,
+			`1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`,
+		},
+		"no ledger key": {
+			"ledger_encryption {}",
+			`1: ledger_encryption: key_file: is required: make a key with: head -c 32 /dev/urandom | base64`,
+		},
+		"margin": {
+			"server {\n  stop_margin = \"1s\"\n}",
+			"2: server: " + lease.Check(claim.Liveness{
+				HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,
+				Margin: time.Second,
+			}).Error(),
+		},
+		"heartbeat": {
+			"server {\n  heartbeat_ttl = \"2m\"\n}",
+			"2: server: " + lease.Check(claim.Liveness{
+				HeartbeatTTL: 2 * time.Minute, StopAfter: time.Minute,
+				Margin: 30 * time.Second,
+			}).Error(),
+		},
+		"unknown key of autopilot": {
+			"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock,
+			`2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`,
+		},
+		"unknown key of tls": {tlsBlock + "tls {}", `6: tls: block given twice, first on line 1`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
@@ -173,7 +241,10 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, printed := range []string{fmt.Sprintf("%v %+v %#v %s %q %x", a.Gossip, a.Gossip, key, key, key, key), string(text)} {
+	for _, printed := range []string{
+		fmt.Sprintf("%v %+v %#v %s %q %x", a.Gossip, a.Gossip, key, key, key, key),
+		string(text),
+	} {
 		if strings.Contains(printed, testKey[:8]) || strings.Contains(printed, fmt.Sprintf("%x", testKey)[:8]) {
 			t.Errorf("a key is printed: %s", printed)
 		}
@@ -193,7 +264,8 @@ func TestKeys(t *testing.T) {
 		source := KeySource{File: write(name, c.text, c.mode)}
 		key, err := source.Read()
 		if c.want == "" && (err != nil || string(key) != testKey) ||
-			c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), source.File) || strings.Contains(err.Error(), testKey[:8])) {
+			c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), source.File) || strings.Contains(err.Error(), testKey[:8])) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

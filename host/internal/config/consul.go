@@ -104,7 +104,8 @@ func checkConsulAddress(address string) error {
 	host := address
 	if strings.Contains(address, "://") {
 		u, err := url.Parse(address)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || strings.TrimSuffix(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || strings.TrimSuffix(u.Path, "/") != "" ||
+			u.User != nil || u.RawQuery != "" {
 			return bad
 		}
 		host = u.Host

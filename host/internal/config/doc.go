@@ -1,4 +1,5 @@
-// Package config reads what operators write: the agent's configuration and the specs of volumes and workloads, in HCL or
+// Package config reads what operators write: the agent's configuration and the specs of volumes and workloads, in HCL
+// or
 // in JSON of the same shape.
 //
 // What must stay true:

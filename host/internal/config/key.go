@@ -104,7 +104,8 @@ func checkPrivate(path string) error {
 		return err
 	}
 	if info.Mode().Perm()&0o007 != 0 {
-		return fmt.Errorf("every user of this machine can read the key in %s (mode %#o): run chmod 600 %s, or keep the key in a file of its own and name that in encrypt_file",
+		return fmt.Errorf(
+			"every user of this machine can read the key in %s (mode %#o): run chmod 600 %s, or keep the key in a file of its own and name that in encrypt_file",
 			path, info.Mode().Perm(), path)
 	}
 	return nil

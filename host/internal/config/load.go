@@ -306,7 +306,10 @@ var logLevels = []string{"trace", "debug", "info", "warn", "error"}
 
 var (
 	portsFields = fields{attrs: []string{"http", "rpc", "serf", "min_dynamic_port", "max_dynamic_port"}}
-	gcFields    = fields{attrs: []string{"interval", "claim_threshold", "driver_threshold", "workload_threshold", "node_threshold"}}
+	gcFields    = fields{attrs: []string{
+		"interval", "claim_threshold", "driver_threshold", "workload_threshold",
+		"node_threshold",
+	}}
 )
 
 func (l *loader) ports(s *section) {

@@ -19,7 +19,10 @@ func (l *loader) pluginBlocks(s *section) {
 	seen := map[string]bool{}
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
-		in := s.inner(block, fields{attrs: []string{"args", "user", "group", "checksum", "version", "rollback_window"}, blocks: []string{"config", "limits"}})
+		in := s.inner(block, fields{
+			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window"},
+			blocks: []string{"config", "limits"},
+		})
 		if !l.label(in, block, seen) {
 			continue
 		}
@@ -93,7 +96,10 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 	return true
 }
 
-var driverFields = fields{attrs: []string{"type", "endpoint", "command", "user", "mount_dir", "stage_publish_base_dir", "health_timeout"}}
+var driverFields = fields{attrs: []string{
+	"type", "endpoint", "command", "user", "mount_dir", "stage_publish_base_dir",
+	"health_timeout",
+}}
 
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
 // final one.

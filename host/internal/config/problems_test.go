@@ -12,7 +12,8 @@ func TestProblemsAreBoundedAndCounted(t *testing.T) {
 		p = append(p, Problem{File: "a.hcl", Line: 25 - i, Text: fmt.Sprint("problem ", i)})
 	}
 	text := p.err().Error()
-	if lines := strings.Split(text, "\n"); len(lines) != 21 || lines[20] != "and 5 more" || lines[0] != "a.hcl:1: problem 24" {
+	if lines := strings.Split(text, "\n"); len(lines) != 21 || lines[20] != "and 5 more" ||
+		lines[0] != "a.hcl:1: problem 24" {
 		t.Fatalf("got:\n%s", text)
 	}
 }

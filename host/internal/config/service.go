@@ -148,7 +148,8 @@ func (s *section) title(name string, dst *string) {
 func (s *section) provider() {
 	var provider string
 	if s.plain().str("provider", &provider) && provider != "consul" {
-		s.fail("provider", `%q is not supported: services are kept by Consul; leave it out, or write provider = "consul"`, provider)
+		s.fail("provider", `%q is not supported: services are kept by Consul; leave it out, or write provider = "consul"`,
+			provider)
 	}
 }
 
@@ -156,7 +157,8 @@ func (s *section) provider() {
 func (s *section) addressMode() {
 	var mode string
 	if s.plain().str("address_mode", &mode) && mode != "auto" && mode != "host" {
-		s.fail("address_mode", "%q is not supported: a workload has its node's network; leave it out, or write an address", mode)
+		s.fail("address_mode", "%q is not supported: a workload has its node's network; leave it out, or write an address",
+			mode)
 	}
 }
 

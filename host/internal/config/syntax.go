@@ -147,7 +147,11 @@ func labelsOfJSON(block *hcl.Block) hcl.Blocks {
 			out = append(out, inner)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b *hcl.Block) int { return cmp.Compare(a.DefRange.Start.Byte, b.DefRange.Start.Byte) })
+	slices.SortStableFunc(out, func(a,
+		b *hcl.Block,
+	) int {
+		return cmp.Compare(a.DefRange.Start.Byte, b.DefRange.Start.Byte)
+	})
 	return out
 }
 

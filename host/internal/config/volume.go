@@ -23,7 +23,10 @@ var volumeFields = fields{
 		"id", "name", "type", "namespace", "plugin_id", "external_id",
 		"capacity_min", "capacity_max", "clone_id", "snapshot_id",
 	},
-	blocks: []string{"capability", "mount_options", "topology_request", "secrets", "secrets_from", "parameters", "context"},
+	blocks: []string{
+		"capability", "mount_options", "topology_request", "secrets", "secrets_from", "parameters",
+		"context",
+	},
 }
 
 // ReadVolume reads a volume spec from a file; "-" reads standard input. The
@@ -138,7 +141,8 @@ func (s *section) capabilities() []*hostv1.VolumeCapability {
 		}
 		if pair := c.AccessMode + " " + c.AttachmentMode; c.AccessMode != "" && c.AttachmentMode != "" {
 			if seen[pair] {
-				s.problems.add(block.DefRange, "capability: access_mode %q with attachment_mode %q given twice", c.AccessMode, c.AttachmentMode)
+				s.problems.add(block.DefRange, "capability: access_mode %q with attachment_mode %q given twice", c.AccessMode,
+					c.AttachmentMode)
 			}
 			seen[pair] = true
 		}

@@ -118,37 +118,122 @@ func TestBadVolumes(t *testing.T) {
 		src  string
 		want []string
 	}{
-		"unknown key":            {with(`capacity_mni = 1`), []string{`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`}},
-		"unknown key, no match":  {with(`colour = 1`), []string{`v.hcl:8: unsupported argument "colour"`}},
-		"unknown block":          {with(`secret { a = "b" }`), []string{`v.hcl:8: unsupported block "secret"; did you mean "secrets"?`}},
-		"block as argument":      {with(`secrets = {}`), []string{`v.hcl:8: unsupported argument "secrets"; did you mean to define a block of type "secrets"?`}},
-		"every problem is told":  {with("capacity_mni = 1\ncolour = 2\nname = 3"), []string{`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`, `v.hcl:9: unsupported argument "colour"`, `v.hcl:10: name: a string is required, not a number`}},
-		"syntax":                 {with(`name = `), []string{`v.hcl:8: invalid expression: Expected the start of an expression, but found an invalid expression token`}},
-		"key twice":              {with(`id = "w"`), []string{`v.hcl:8: attribute redefined: The argument "id" was already set at v.hcl:1,1-3. Each argument may be set only once`}},
-		"block twice":            {with("mount_options {}\nmount_options {}"), []string{`v.hcl:9: mount_options: block given twice, first on line 8`}},
-		"unknown key in a block": {with("mount_options {\n fstype = \"ext4\"\n}"), []string{`v.hcl:9: mount_options: unsupported argument "fstype"; did you mean "fs_type"?`}},
-		"number for string":      {with(`name = 5`), []string{`v.hcl:8: name: a string is required, not a number`}},
-		"list of numbers":        {with("mount_options {\nmount_flags = [1]\n}"), []string{`v.hcl:9: mount_options: mount_flags: element 0: a string is required, not a number`}},
-		"string for list":        {with("mount_options {\nmount_flags = \"ro\"\n}"), []string{`v.hcl:9: mount_options: mount_flags: a list of strings is required, not a string`}},
-		"capacity":               {with(`capacity_min = "ten"`), []string{`v.hcl:8: capacity_min: "ten" is not a size such as "10GiB"`}},
-		"negative capacity":      {with(`capacity_min = -1`), []string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`}},
-		"fractional capacity":    {with(`capacity_min = 1.5`), []string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`}},
-		"capacity too large":     {with(`capacity_min = "100EiB"`), []string{`v.hcl:8: capacity_min: "100EiB" is not a size such as "10GiB"`}},
-		"min above max":          {with("capacity_min = 2\ncapacity_max = 1"), []string{`v.hcl:8: capacity_min: is larger than capacity_max`}},
-		"two sources":            {with("clone_id = \"a\"\nsnapshot_id = \"b\""), []string{`v.hcl:9: snapshot_id: clone_id is given too; a volume is made of one of them at most`}},
-		"variable":               {with(`name = "${x}"`), []string{`v.hcl:8: name: variables are not allowed here; write $${ for a literal ${`}},
-		"NUL":                    {with(`name = "\u0000"`), []string{`v.hcl:8: name: must not contain a NUL character`}},
-		"namespace":              {with(`namespace = "../x"`), []string{`v.hcl:8: namespace: "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
-		"no topology segments":   {with("topology_request {\nrequired {\ntopology {}\n}\n}"), []string{`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`}},
-		"parameter":              {with("parameters {\na = []\n}"), []string{`v.hcl:9: parameters.a: a string is required, not a list`}},
-		"secret":                 {with("secrets {\na = \"geheim${x}\"\n}"), []string{`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`}},
-		"secret twice":           {with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"), []string{`v.hcl:12: secrets_from.a: the same key is in secrets`}},
-		"secret in the open":     {with("secrets_from {\na = \"geheim\"\n}"), []string{`v.hcl:9: secrets_from.a: is not file:// and an absolute path`}},
-		"secret not there":       {with("secrets_from {\na = \"file:///no/such\"\n}"), []string{`v.hcl:9: secrets_from.a: read the secret: open /no/such: no such file or directory`}},
-		"secret not a file":      {with("secrets_from {\na = \"file:///dev/zero\"\n}"), []string{`v.hcl:9: secrets_from.a: read the secret: /dev/zero is not a regular file`}},
-		"too deep":               {"x = " + strings.Repeat("[", 100), []string{`v.hcl:1: nested deeper than 64 levels`}},
-		"capability twice":       {with("capability {\naccess_mode = \"single-node-writer\"\nattachment_mode = \"file-system\"\n}"), []string{`v.hcl:8: capability: access_mode "single-node-writer" with attachment_mode "file-system" given twice`}},
-		"capability incomplete":  {with("capability {\n  access_mode = \"single-node-writer\"\n}"), []string{`v.hcl:8: capability: attachment_mode: is required`}},
+		"unknown key": {
+			with(`capacity_mni = 1`),
+			[]string{`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`},
+		},
+		"unknown key, no match": {with(`colour = 1`), []string{`v.hcl:8: unsupported argument "colour"`}},
+		"unknown block": {
+			with(`secret { a = "b" }`),
+			[]string{`v.hcl:8: unsupported block "secret"; did you mean "secrets"?`},
+		},
+		"block as argument": {
+			with(`secrets = {}`),
+			[]string{`v.hcl:8: unsupported argument "secrets"; did you mean to define a block of type "secrets"?`},
+		},
+		"every problem is told": {
+			with("capacity_mni = 1\ncolour = 2\nname = 3"),
+			[]string{
+				`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`,
+				`v.hcl:9: unsupported argument "colour"`, `v.hcl:10: name: a string is required, not a number`,
+			},
+		},
+		"syntax": {
+			with(`name = `),
+			[]string{`v.hcl:8: invalid expression: Expected the start of an expression, but found an invalid expression token`},
+		},
+		"key twice": {
+			with(`id = "w"`),
+			[]string{`v.hcl:8: attribute redefined: The argument "id" was already set at v.hcl:1,1-3. Each argument may be set only once`},
+		},
+		"block twice": {
+			with("mount_options {}\nmount_options {}"),
+			[]string{`v.hcl:9: mount_options: block given twice, first on line 8`},
+		},
+		"unknown key in a block": {
+			with("mount_options {\n fstype = \"ext4\"\n}"),
+			[]string{`v.hcl:9: mount_options: unsupported argument "fstype"; did you mean "fs_type"?`},
+		},
+		"number for string": {with(`name = 5`), []string{`v.hcl:8: name: a string is required, not a number`}},
+		"list of numbers": {
+			with("mount_options {\nmount_flags = [1]\n}"),
+			[]string{`v.hcl:9: mount_options: mount_flags: element 0: a string is required, not a number`},
+		},
+		"string for list": {
+			with("mount_options {\nmount_flags = \"ro\"\n}"),
+			[]string{`v.hcl:9: mount_options: mount_flags: a list of strings is required, not a string`},
+		},
+		"capacity": {
+			with(`capacity_min = "ten"`),
+			[]string{`v.hcl:8: capacity_min: "ten" is not a size such as "10GiB"`},
+		},
+		"negative capacity": {
+			with(`capacity_min = -1`),
+			[]string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`},
+		},
+		"fractional capacity": {
+			with(`capacity_min = 1.5`),
+			[]string{`v.hcl:8: capacity_min: a whole number from 0 to 9223372036854775807 is required`},
+		},
+		"capacity too large": {
+			with(`capacity_min = "100EiB"`),
+			[]string{`v.hcl:8: capacity_min: "100EiB" is not a size such as "10GiB"`},
+		},
+		"min above max": {
+			with("capacity_min = 2\ncapacity_max = 1"),
+			[]string{`v.hcl:8: capacity_min: is larger than capacity_max`},
+		},
+		"two sources": {
+			with("clone_id = \"a\"\nsnapshot_id = \"b\""),
+			[]string{`v.hcl:9: snapshot_id: clone_id is given too; a volume is made of one of them at most`},
+		},
+		"variable": {
+			with(`name = "${x}"`),
+			[]string{`v.hcl:8: name: variables are not allowed here; write $${ for a literal ${`},
+		},
+		"NUL": {with(`name = "\u0000"`), []string{`v.hcl:8: name: must not contain a NUL character`}},
+		"namespace": {
+			with(`namespace = "../x"`),
+			[]string{`v.hcl:8: namespace: "../x" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
+		},
+		"no topology segments": {
+			with("topology_request {\nrequired {\ntopology {}\n}\n}"),
+			[]string{`v.hcl:10: topology_request: required: topology: a segments block with at least one key is required`},
+		},
+		"parameter": {
+			with("parameters {\na = []\n}"),
+			[]string{`v.hcl:9: parameters.a: a string is required, not a list`},
+		},
+		"secret": {
+			with("secrets {\na = \"geheim${x}\"\n}"),
+			[]string{`v.hcl:9: secrets.a: a plain string is required; write $${ for a literal ${`},
+		},
+		"secret twice": {
+			with("secrets {\na = \"b\"\n}\nsecrets_from {\na = \"file:///x\"\n}"),
+			[]string{`v.hcl:12: secrets_from.a: the same key is in secrets`},
+		},
+		"secret in the open": {
+			with("secrets_from {\na = \"geheim\"\n}"),
+			[]string{`v.hcl:9: secrets_from.a: is not file:// and an absolute path`},
+		},
+		"secret not there": {
+			with("secrets_from {\na = \"file:///no/such\"\n}"),
+			[]string{`v.hcl:9: secrets_from.a: read the secret: open /no/such: no such file or directory`},
+		},
+		"secret not a file": {
+			with("secrets_from {\na = \"file:///dev/zero\"\n}"),
+			[]string{`v.hcl:9: secrets_from.a: read the secret: /dev/zero is not a regular file`},
+		},
+		"too deep": {"x = " + strings.Repeat("[", 100), []string{`v.hcl:1: nested deeper than 64 levels`}},
+		"capability twice": {
+			with(
+				"capability {\naccess_mode = \"single-node-writer\"\nattachment_mode = \"file-system\"\n}"),
+			[]string{`v.hcl:8: capability: access_mode "single-node-writer" with attachment_mode "file-system" given twice`},
+		},
+		"capability incomplete": {
+			with("capability {\n  access_mode = \"single-node-writer\"\n}"),
+			[]string{`v.hcl:8: capability: attachment_mode: is required`},
+		},
 		"modes": {with("capability {\naccess_mode = \"rw\"\nattachment_mode = \"disk\"\n}"), []string{
 			`v.hcl:9: capability: access_mode: "rw" is not one of single-node-reader-only, single-node-writer, single-node-single-writer, single-node-multi-writer, multi-node-reader-only, multi-node-single-writer, multi-node-multi-writer`,
 			`v.hcl:10: capability: attachment_mode: "disk" is not one of file-system, block-device`,
@@ -159,11 +244,23 @@ func TestBadVolumes(t *testing.T) {
 			`v.hcl:1: type: "" is not supported; write type = "csi"`,
 			`v.hcl:1: capability: at least one block is required`,
 		}},
-		"id with a path":  {strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1), []string{`v.hcl:1: id: "../../etc" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
-		"id of two dots":  {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: must not be ".."`}},
-		"id of 129":       {strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1), []string{`v.hcl:1: id: is longer than 128 characters (129)`}},
-		"type":            {strings.Replace(goodVolume, `"csi"`, `"host"`, 1), []string{`v.hcl:2: type: "host" is not supported; write type = "csi"`}},
-		"id with newline": {strings.Replace(goodVolume, `"v"`, `"v\n"`, 1), []string{`v.hcl:1: id: "v\n" has the character '\n': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`}},
+		"id with a path": {
+			strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1),
+			[]string{`v.hcl:1: id: "../../etc" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
+		},
+		"id of two dots": {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: must not be ".."`}},
+		"id of 129": {
+			strings.Replace(goodVolume, `"v"`, `"`+long+`"`, 1),
+			[]string{`v.hcl:1: id: is longer than 128 characters (129)`},
+		},
+		"type": {
+			strings.Replace(goodVolume, `"csi"`, `"host"`, 1),
+			[]string{`v.hcl:2: type: "host" is not supported; write type = "csi"`},
+		},
+		"id with newline": {
+			strings.Replace(goodVolume, `"v"`, `"v\n"`, 1),
+			[]string{`v.hcl:1: id: "v\n" has the character '\n': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ParseVolume("v.hcl", []byte(c.src))
@@ -222,7 +319,8 @@ func FuzzVolume(f *testing.F) {
 	f.Add("v.hcl", []byte(`id = [for x in {}: x] secrets { a = "${b}" } capacity_min = 1e999999999`))
 	f.Fuzz(func(t *testing.T, name string, src []byte) {
 		spec, err := ParseVolume(name, src)
-		if err == nil && (claim.CheckID(spec.Id) != nil || claim.CheckID(spec.PluginId) != nil || len(spec.Capabilities) == 0) {
+		if err == nil && (claim.CheckID(spec.Id) != nil || claim.CheckID(spec.PluginId) != nil ||
+			len(spec.Capabilities) == 0) {
 			t.Fatalf("accepted: %v", spec)
 		}
 	})

@@ -140,7 +140,9 @@ func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.Device
 }
 
 // request reads one volume block. destinations are those of the blocks before it.
-func (s *section) request(block *hcl.Block, seen map[string]bool, destinations map[string]string) *hostv1.VolumeRequest {
+func (s *section) request(block *hcl.Block, seen map[string]bool,
+	destinations map[string]string,
+) *hostv1.VolumeRequest {
 	r := &hostv1.VolumeRequest{Name: block.Labels[0]}
 	in := s.inner(block, requestFields)
 	if err := claim.CheckID(r.Name); err != nil {

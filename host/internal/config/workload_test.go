@@ -89,31 +89,95 @@ func TestBadWorkloads(t *testing.T) {
 	}
 	good := "source = \"s\"\ndestination = \"/d\""
 	for name, c := range map[string]struct{ src, want string }{
-		"nothing":            {"", `w.hcl:1: workload: a workload block with a name is required`},
-		"two":                {"workload \"a\" {}\nworkload \"b\" {}", `w.hcl:2: workload: a second one in this file; write one file for each workload`},
-		"no label":           {"workload {}", `w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`},
-		"id":                 {"workload \"../w\" {}", `w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"id of 129":          {`workload "` + strings.Repeat("a", 129) + `" {}`, `w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`},
-		"unknown key":        {"workload \"w\" {\nnamspace = \"a\"\n}", `w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`},
-		"namespace":          {"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`},
-		"unknown volume key": {volume(good + "\nreadonly = true"), `w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`},
-		"no source":          {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required`},
-		"bad source":         {volume("source = \"a/b\"\ndestination = \"/d\""), `w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"no destination":     {volume(`source = "s"`), `w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`},
-		"relative":           {volume("source = \"s\"\ndestination = \"d\""), `w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`},
-		"not clean":          {volume("source = \"s\"\ndestination = \"/a/../b\""), `w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`},
-		"root":               {volume("source = \"s\"\ndestination = \"/\""), `w.hcl:4: workload "w": volume "a": destination: must not be /`},
-		"read_only":          {volume(good + "\nread_only = \"yes\""), `w.hcl:5: workload "w": volume "a": read_only: true or false is required, not a string`},
-		"attachment mode":    {volume(good + "\nattachment_mode = \"x\""), `w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`},
-		"volume twice":       {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}", `w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`},
-		"one destination":    {"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}", `w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`},
-		"after itself":       {"workload \"w\" {\nafter = [\"v\", \"w\"]\n}", `w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`},
-		"after twice":        {"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}", `w.hcl:3: workload "w": replaces: workload "v" is named twice`},
-		"after a bad name":   {"workload \"w\" {\nafter = [\"a/b/c\"]\n}", `w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`},
-		"exec twice":         {"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}", `w.hcl:5: workload "w": exec: block given twice, first on line 2`},
-		"no command":         {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
-		"command":            {"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}", `w.hcl:3: workload "w": exec: command: a string is required, not a list`},
-		"env":                {"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}", `w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`},
+		"nothing": {"", `w.hcl:1: workload: a workload block with a name is required`},
+		"two": {
+			"workload \"a\" {}\nworkload \"b\" {}",
+			`w.hcl:2: workload: a second one in this file; write one file for each workload`,
+		},
+		"no label": {
+			"workload {}",
+			`w.hcl:1: missing name for workload: All workload blocks must have 1 labels (name)`,
+		},
+		"id": {
+			"workload \"../w\" {}",
+			`w.hcl:1: workload "../w": id "../w" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"id of 129": {
+			`workload "` + strings.Repeat("a", 129) + `" {}`,
+			`w.hcl:1: workload "` + strings.Repeat("a", 129) + `": id is longer than 128 characters (129)`,
+		},
+		"unknown key": {
+			"workload \"w\" {\nnamspace = \"a\"\n}",
+			`w.hcl:2: workload "w": unsupported argument "namspace"; did you mean "namespace"?`,
+		},
+		"namespace": {"workload \"w\" {\nnamespace = \"\"\n}", `w.hcl:2: workload "w": namespace: is required`},
+		"unknown volume key": {
+			volume(good + "\nreadonly = true"),
+			`w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`,
+		},
+		"no source": {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required`},
+		"bad source": {
+			volume("source = \"a/b\"\ndestination = \"/d\""),
+			`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"no destination": {
+			volume(`source = "s"`),
+			`w.hcl:2: workload "w": volume "a": destination: is required: an absolute path for the workload to find the volume at`,
+		},
+		"relative": {
+			volume("source = \"s\"\ndestination = \"d\""),
+			`w.hcl:4: workload "w": volume "a": destination: "d" is not an absolute path`,
+		},
+		"not clean": {
+			volume("source = \"s\"\ndestination = \"/a/../b\""),
+			`w.hcl:4: workload "w": volume "a": destination: "/a/../b" is not a clean path; write "/b"`,
+		},
+		"root": {
+			volume("source = \"s\"\ndestination = \"/\""),
+			`w.hcl:4: workload "w": volume "a": destination: must not be /`,
+		},
+		"read_only": {
+			volume(good + "\nread_only = \"yes\""),
+			`w.hcl:5: workload "w": volume "a": read_only: true or false is required, not a string`,
+		},
+		"attachment mode": {
+			volume(good + "\nattachment_mode = \"x\""),
+			`w.hcl:5: workload "w": volume "a": attachment_mode: "x" is not one of file-system, block-device`,
+		},
+		"volume twice": {
+			"workload \"w\" {\nvolume \"a\" {\n" + good +
+				"\n}\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/e\"\n}\n}",
+			`w.hcl:6: workload "w": volume "a": block given twice; each needs a name of its own`,
+		},
+		"one destination": {
+			"workload \"w\" {\nvolume \"a\" {\n" + good + "\n}\nvolume \"b\" {\n" + good + "\n}\n}",
+			`w.hcl:8: workload "w": volume "b": destination: "/d" is that of volume "a" too`,
+		},
+		"after itself": {
+			"workload \"w\" {\nafter = [\"v\", \"w\"]\n}",
+			`w.hcl:2: workload "w": after: "w" is this workload: it cannot wait for itself`,
+		},
+		"after twice": {
+			"workload \"w\" {\nafter = [\"v\"]\nreplaces = [\"v\"]\n}",
+			`w.hcl:3: workload "w": replaces: workload "v" is named twice`,
+		},
+		"after a bad name": {
+			"workload \"w\" {\nafter = [\"a/b/c\"]\n}",
+			`w.hcl:2: workload "w": after: "a/b/c" is neither ID nor NAMESPACE/ID of a workload: "b/c" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"exec twice": {
+			"workload \"w\" {\nexec {\ncommand = \"a\"\n}\nexec {\ncommand = \"a\"\n}\n}",
+			`w.hcl:5: workload "w": exec: block given twice, first on line 2`,
+		},
+		"no command": {"workload \"w\" {\nexec {\n}\n}", `w.hcl:2: workload "w": exec: command: is required`},
+		"command": {
+			"workload \"w\" {\nexec {\ncommand = [\"a\"]\n}\n}",
+			`w.hcl:3: workload "w": exec: command: a string is required, not a list`,
+		},
+		"env": {
+			"workload \"w\" {\nexec {\ncommand = \"a\"\nenv = {}\n}\n}",
+			`w.hcl:4: workload "w": exec: unsupported argument "env"; did you mean to define a block of type "env"?`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ParseWorkload("w.hcl", []byte(c.src))
@@ -126,7 +190,8 @@ func TestBadWorkloads(t *testing.T) {
 
 // What is accepted is valid, and its variables are such as the agent knows.
 func FuzzWorkload(f *testing.F) {
-	f.Add("w.hcl", []byte("workload \"w\" {\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/d\"\n}\nexec {\ncommand = \"a\"\n}\n}"))
+	f.Add("w.hcl",
+		[]byte("workload \"w\" {\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/d\"\n}\nexec {\ncommand = \"a\"\n}\n}"))
 	f.Add("w.json", []byte(`{"workload": {"w": {"volume": [{"a": {"source": "s", "destination": "/d"}}]}}}`))
 	for _, name := range []string{"dashboard.hcl", "gateways.hcl", "several.hcl", "several.json"} {
 		text, err := os.ReadFile("testdata/nomad/" + name)
@@ -135,7 +200,9 @@ func FuzzWorkload(f *testing.F) {
 		}
 		f.Add(name, text)
 	}
-	f.Add("w.hcl", []byte("workload \"w\" {\nservice \"a\" {\ntags = [\"${\"$\"}${node.name}$${\", \"$$${x}\\u0000node.name\\u0000\"]\n}\n}"))
+	f.Add("w.hcl",
+		[]byte(
+			"workload \"w\" {\nservice \"a\" {\ntags = [\"${\"$\"}${node.name}$${\", \"$$${x}\\u0000node.name\\u0000\"]\n}\n}"))
 	f.Fuzz(func(t *testing.T, name string, src []byte) {
 		spec, err := ParseWorkload(name, src)
 		if err != nil {

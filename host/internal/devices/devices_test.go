@@ -104,7 +104,10 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{bus: events.New(0), clients: map[string]device.Client{}, retired: map[string]chan struct{}{}, news: make(chan struct{})}
+	h := &host{
+		bus: events.New(0), clients: map[string]device.Client{}, retired: map[string]chan struct{}{},
+		news: make(chan struct{}),
+	}
 	h.Registry = New(h, h.bus, hclog.NewNullLogger())
 	h.timing = timing{stand: patience, retryMin: time.Millisecond, retryMax: 5 * time.Millisecond, sample: patience}
 	return h
@@ -260,7 +263,10 @@ func TestDevicesAreGivenOnce(t *testing.T) {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	_, err = h.Pick(t.Context(), workload("two"), []Request{{"acme/gpu", 2}})
-	for _, say := range []string{`device "acme/gpu"`, "2 asked for, 1 free", `held by workload "one"`, `"c" is not healthy: too hot`} {
+	for _, say := range []string{
+		`device "acme/gpu"`, "2 asked for, 1 free", `held by workload "one"`,
+		`"c" is not healthy: too hot`,
+	} {
 		if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), say) {
 			t.Errorf("%v; want %q", err, say)
 		}
@@ -302,7 +308,8 @@ func TestPickWaitsForPluginsThatHaveNotReported(t *testing.T) {
 	h.eventually(t, "listed", func([]Group) bool { h.mu.Lock(); defer h.mu.Unlock(); return h.listed })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := h.Pick(ctx, workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p"`) {
+	if _, err := h.Pick(ctx, workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) ||
+		!strings.Contains(err.Error(), `plugin "p"`) {
 		t.Errorf("while it is silent: %v", err)
 	}
 	picked := make(chan error, 1)
@@ -330,7 +337,8 @@ func TestAWorkloadKeepsAFailedDevice(t *testing.T) {
 		p.groups = []device.Group{group("T4", device.Instance{ID: "a", Message: "fell off the bus"})}
 	})
 	e := h.happened(t, "unhealthy", "p/a")
-	if e.Details["workload"] != "w" || !strings.Contains(e.Message, "fell off the bus") || !strings.Contains(e.Message, "continues") {
+	if e.Details["workload"] != "w" || !strings.Contains(e.Message, "fell off the bus") ||
+		!strings.Contains(e.Message, "continues") {
 		t.Errorf("the event: %+v", e)
 	}
 	if d := h.List()[0].Devices[0]; d.Holder != workload("w") || d.Healthy {
@@ -355,7 +363,8 @@ func TestDevicesStayKnownDuringASwap(t *testing.T) {
 	next := tells(group("T4", well("a"), well("b")))
 	next.silent = true
 	h.put(t, "p", next)
-	if _, err := h.Pick(t.Context(), workload("v"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) || strings.Contains(err.Error(), "not known") {
+	if _, err := h.Pick(t.Context(), workload("v"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) ||
+		strings.Contains(err.Error(), "not known") {
 		t.Errorf("while the new process is silent: %v", err)
 	}
 	next.say(func(p *plugin) { p.silent = false })
@@ -402,7 +411,8 @@ func TestDevicesOfAnUnreachablePluginAreNotAllocated(t *testing.T) {
 	if e := h.happened(t, "unhealthy", "p/a"); !strings.Contains(e.Message, "has not reported its devices") {
 		t.Errorf("the event: %+v", e)
 	}
-	if _, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be reached`) {
+	if _, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) ||
+		!strings.Contains(err.Error(), `plugin "p" cannot be reached`) {
 		t.Errorf("%v", err)
 	}
 	h.put(t, "p", tells(group("T4", well("a"))))
@@ -417,7 +427,9 @@ func TestAnInvalidReportIsRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err := h.Pick(ctx, workload("w"), []Request{{"gpu", 1}})
-	if !errors.Is(err, ErrTooFew) || !strings.Contains(err.Error(), `plugin "p" cannot be reached: its report of its devices is invalid`) || len(h.List()) != 0 {
+	if !errors.Is(err, ErrTooFew) ||
+		!strings.Contains(err.Error(), `plugin "p" cannot be reached: its report of its devices is invalid`) ||
+		len(h.List()) != 0 {
 		t.Errorf("%v, %+v", err, h.List())
 	}
 }
@@ -451,15 +463,18 @@ func TestReservationsOfSeveralPluginsAreOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := h.Reserve(t.Context(), given)
-	if err != nil || len(got.Devices) != 2 || fmt.Sprint(got.Env) != "map[BOTH:x P:1]" || !slices.Equal(p.asked, []string{"a", "b"}) {
+	if err != nil || len(got.Devices) != 2 || fmt.Sprint(got.Env) != "map[BOTH:x P:1]" ||
+		!slices.Equal(p.asked, []string{"a", "b"}) {
 		t.Errorf("%+v, %v; asked for %q", got, err, p.asked)
 	}
 	q.say(func(q *plugin) { q.answer.Env["BOTH"] = "y" })
-	if _, err := h.Reserve(t.Context(), given); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `"BOTH"`) {
+	if _, err := h.Reserve(t.Context(), given); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), `"BOTH"`) {
 		t.Errorf("two values of one variable: %v", err)
 	}
 	q.say(func(q *plugin) { q.answer = device.Reservation{Devices: []device.Node{node("/dev/p")}} })
-	if _, err := h.Reserve(t.Context(), given); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "/dev/p") {
+	if _, err := h.Reserve(t.Context(), given); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "/dev/p") {
 		t.Errorf("two devices at one place: %v", err)
 	}
 }
@@ -472,7 +487,8 @@ func TestStatisticsOfThosePluginsThatHaveThem(t *testing.T) {
 	h.has(t, "a")
 	h.has(t, "b")
 	got := h.Sample(t.Context())
-	if len(got) != 2 || got[0].Err != nil || len(got[0].Devices) != 1 || got[0].Devices[0].Summary != "half" || got[1].Err != nil || got[1].Devices != nil {
+	if len(got) != 2 || got[0].Err != nil || len(got[0].Devices) != 1 || got[0].Devices[0].Summary != "half" ||
+		got[1].Err != nil || got[1].Devices != nil {
 		t.Errorf("%+v", got)
 	}
 }
@@ -485,7 +501,11 @@ func TestNamesOfDevices(t *testing.T) {
 		if err := CheckName(name); err != nil {
 			t.Error(err)
 		}
-		for n, g := range []Group{{Vendor: "acme", Type: "gpu", Name: "T4/x"}, {Vendor: "other", Type: "gpu", Name: "T4"}, {Vendor: "acme", Type: "fpga", Name: "f"}} {
+		for n, g := range []Group{
+			{Vendor: "acme", Type: "gpu", Name: "T4/x"},
+			{Vendor: "other", Type: "gpu", Name: "T4"},
+			{Vendor: "acme", Type: "fpga", Name: "f"},
+		} {
 			if matches(name, g) != fits[n] {
 				t.Errorf("%q and %s: want %v", name, g, fits[n])
 			}

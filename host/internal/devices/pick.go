@@ -92,7 +92,11 @@ func (r *Registry) waitsFor() (out []string) {
 func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given, err error) {
 	// More specific requests choose first, so that all are served if possible.
 	want = slices.Clone(want)
-	slices.SortStableFunc(want, func(a, b Request) int { return cmp.Compare(strings.Count(b.Name, "/"), strings.Count(a.Name, "/")) })
+	slices.SortStableFunc(want, func(a,
+		b Request,
+	) int {
+		return cmp.Compare(strings.Count(b.Name, "/"), strings.Count(a.Name, "/"))
+	})
 	groups := r.groups()
 	taken := map[Ref]bool{}
 	for _, req := range want {
@@ -138,7 +142,8 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 			case d.Holder != (claim.WorkloadRef{}):
 				reasons = append(reasons, fmt.Sprintf("%s %q is held by workload %q", g, d.ID, d.Holder))
 			case !d.Healthy:
-				reasons = append(reasons, fmt.Sprintf("%s %q is not healthy: %s", g, d.ID, cmp.Or(d.Message, "its plugin does not say why")))
+				reasons = append(reasons, fmt.Sprintf("%s %q is not healthy: %s", g, d.ID,
+					cmp.Or(d.Message, "its plugin does not say why")))
 			case slices.ContainsFunc(earlier, func(e Given) bool { return e.Ref == Ref{g.Plugin, d.ID} }):
 				reasons = append(reasons, fmt.Sprintf("%s %q is for this workload already", g, d.ID))
 			}
@@ -154,7 +159,8 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 			why = "this node has none such; it has: " + cmp.Or(strings.Join(slices.Compact(names), ", "), "no devices at all")
 		}
 	}
-	return fmt.Errorf("device %q: %w: %d asked for, %d free: %s", req.Name, ErrTooFew, req.Count, min(free, req.Count), why)
+	return fmt.Errorf("device %q: %w: %d asked for, %d free: %s", req.Name, ErrTooFew, req.Count, min(free, req.Count),
+		why)
 }
 
 // withSilent adds to an error why plugins have reported no devices. The caller holds mu.

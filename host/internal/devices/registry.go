@@ -65,7 +65,10 @@ type timing struct {
 	sample             time.Duration // timeout of one sample of statistics
 }
 
-var defaultTiming = timing{stand: 30 * time.Second, retryMin: 50 * time.Millisecond, retryMax: 2 * time.Second, sample: 5 * time.Second}
+var defaultTiming = timing{
+	stand: 30 * time.Second, retryMin: 50 * time.Millisecond, retryMax: 2 * time.Second,
+	sample: 5 * time.Second,
+}
 
 // New returns a registry of the plugins' devices.
 func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
@@ -116,7 +119,10 @@ func (r *Registry) groups() (out []Group) {
 		for _, g := range t.groups {
 			group := Group{Plugin: plugin, Vendor: g.Vendor, Type: g.Type, Name: g.Name, Attributes: maps.Clone(g.Attributes)}
 			for _, d := range g.Devices {
-				now := Device{ID: d.ID, Healthy: d.Healthy && t.away == "", Message: d.Message, Locality: d.Locality, Holder: r.holders[Ref{plugin, d.ID}]}
+				now := Device{
+					ID: d.ID, Healthy: d.Healthy && t.away == "", Message: d.Message, Locality: d.Locality,
+					Holder: r.holders[Ref{plugin, d.ID}],
+				}
 				if t.away != "" {
 					now.Message = t.away
 				}
@@ -187,5 +193,8 @@ func (r *Registry) event(kind string, ref Ref, d grouped, why string) {
 		details["workload"] = d.Holder.String()
 		why = strings.TrimPrefix(fmt.Sprintf("%s; workload %q has it and continues", why, d.Holder), "; ")
 	}
-	r.events.Publish(events.Event{Topic: events.TopicDevice, Type: kind, Subject: ref.String(), Message: why, Details: details})
+	r.events.Publish(events.Event{
+		Topic: events.TopicDevice, Type: kind, Subject: ref.String(), Message: why,
+		Details: details,
+	})
 }

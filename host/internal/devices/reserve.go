@@ -35,7 +35,8 @@ func (r *Registry) Reserve(ctx context.Context, given []Given) (device.Reservati
 		all.Mounts, all.Devices = append(all.Mounts, one.Mounts...), append(all.Devices, one.Devices...)
 		for key, value := range one.Env {
 			if other, there := all.Env[key]; there && other != value {
-				return all, status.Errorf(codes.FailedPrecondition, "plugin %q sets the variable %q, and so does another plugin of the workload's devices", plugin, key)
+				return all, status.Errorf(codes.FailedPrecondition,
+					"plugin %q sets the variable %q, and so does another plugin of the workload's devices", plugin, key)
 			}
 			if all.Env == nil {
 				all.Env = map[string]string{}

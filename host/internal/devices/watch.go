@@ -63,7 +63,10 @@ func (r *Registry) list(names, pending []string) {
 
 // watch keeps a fingerprint stream of a plugin open until ctx ends, with one process after the other.
 func (r *Registry) watch(ctx context.Context, plugin string) {
-	pause := &backoff.ExponentialBackOff{InitialInterval: r.timing.retryMin, MaxInterval: r.timing.retryMax, Multiplier: 2, RandomizationFactor: 0.3}
+	pause := &backoff.ExponentialBackOff{
+		InitialInterval: r.timing.retryMin, MaxInterval: r.timing.retryMax, Multiplier: 2,
+		RandomizationFactor: 0.3,
+	}
 	last := time.Now() // when the plugin last reported
 	for {
 		heard, err := r.fingerprint(ctx, plugin)
@@ -143,7 +146,8 @@ func (r *Registry) away(plugin string, why error) {
 			return
 		}
 		if t.away == "" {
-			r.log.Warn("a device plugin does not report its devices; they are allocated to no workload", "plugin", plugin, "error", why)
+			r.log.Warn("a device plugin does not report its devices; they are allocated to no workload", "plugin", plugin,
+				"error", why)
 		}
 		r.told[plugin] = &told{groups: t.groups, once: t.once, away: text}
 	})

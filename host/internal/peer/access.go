@@ -258,7 +258,8 @@ func (n caller) known(registers bool) error {
 	case n.unknown != nil:
 		return fmt.Errorf("%w: the node has not registered yet", n.unknown)
 	case !sameHash(n.record.SecretHash, n.hash):
-		return fmt.Errorf("%w: %w: if the node was reinstalled, run on a server: pannier node purge %s", ErrDenied, claim.ErrNodeSecret, n.Name)
+		return fmt.Errorf("%w: %w: if the node was reinstalled, run on a server: pannier node purge %s", ErrDenied,
+			claim.ErrNodeSecret, n.Name)
 	default:
 		return nil
 	}

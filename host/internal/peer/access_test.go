@@ -33,14 +33,27 @@ func TestEachMethodIsInTheTable(t *testing.T) {
 		methods []string
 		who     access
 	}{
-		{"pannier.peer.v1.ServersService", names(peerv1.ServersService_ServiceDesc.Methods, func(m int) string { return peerv1.ServersService_ServiceDesc.Methods[m].MethodName }), byAgents},
-		{"pannier.peer.v1.NodeService", names(peerv1.NodeService_ServiceDesc.Methods, func(m int) string { return peerv1.NodeService_ServiceDesc.Methods[m].MethodName }), byServers},
-		{"pannier.plugin.storage.v1.StorageService", names(storagev1.StorageService_ServiceDesc.Methods, func(m int) string { return storagev1.StorageService_ServiceDesc.Methods[m].MethodName }), byServers},
+		{
+			"pannier.peer.v1.ServersService",
+			names(peerv1.ServersService_ServiceDesc.Methods,
+				func(m int) string { return peerv1.ServersService_ServiceDesc.Methods[m].MethodName }), byAgents,
+		},
+		{
+			"pannier.peer.v1.NodeService",
+			names(peerv1.NodeService_ServiceDesc.Methods,
+				func(m int) string { return peerv1.NodeService_ServiceDesc.Methods[m].MethodName }), byServers,
+		},
+		{
+			"pannier.plugin.storage.v1.StorageService",
+			names(storagev1.StorageService_ServiceDesc.Methods,
+				func(m int) string { return storagev1.StorageService_ServiceDesc.Methods[m].MethodName }), byServers,
+		},
 	} {
 		for _, m := range service.methods {
 			who, ok := methods["/"+service.name+"/"+m]
 			want := cmp.Or(others[m], service.who)
-			if served := !strings.HasSuffix(service.name, "StorageService") || !slices.Contains(unserved, m); ok != served || served && who != want {
+			if served := !strings.HasSuffix(service.name, "StorageService") || !slices.Contains(unserved, m); ok != served ||
+				served && who != want {
 				t.Errorf("%s/%s: %v, %v", service.name, m, who, ok)
 			}
 			if ok {
@@ -76,8 +89,12 @@ func TestAMaliciousNode(t *testing.T) {
 	good.register(t)
 	evil.register(t)
 	v := w.volume(t, "v", "d")
-	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("db"), Node: "good", Service: "db", Consul: "default"}
-	started, err := good.client().StartWorkload(within(t), claim.Run{Ref: ref("db"), Node: "good"}, []claim.Claim{wants(v)}, token)
+	token := claim.Token{
+		ID: "11111111-2222-3333-4444-555555555555", Workload: ref("db"), Node: "good", Service: "db",
+		Consul: "default",
+	}
+	started, err := good.client().StartWorkload(within(t), claim.Run{Ref: ref("db"), Node: "good"},
+		[]claim.Claim{wants(v)}, token)
 	must(t, err)
 	held := started.Claims[0]
 	before, _, err := good.client().OnNode(within(t), "good", command.Blocking{})
@@ -109,29 +126,87 @@ func TestAMaliciousNode(t *testing.T) {
 		secret string
 		says   string
 	}{
-		"a server's command":         {apply("evil", &command.DeregisterVolume{Ref: v.VolumeRef, Force: true}), own, "is for servers"},
-		"a node's status":            {apply("evil", &command.SetNodeStatus{Name: "good", Status: claim.NodeDown}), own, "is for servers"},
-		"an operator's order":        {apply("evil", &command.SetNodeDuty{Name: "evil", Ineligible: &yes}), own, "its drain"},
-		"another's drain":            {apply("evil", &command.SetNodeDuty{Name: "good", Drain: &done}), own, "its drain"},
-		"another's record":           {apply("evil", &command.PutNode{Node: claim.Node{Name: "good", SecretHash: evil.secret.Hash()}}), own, "act for themselves"},
-		"a record with another hash": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: good.secret.Hash()}}), own, "hash"},
-		"a claim for another":        {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "good"}), own, "act for themselves"},
-		"a claim on another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Claims: []claim.Claim{{Volume: v.VolumeRef, Node: "good"}}}), own, "act for themselves"},
-		"a token of another":         {apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "evil", Tokens: []claim.Token{{ID: token.ID, Node: "good"}}}), own, "act for themselves"},
-		"the end of any":             {apply("evil", &command.EndWorkload{Ref: ref("db")}), own, "act for themselves"},
-		"the end on another":         {apply("evil", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "act for themselves"},
-		"waiting on another":         {apply("evil", &command.AwaitWorkload{Ref: ref("x"), Node: "good", After: []claim.WorkloadRef{ref("db")}}), own, "act for themselves"},
-		"another's claim":            {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "act for themselves"},
-		"another's claim, any index": {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), To: claim.NodeDetached}}}), own, "index"},
-		"a claim freed":              {apply("evil", &command.AdvanceClaims{Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.Freed}}}), own, "unpublished"},
-		"a claim vouched for":        {apply("evil", &command.AdvanceClaims{By: "root", Items: []command.Advance{{Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index, To: claim.NodeDetached}}}), own, "operator"},
-		"a token noted":              {apply("evil", &command.PutToken{Token: token}), own, "act for themselves"},
-		"a token forgotten":          {apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own, "act for themselves"},
-		"for another":                {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own, "for another node"},
-		"for another, its secret":    {apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), good.secret.text, "for another node"},
-		"another's secret":           {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), good.secret.text, "pannier node purge evil"},
-		"no secret":                  {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), "", "no secret"},
-		"a record with a new secret": {apply("evil", &command.PutNode{Node: claim.Node{Name: "evil", SecretHash: hashOf("NEW")}}), "NEW", "pannier node purge evil"},
+		"a server's command": {
+			apply("evil", &command.DeregisterVolume{Ref: v.VolumeRef, Force: true}), own,
+			"is for servers",
+		},
+		"a node's status": {
+			apply("evil", &command.SetNodeStatus{Name: "good", Status: claim.NodeDown}), own,
+			"is for servers",
+		},
+		"an operator's order": {apply("evil", &command.SetNodeDuty{Name: "evil", Ineligible: &yes}), own, "its drain"},
+		"another's drain":     {apply("evil", &command.SetNodeDuty{Name: "good", Drain: &done}), own, "its drain"},
+		"another's record": {apply("evil",
+			&command.PutNode{Node: claim.Node{Name: "good", SecretHash: evil.secret.Hash()}}), own, "act for themselves"},
+		"a record with another hash": {apply("evil",
+			&command.PutNode{Node: claim.Node{Name: "evil", SecretHash: good.secret.Hash()}}), own, "hash"},
+		"a claim for another": {
+			apply("evil", &command.StartWorkload{Ref: ref("x"), Node: "good"}), own,
+			"act for themselves",
+		},
+		"a claim on another": {apply("evil",
+			&command.StartWorkload{
+				Ref: ref("x"), Node: "evil",
+				Claims: []claim.Claim{{Volume: v.VolumeRef, Node: "good"}},
+			}), own, "act for themselves"},
+		"a token of another": {apply("evil",
+			&command.StartWorkload{
+				Ref: ref("x"), Node: "evil",
+				Tokens: []claim.Token{{ID: token.ID, Node: "good"}},
+			}), own, "act for themselves"},
+		"the end of any": {apply("evil", &command.EndWorkload{Ref: ref("db")}), own, "act for themselves"},
+		"the end on another": {
+			apply("evil", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own,
+			"act for themselves",
+		},
+		"waiting on another": {apply("evil",
+			&command.AwaitWorkload{
+				Ref: ref("x"), Node: "good",
+				After: []claim.WorkloadRef{ref("db")},
+			}), own, "act for themselves"},
+		"another's claim": {apply("evil",
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index,
+				To: claim.NodeDetached,
+			}}}), own, "act for themselves"},
+		"another's claim, any index": {apply("evil",
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: v.VolumeRef, Workload: ref("db"),
+				To: claim.NodeDetached,
+			}}}), own, "index"},
+		"a claim freed": {apply("evil",
+			&command.AdvanceClaims{Items: []command.Advance{{
+				Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index,
+				To: claim.Freed,
+			}}}), own, "unpublished"},
+		"a claim vouched for": {apply("evil",
+			&command.AdvanceClaims{
+				By: "root",
+				Items: []command.Advance{{
+					Volume: v.VolumeRef, Workload: ref("db"), Index: held.Index,
+					To: claim.NodeDetached,
+				}},
+			}), own, "operator"},
+		"a token noted": {apply("evil", &command.PutToken{Token: token}), own, "act for themselves"},
+		"a token forgotten": {
+			apply("evil", &command.DeleteTokens{IDs: []string{token.ID}}), own,
+			"act for themselves",
+		},
+		"for another": {
+			apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), own,
+			"for another node",
+		},
+		"for another, its secret": {
+			apply("good", &command.EndWorkload{Ref: ref("db"), Node: "good"}), good.secret.text,
+			"for another node",
+		},
+		"another's secret": {
+			apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), good.secret.text,
+			"pannier node purge evil",
+		},
+		"no secret": {apply("evil", &command.EndWorkload{Ref: ref("x"), Node: "evil"}), "", "no secret"},
+		"a record with a new secret": {apply("evil",
+			&command.PutNode{Node: claim.Node{Name: "evil", SecretHash: hashOf("NEW")}}), "NEW", "pannier node purge evil"},
 		"no command at all": {func(s string) error {
 			ctx, c := evil.call(t, w, s)
 			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: "evil", Entries: [][]byte{[]byte("xx")}}))
@@ -200,10 +275,12 @@ func TestAMaliciousNode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := attack.try(attack.secret)
 			code := status.Code(err)
-			if code != codes.PermissionDenied && code != codes.InvalidArgument && code != codes.ResourceExhausted && code != codes.Unimplemented {
+			if code != codes.PermissionDenied && code != codes.InvalidArgument && code != codes.ResourceExhausted &&
+				code != codes.Unimplemented {
 				t.Fatalf("%s: %v", code, err)
 			}
-			if !strings.Contains(err.Error(), attack.says) || strings.Contains(err.Error(), own) || strings.Contains(err.Error(), good.secret.text) {
+			if !strings.Contains(err.Error(), attack.says) || strings.Contains(err.Error(), own) ||
+				strings.Contains(err.Error(), good.secret.text) {
 				t.Errorf("%v does not say %q, or too much", err, attack.says)
 			}
 		})
@@ -220,7 +297,8 @@ func TestAMaliciousNode(t *testing.T) {
 	if n := strings.Count(logged, "a call of another agent was refused"); n < 5 || n > 30 {
 		t.Errorf("%d refusals are logged", n)
 	}
-	if !strings.Contains(logged, "by=pannier://dc1/node/evil") || strings.Contains(logged, own) || strings.Contains(logged, good.secret.text) {
+	if !strings.Contains(logged, "by=pannier://dc1/node/evil") || strings.Contains(logged, own) ||
+		strings.Contains(logged, good.secret.text) {
 		t.Errorf("the log: %s", logged)
 	}
 }
@@ -234,9 +312,11 @@ func TestANodeIsNoServer(t *testing.T) {
 	ctx := withTerm(within(t), 99)
 	_, owns := peerv1.NewNodeServiceClient(conn).Owns(ctx, &peerv1.OwnsRequest{Workload: "own"})
 	_, served := peerv1.NewServersServiceClient(conn).Apply(ctx, &peerv1.ApplyRequest{Node: "evil"})
-	_, attach := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d", Endpoint: "unix:///etc/passwd"}, storage.AttachRequest{})
+	_, attach := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d", Endpoint: "unix:///etc/passwd"},
+		storage.AttachRequest{})
 	_, probe := storage.NewClient(conn).Probe(ctx, storage.Driver{ID: "d"}, 0)
-	stream := storage.NewClient(conn).Fingerprint(ctx, storage.Driver{ID: "d"}, storage.FingerprintOptions{}, func(storage.Fingerprint) error { return nil })
+	stream := storage.NewClient(conn).Fingerprint(ctx, storage.Driver{ID: "d"}, storage.FingerprintOptions{},
+		func(storage.Fingerprint) error { return nil })
 	for what, err := range map[string]error{"owns": owns, "attach": attach, "probe": probe} {
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s: %v", what, err)

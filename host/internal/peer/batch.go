@@ -118,7 +118,8 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	}
 	resp, err := to.Apply(b.secret.with(ctx), req)
 	if err == nil && len(resp.GetApplied()) != len(batch) {
-		err = status.Errorf(codes.Internal, "the server returned the outcomes of %d commands, not of %d", len(resp.GetApplied()), len(batch))
+		err = status.Errorf(codes.Internal, "the server returned the outcomes of %d commands, not of %d",
+			len(resp.GetApplied()), len(batch))
 	}
 	for i, c := range batch {
 		if c.err = err; err == nil {

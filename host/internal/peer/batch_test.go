@@ -27,7 +27,8 @@ func TestCommandsGoTogether(t *testing.T) {
 	for i := range n {
 		volumes = append(volumes, w.volume(t, fmt.Sprint("v", i), "d"))
 	}
-	_, err := one.client().StartWorkload(within(t), claim.Run{Ref: ref("holder"), Node: "one"}, []claim.Claim{wants(volumes[7])})
+	_, err := one.client().StartWorkload(within(t), claim.Run{Ref: ref("holder"), Node: "one"},
+		[]claim.Claim{wants(volumes[7])})
 	must(t, err)
 
 	results := make([]error, n)
@@ -38,7 +39,8 @@ func TestCommandsGoTogether(t *testing.T) {
 			if i == 8 {
 				node = "two"
 			}
-			_, results[i] = one.client().StartWorkload(within(t), claim.Run{Ref: ref(fmt.Sprint("w", i)), Node: node}, []claim.Claim{wants(volumes[i])})
+			_, results[i] = one.client().StartWorkload(within(t), claim.Run{Ref: ref(fmt.Sprint("w", i)), Node: node},
+				[]claim.Claim{wants(volumes[i])})
 		})
 	}
 	wg.Wait()

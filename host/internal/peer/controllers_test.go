@@ -41,17 +41,25 @@ func grow(t *testing.T, name, shared, topology string) *plant {
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	plugins := filepath.Join(dir, "plugins")
 	must(t, os.Mkdir(plugins, 0o755))
-	if out, err := exec.Command("cp", testbin.Build(t, "plugins/csi-bridge"), filepath.Join(plugins, "csi-bridge")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", testbin.Build(t, "plugins/csi-bridge"),
+		filepath.Join(plugins, "csi-bridge")).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	s := supervisor.New(supervisor.Config{PluginDir: plugins, DataDir: filepath.Join(dir, "data"), StopPlugins: true, Logger: hclog.NewNullLogger()})
+	s := supervisor.New(supervisor.Config{
+		PluginDir: plugins, DataDir: filepath.Join(dir, "data"), StopPlugins: true,
+		Logger: hclog.NewNullLogger(),
+	})
 	must(t, s.Open(t.Context()))
 	t.Cleanup(func() { must(t, s.Close()) })
 	c := catalog.New(s)
-	p := &plant{registry: drivers.New(drivers.Config{DataDir: filepath.Join(dir, "data"), Logger: hclog.NewNullLogger(), Storage: c.Storage, Events: events.New(0)})}
+	p := &plant{registry: drivers.New(drivers.Config{
+		DataDir: filepath.Join(dir, "data"), Logger: hclog.NewNullLogger(),
+		Storage: c.Storage, Events: events.New(0),
+	})}
 	endpoint := "unix://" + filepath.Join(dir, "d.sock")
 	must(t, p.registry.Open(t.Context(), []drivers.Spec{{ID: "shared", Endpoint: endpoint, Command: []string{
-		testbin.Build(t, "test/lib/shareddriver"), "-endpoint", endpoint, "-node-id", "driver-" + name, "-dir", shared, "-topology", topology,
+		testbin.Build(t, "test/lib/shareddriver"), "-endpoint", endpoint, "-node-id", "driver-" +
+			name, "-dir", shared, "-topology", topology,
 	}}}))
 	t.Cleanup(func() { must(t, p.registry.Close(true)) })
 	p.calls = drivers.Caller{Drivers: p.registry, Storage: c.DoStorage}
@@ -88,13 +96,19 @@ func TestControllersOnNodes(t *testing.T) {
 	leader := w.leader(t)
 	ledger := w.servers.WaitLeader(t).Node
 	ctl := controllers.New(controllers.Config{
-		Node: leader.name, ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: leader.node.Calls, Secrets: leader.leader.Secrets,
+		Node: leader.name, ClusterID: func(context.Context) (string, error) {
+			return "c1",
+				nil
+		}, Calls: leader.node.Calls, Secrets: leader.leader.Secrets,
 		Cluster: noderecord.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
 	})
 	leader.leader.Controllers = ctl
 
 	v, err := ctl.Create(within(t), claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: "v"}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
+		VolumeRef: claim.VolumeRef{
+			Namespace: claim.DefaultNamespace,
+			ID:        "v",
+		}, Name: "v", PluginID: "shared", CapacityMin: 1 << 20,
 		Capabilities: []claim.Capability{writer},
 	})
 	must(t, err)
@@ -144,12 +158,16 @@ func TestADriversAnswerTravels(t *testing.T) {
 	p := grow(t, "n1", t.TempDir(), "rack=R1")
 	w.add(t, "n1", pki.Node, nil, func(a *agent) { a.node.Calls = p.calls })
 	c := w.leader(t).nodes.Storage("n1")
-	err := c.Detach(within(t), storage.Driver{ID: "shared", Endpoint: "unix:///nonsense"}, storage.Volume{Name: "v", ExternalID: "none"}, "driver-n1")
+	err := c.Detach(within(t), storage.Driver{ID: "shared", Endpoint: "unix:///nonsense"},
+		storage.Volume{Name: "v", ExternalID: "none"}, "driver-n1")
 	if err != nil {
 		t.Errorf("a detach of what is not there, by a driver whose socket the node knows: %v", err)
 	}
 	_, err = c.Attach(within(t), storage.Driver{ID: "shared"}, storage.AttachRequest{
-		Volume: storage.Volume{Name: "v", ExternalID: "none", Capability: storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem}},
+		Volume: storage.Volume{
+			Name: "v", ExternalID: "none",
+			Capability: storage.Capability{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem},
+		},
 		NodeID: "driver-n1",
 	})
 	if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "rpc error") {
@@ -161,7 +179,8 @@ func TestADriversAnswerTravels(t *testing.T) {
 	start := time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Detach(ctx, storage.Driver{ID: "shared"}, storage.Volume{ExternalID: "v"}, "x"); !errors.Is(err, context.Canceled) || time.Since(start) > timeout {
+	if err := c.Detach(ctx, storage.Driver{ID: "shared"}, storage.Volume{ExternalID: "v"}, "x"); !errors.Is(err,
+		context.Canceled) || time.Since(start) > timeout {
 		t.Errorf("the caller's end: %v", err)
 	}
 }

@@ -26,7 +26,9 @@ type driverCalls struct {
 // drivenVolume is a volume as its driver knows it: by its ID there, or by the name of a volume to be created.
 type drivenVolume struct{ driver, volume string }
 
-func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string, fn func(ctx context.Context, c storage.Client, here storage.Driver) error) error {
+func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string,
+	fn func(ctx context.Context, c storage.Client, here storage.Driver) error,
+) error {
 	if volume != "" {
 		unlock, err := d.volumes.Lock(ctx, drivenVolume{of.ID, volume})
 		if err != nil {
@@ -44,7 +46,9 @@ func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string, 
 	return err
 }
 
-func (d *driverCalls) ValidateVolume(ctx context.Context, of storage.Driver, req storage.ValidateRequest) (warnings []string, err error) {
+func (d *driverCalls) ValidateVolume(ctx context.Context, of storage.Driver,
+	req storage.ValidateRequest,
+) (warnings []string, err error) {
 	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		warnings, err = c.ValidateVolume(ctx, here, req)
 		return err
@@ -52,7 +56,9 @@ func (d *driverCalls) ValidateVolume(ctx context.Context, of storage.Driver, req
 	return warnings, err
 }
 
-func (d *driverCalls) Attach(ctx context.Context, of storage.Driver, req storage.AttachRequest) (publishContext map[string]string, err error) {
+func (d *driverCalls) Attach(ctx context.Context, of storage.Driver,
+	req storage.AttachRequest,
+) (publishContext map[string]string, err error) {
 	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		publishContext, err = c.Attach(ctx, here, req)
 		return err
@@ -66,7 +72,9 @@ func (d *driverCalls) Detach(ctx context.Context, of storage.Driver, v storage.V
 	})
 }
 
-func (d *driverCalls) Create(ctx context.Context, of storage.Driver, req storage.CreateRequest) (made storage.CreateResponse, err error) {
+func (d *driverCalls) Create(ctx context.Context, of storage.Driver,
+	req storage.CreateRequest,
+) (made storage.CreateResponse, err error) {
 	err = d.do(ctx, of, "name "+req.Name, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		made, err = c.Create(ctx, here, req)
 		return err
@@ -80,7 +88,9 @@ func (d *driverCalls) Delete(ctx context.Context, of storage.Driver, v storage.V
 	})
 }
 
-func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.Page) (list storage.ListResponse, err error) {
+func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.Page) (list storage.ListResponse,
+	err error,
+) {
 	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		list, err = c.List(ctx, here, page)
 		return err
@@ -88,7 +98,9 @@ func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.
 	return list, err
 }
 
-func (d *driverCalls) Expand(ctx context.Context, of storage.Driver, req storage.ExpandRequest) (grown storage.ExpandResponse, err error) {
+func (d *driverCalls) Expand(ctx context.Context, of storage.Driver,
+	req storage.ExpandRequest,
+) (grown storage.ExpandResponse, err error) {
 	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		grown, err = c.Expand(ctx, here, req)
 		return err
@@ -101,7 +113,9 @@ func (d *driverCalls) ExpandNode(context.Context, storage.Driver, storage.Expand
 	return 0, denied("what is mounted on a node is its own")
 }
 
-func (d *driverCalls) CreateSnapshot(ctx context.Context, of storage.Driver, req storage.CreateSnapshotRequest) (taken storage.Snapshot, err error) {
+func (d *driverCalls) CreateSnapshot(ctx context.Context, of storage.Driver,
+	req storage.CreateSnapshotRequest,
+) (taken storage.Snapshot, err error) {
 	err = d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		taken, err = c.CreateSnapshot(ctx, here, req)
 		return err
@@ -109,13 +123,17 @@ func (d *driverCalls) CreateSnapshot(ctx context.Context, of storage.Driver, req
 	return taken, err
 }
 
-func (d *driverCalls) DeleteSnapshot(ctx context.Context, of storage.Driver, snapshotID string, secrets map[string]string) error {
+func (d *driverCalls) DeleteSnapshot(ctx context.Context, of storage.Driver, snapshotID string,
+	secrets map[string]string,
+) error {
 	return d.do(ctx, of, "snapshot "+snapshotID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		return c.DeleteSnapshot(ctx, here, snapshotID, secrets)
 	})
 }
 
-func (d *driverCalls) ListSnapshots(ctx context.Context, of storage.Driver, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
+func (d *driverCalls) ListSnapshots(ctx context.Context, of storage.Driver,
+	req storage.ListSnapshotsRequest,
+) (list storage.ListSnapshotsResponse, err error) {
 	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		list, err = c.ListSnapshots(ctx, here, req)
 		return err

@@ -56,7 +56,8 @@ func sent(err error) error {
 
 // deposed reports that a server could not answer because another one leads.
 func deposed(err error) bool {
-	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrClosed) ||
+	return errors.Is(err, command.ErrNotLeader) || errors.Is(err, command.ErrUncertain) ||
+		errors.Is(err, command.ErrClosed) ||
 		errors.Is(err, heartbeat.ErrNotAnswered)
 }
 
@@ -114,7 +115,8 @@ func received(err error) error {
 		e.is = context.DeadlineExceeded
 	}
 	if a, ok := detail[*peerv1.Answer](err); ok && len(a.GetOutcome()) > 0 {
-		if _, was := command.DecodeOutcome(&command.Identify{}, a.GetOutcome()); was != nil && !errors.Is(was, command.ErrMalformed) {
+		if _, was := command.DecodeOutcome(&command.Identify{}, a.GetOutcome()); was != nil &&
+			!errors.Is(was, command.ErrMalformed) {
 			e.is = errors.Join(was, e.is)
 		}
 	}
@@ -145,5 +147,6 @@ func (r *refusals) refused(err error, method, by, from string) {
 	quiet := r.quiet
 	r.quiet = 0
 	r.mu.Unlock()
-	r.log.Warn("a call of another agent was refused", "error", err, "call", method, "by", by, "from", from, "not_told", quiet)
+	r.log.Warn("a call of another agent was refused", "error", err, "call", method, "by", by, "from", from, "not_told",
+		quiet)
 }

@@ -113,7 +113,10 @@ func form(t *testing.T, servers int, nodes ...string) *world {
 func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.Node, change ...func(*agent)) *agent {
 	t.Helper()
 	certs := w.ca.Certs(t, role, name)
-	a := &agent{name: name, role: role, works: &works{}, beats: &beats{}, tokens: &tokens{}, dialer: transport.NewDialer(certs)}
+	a := &agent{
+		name: name, role: role, works: &works{}, beats: &beats{}, tokens: &tokens{},
+		dialer: transport.NewDialer(certs),
+	}
 	var err error
 	a.secret, err = OpenSecret(filepath.Join(t.TempDir(), "node.secret"))
 	must(t, err)
@@ -121,7 +124,10 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	a.port, err = transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
 	must(t, err)
 	terms := &Terms{}
-	a.node = &Node{Info: Info{Name: name, Version: "1.2.3", BootID: "b"}, Workloads: a.works, Mounted: a.works, Calls: drivers.Caller{Drivers: noDrivers{}}}
+	a.node = &Node{
+		Info: Info{Name: name, Version: "1.2.3", BootID: "b"}, Workloads: a.works, Mounted: a.works,
+		Calls: drivers.Caller{Drivers: noDrivers{}},
+	}
 	term := func() uint64 { return 0 }
 	if ledger != nil {
 		term = ledger.Term
@@ -142,7 +148,8 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	for _, c := range change {
 		c(a)
 	}
-	a.server = Serve(a.port.GRPC(), Config{Leader: a.leader, Node: a.node, Terms: terms, Log: log}, a.port.ServerOptions()...)
+	a.server = Serve(a.port.GRPC(), Config{Leader: a.leader, Node: a.node, Terms: terms, Log: log},
+		a.port.ServerOptions()...)
 	w.mu.Lock()
 	w.agents[name] = a
 	w.mu.Unlock()
@@ -199,7 +206,10 @@ var writer = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode
 func (w *world) volume(t *testing.T, id, driver string) claim.Volume {
 	t.Helper()
 	result, err := w.leader(t).client().RegisterVolume(within(t), claim.Volume{
-		VolumeRef: claim.VolumeRef{Namespace: claim.DefaultNamespace, ID: id}, Name: id, PluginID: driver, ExternalID: "ext-" + id,
+		VolumeRef: claim.VolumeRef{
+			Namespace: claim.DefaultNamespace,
+			ID:        id,
+		}, Name: id, PluginID: driver, ExternalID: "ext-" + id,
 		Capabilities: []claim.Capability{writer}, SealedSecrets: []byte("sealed"),
 	})
 	must(t, err)
@@ -207,7 +217,10 @@ func (w *world) volume(t *testing.T, id, driver string) claim.Volume {
 }
 
 func wants(v claim.Volume) claim.Claim {
-	return claim.Claim{Volume: v.VolumeRef, Mode: claim.Write, AccessMode: writer.AccessMode, AttachmentMode: writer.AttachmentMode}
+	return claim.Claim{
+		Volume: v.VolumeRef, Mode: claim.Write, AccessMode: writer.AccessMode,
+		AttachmentMode: writer.AttachmentMode,
+	}
 }
 
 // call returns a client of the leader with this agent's certificate and the given secret.
@@ -258,7 +271,9 @@ func (w *works) Detach(_ context.Context, c claim.Claim, v claim.Volume) (string
 	return "stopped it", w.note("detach", c.Workload.ID, v.ExternalID)
 }
 
-func (w *works) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, _ func(workload.Step)) (workload.Workload, error) {
+func (w *works) Stop(ctx context.Context, ref claim.WorkloadRef, reason string,
+	_ func(workload.Step),
+) (workload.Workload, error) {
 	err := w.note("stop", ref.ID, reason)
 	if w.stuck != nil {
 		select {
@@ -272,7 +287,10 @@ func (w *works) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, 
 
 func (w *works) Placements(ref claim.VolumeRef) []workload.Placement {
 	if ref.ID == "mounted" {
-		return []workload.Placement{{Place: mounts.Place{Target: "/t/1", Staging: "/s"}}, {Place: mounts.Place{Target: "/t/2"}}}
+		return []workload.Placement{
+			{Place: mounts.Place{Target: "/t/1", Staging: "/s"}},
+			{Place: mounts.Place{Target: "/t/2"}},
+		}
 	}
 	return nil
 }

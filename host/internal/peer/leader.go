@@ -48,7 +48,8 @@ type Tokens interface {
 
 // Controllers attach volumes (controllers.Controllers).
 type Controllers interface {
-	AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string, claimed func(ctx context.Context) error) (map[string]string, error)
+	AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+		claimed func(ctx context.Context) error) (map[string]string, error)
 }
 
 // Leader does what agents, including this one, ask of the server that leads. Its callers have authenticated the agent.
@@ -79,7 +80,9 @@ func (l *Leader) leading() route.Member {
 
 // Attach attaches a volume to a node that holds a claim on it. The modes are those of the claim; everything else about
 // the volume comes from the ledger.
-func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability, options claim.MountOptions) (map[string]string, error) {
+func (l *Leader) Attach(ctx context.Context, node string, ref claim.VolumeRef, modes claim.Capability,
+	options claim.MountOptions,
+) (map[string]string, error) {
 	v, held, err := l.held(ctx, node, ref)
 	if err != nil {
 		return nil, err
@@ -115,7 +118,9 @@ func (l *Leader) VolumeSecrets(ctx context.Context, node string, ref claim.Volum
 }
 
 // held returns a volume and the claim that a node holds on it. A claim that is being released does not count.
-func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v claim.Volume, held claim.Claim, err error) {
+func (l *Leader) held(ctx context.Context, node string, ref claim.VolumeRef) (v claim.Volume, held claim.Claim,
+	err error,
+) {
 	var claims []claim.Claim
 	err = l.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
 		if claims, err = tx.Claims(ref); err != nil {
@@ -170,7 +175,8 @@ func (l *Leader) Replace(ctx context.Context, node string, ref claim.WorkloadRef
 		}
 		return err
 	})
-	waits := slices.ContainsFunc(there, func(w claim.Workload) bool { return w.Status == claim.Waiting && slices.Contains(w.After, ref) })
+	waits := slices.ContainsFunc(there,
+		func(w claim.Workload) bool { return w.Status == claim.Waiting && slices.Contains(w.After, ref) })
 	switch {
 	case err != nil:
 		return err

@@ -26,7 +26,8 @@ type Workloads interface {
 	Owns(ref claim.WorkloadRef) bool
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
 	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
-	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload, error)
+	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
+		error)
 	Placements(ref claim.VolumeRef) []workload.Placement
 }
 
@@ -70,7 +71,8 @@ func (n *Node) VolumeStats(ctx context.Context, v claim.Volume) (storage.Stats, 
 	for _, p := range n.Workloads.Placements(v.VolumeRef) {
 		return n.Mounted.Stats(ctx, v, p.Place)
 	}
-	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name, errNotMounted)
+	return storage.Stats{}, fmt.Errorf("read the usage of volume %q on node %q: %w", v.VolumeRef, n.Info.Name,
+		errNotMounted)
 }
 
 // StopWorkload asks for the end of a workload, and does not wait for it. A workload that does not run here is success.
@@ -94,7 +96,9 @@ type nodeService struct {
 	node *Node
 }
 
-func (s nodeService) ExpandVolume(ctx context.Context, req *peerv1.ExpandVolumeRequest) (*peerv1.ExpandVolumeResponse, error) {
+func (s nodeService) ExpandVolume(ctx context.Context, req *peerv1.ExpandVolumeRequest) (*peerv1.ExpandVolumeResponse,
+	error,
+) {
 	v, err := decode[claim.Volume](req.GetVolume())
 	if err != nil {
 		return nil, err
@@ -103,7 +107,9 @@ func (s nodeService) ExpandVolume(ctx context.Context, req *peerv1.ExpandVolumeR
 	return &peerv1.ExpandVolumeResponse{Places: int32(places)}, err
 }
 
-func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsRequest) (*peerv1.VolumeStatsResponse, error) {
+func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsRequest) (*peerv1.VolumeStatsResponse,
+	error,
+) {
 	v, err := decode[claim.Volume](req.GetVolume())
 	if err != nil {
 		return nil, err
@@ -117,10 +123,15 @@ func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsReq
 }
 
 func (s nodeService) Owns(_ context.Context, req *peerv1.OwnsRequest) (*peerv1.OwnsResponse, error) {
-	return &peerv1.OwnsResponse{Owns: s.node.Workloads.Owns(claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()})}, nil
+	return &peerv1.OwnsResponse{Owns: s.node.Workloads.Owns(claim.WorkloadRef{
+		Namespace: req.GetNamespace(),
+		ID:        req.GetWorkload(),
+	})}, nil
 }
 
-func (s nodeService) DetachUnknown(ctx context.Context, req *peerv1.DetachUnknownRequest) (*peerv1.DetachUnknownResponse, error) {
+func (s nodeService) DetachUnknown(ctx context.Context,
+	req *peerv1.DetachUnknownRequest,
+) (*peerv1.DetachUnknownResponse, error) {
 	c, v, err := s.claimed(req)
 	if err == nil {
 		err = s.node.Workloads.DetachUnknown(ctx, c, v)
@@ -137,14 +148,19 @@ func (s nodeService) Detach(ctx context.Context, req *peerv1.DetachRequest) (*pe
 	return &peerv1.DetachResponse{Did: did}, err
 }
 
-func (s nodeService) StopWorkload(ctx context.Context, req *peerv1.StopWorkloadRequest) (*peerv1.StopWorkloadResponse, error) {
+func (s nodeService) StopWorkload(ctx context.Context, req *peerv1.StopWorkloadRequest) (*peerv1.StopWorkloadResponse,
+	error,
+) {
 	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
 	return &peerv1.StopWorkloadResponse{}, s.node.StopWorkload(ctx, ref, req.GetReason())
 }
 
 func (s nodeService) NodeInfo(context.Context, *peerv1.NodeInfoRequest) (*peerv1.NodeInfoResponse, error) {
 	i := s.node.Info
-	return &peerv1.NodeInfoResponse{Name: i.Name, Version: i.Version, BootId: i.BootID, StartedAt: timestamppb.New(i.StartedAt)}, nil
+	return &peerv1.NodeInfoResponse{
+		Name: i.Name, Version: i.Version, BootId: i.BootID,
+		StartedAt: timestamppb.New(i.StartedAt),
+	}, nil
 }
 
 // claimed reads a claim on this node and its volume. Their IDs become paths here, so they are checked whoever sent

@@ -81,12 +81,15 @@ func (n *Nodes) StopWorkload(ctx context.Context, node string, ref claim.Workloa
 	if node == n.cfg.Name {
 		return n.cfg.Local.StopWorkload(ctx, ref, reason)
 	}
-	_, err := n.service(node).StopWorkload(ctx, &peerv1.StopWorkloadRequest{Namespace: ref.Namespace, Workload: ref.ID, Reason: reason})
+	_, err := n.service(node).StopWorkload(ctx,
+		&peerv1.StopWorkloadRequest{Namespace: ref.Namespace, Workload: ref.ID, Reason: reason})
 	return err
 }
 
 // ExpandVolume grows a volume wherever it is mounted on a node, and returns in how many places.
-func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error) {
+func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int,
+	err error,
+) {
 	if node == n.cfg.Name {
 		return n.cfg.Local.ExpandVolume(ctx, v, minBytes, maxBytes)
 	}
@@ -94,7 +97,8 @@ func (n *Nodes) ExpandVolume(ctx context.Context, node string, v claim.Volume, m
 	if err != nil {
 		return 0, err
 	}
-	resp, err := n.service(node).ExpandVolume(ctx, &peerv1.ExpandVolumeRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
+	resp, err := n.service(node).ExpandVolume(ctx,
+		&peerv1.ExpandVolumeRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
 	return int(resp.GetPlaces()), err
 }
 
@@ -120,7 +124,10 @@ func (n *Nodes) Info(ctx context.Context, node string) (Info, error) {
 		return n.cfg.Local.Info, nil
 	}
 	resp, err := n.service(node).NodeInfo(ctx, &peerv1.NodeInfoRequest{})
-	return Info{Name: resp.GetName(), Version: resp.GetVersion(), BootID: resp.GetBootId(), StartedAt: resp.GetStartedAt().AsTime()}, err
+	return Info{
+		Name: resp.GetName(), Version: resp.GetVersion(), BootID: resp.GetBootId(),
+		StartedAt: resp.GetStartedAt().AsTime(),
+	}, err
 }
 
 func (n *Nodes) service(node string) peerv1.NodeServiceClient {
@@ -146,7 +153,8 @@ type nodeConn struct {
 func (c nodeConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	m, ok := c.nodes.cfg.Member(c.node)
 	if !ok {
-		return received(status.Errorf(codes.Unavailable, "node %q is no member of the cluster now (see: pannier server members)", c.node))
+		return received(status.Errorf(codes.Unavailable,
+			"node %q is no member of the cluster now (see: pannier server members)", c.node))
 	}
 	role := pki.Node
 	if m.Server {
@@ -166,7 +174,9 @@ func (c nodeConn) Invoke(ctx context.Context, method string, args, reply any, op
 }
 
 // NewStream implements grpc.ClientConnInterface. Nodes serve no streams.
-func (c nodeConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c nodeConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string,
+	_ ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	return nil, status.Errorf(codes.Unimplemented, "node %q serves no stream %s", c.node, method)
 }
 

@@ -39,18 +39,21 @@ func TestEveryAgentReachesTheLeader(t *testing.T) {
 	must(t, err)
 	follower := w.agents[w.servers.Follower(t).Name]
 	var refused *claim.Refusal
-	if _, err := follower.client().StartWorkload(within(t), claim.Run{Ref: ref("b"), Node: follower.name}, []claim.Claim{wants(v)}); !errors.As(err, &refused) ||
+	if _, err := follower.client().StartWorkload(within(t), claim.Run{Ref: ref("b"), Node: follower.name},
+		[]claim.Claim{wants(v)}); !errors.As(err, &refused) ||
 		!errors.Is(err, claim.ErrHeld) || refused.Holders[0].Workload != ref("a") {
 		t.Errorf("a refusal on its way: %v", err)
 	}
-	if _, _, err := n1.client().Volume(within(t), claim.VolumeRef{Namespace: "default", ID: "none"}, cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
+	if _, _, err := n1.client().Volume(within(t), claim.VolumeRef{Namespace: "default", ID: "none"},
+		cluster.Blocking{}); !errors.Is(err, claim.ErrVolumeNotFound) {
 		t.Errorf("no volume: %v", err)
 	}
 
 	old := w.servers.WaitLeader(t)
 	must(t, w.agents[old.Name].close())
 	old.Stop(t)
-	if _, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("c"), Node: "n1"}, []claim.Claim{wants(free)}); err != nil {
+	if _, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("c"), Node: "n1"},
+		[]claim.Claim{wants(free)}); err != nil {
 		t.Errorf("after the leader's end: %v", err)
 	}
 	if on, _, err := n1.client().OnNode(within(t), "n1", cluster.Blocking{}); err != nil || len(on.Claims) != 2 {
@@ -69,7 +72,8 @@ func TestNoServerLeads(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, _, err := n1.client().Volume(ctx, claim.VolumeRef{Namespace: "default", ID: "v"}, cluster.Blocking{})
-	if !errors.Is(err, command.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
+	if !errors.Is(err, command.ErrNotLeader) || !errors.Is(err, context.DeadlineExceeded) ||
+		status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "server-1": `) {
 		t.Errorf("a query: %v", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second)
@@ -77,10 +81,14 @@ func TestNoServerLeads(t *testing.T) {
 	if _, err := n1.client().EndRun(ctx, claim.Run{Ref: ref("a"), Node: "n1"}); !errors.Is(err, command.ErrUncertain) {
 		t.Errorf("a command: %v", err)
 	}
-	alone := NewServers(ServersConfig{Name: "x", Servers: func() []route.Member { return nil }, Dialer: n1.dialer, Terms: &Terms{}})
+	alone := NewServers(ServersConfig{
+		Name: "x", Servers: func() []route.Member { return nil }, Dialer: n1.dialer,
+		Terms: &Terms{},
+	})
 	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := alone.Apply(ctx, &command.EndWorkload{Ref: ref("a")}); !errors.Is(err, command.ErrNotLeader) || !strings.Contains(err.Error(), "retry_join") {
+	if _, err := alone.Apply(ctx, &command.EndWorkload{Ref: ref("a")}); !errors.Is(err, command.ErrNotLeader) ||
+		!strings.Contains(err.Error(), "retry_join") {
 		t.Errorf("no server at all: %v", err)
 	}
 }
@@ -132,12 +140,16 @@ func TestTokensThroughTheLeader(t *testing.T) {
 	w := form(t, 1, "n1")
 	n1, leader := w.agents["n1"], w.leader(t)
 	n1.register(t)
-	token := claim.Token{ID: "11111111-2222-3333-4444-555555555555", Workload: ref("a"), Node: "n1", Service: "a", Consul: "default"}
+	token := claim.Token{
+		ID: "11111111-2222-3333-4444-555555555555", Workload: ref("a"), Node: "n1", Service: "a",
+		Consul: "default",
+	}
 	_, err := n1.client().StartWorkload(within(t), claim.Run{Ref: ref("a"), Node: "n1"}, nil, token)
 	must(t, err)
 	tokens := NodeTokens{Servers: n1.Servers}
 	must(t, tokens.Intend(within(t), token))
-	if got, secret, err := tokens.Derive(within(t), token); err != nil || got.Accessor != "accessor" || secret != "the secret" {
+	if got, secret, err := tokens.Derive(within(t), token); err != nil || got.Accessor != "accessor" ||
+		secret != "the secret" {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if all, err := tokens.OnNode(within(t), "n1"); err != nil || len(all) != 1 || all[0].ID != token.ID {
@@ -176,13 +188,15 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 		if stats, err := leader.nodes.VolumeStats(within(t), a.name, v); err != nil || stats.Usage[0].Total != 9 {
 			t.Errorf("%s: %+v, %v", a.name, stats, err)
 		}
-		if info, err := leader.nodes.Info(within(t), a.name); err != nil || info.Name != a.name || info.Version != "1.2.3" || info.BootID != "b" {
+		if info, err := leader.nodes.Info(within(t), a.name); err != nil || info.Name != a.name || info.Version != "1.2.3" ||
+			info.BootID != "b" {
 			t.Errorf("%s: %+v, %v", a.name, info, err)
 		}
 		a.works.stuck = make(chan struct{}) // a stop takes its time, and is not waited for
 		must(t, leader.nodes.StopWorkload(within(t), a.name, ref("own"), "why"))
 		if got := a.works.list(); !slices.Equal(got, []string{
-			"detach unknown own ext", "detach own ext", "expand mounted /t/1", "expand mounted /t/2", "stats mounted /t/1", "stop own why",
+			"detach unknown own ext", "detach own ext", "expand mounted /t/1", "expand mounted /t/2", "stats mounted /t/1",
+			"stop own why",
 		}) {
 			t.Errorf("%s was asked %q", a.name, got)
 		}
@@ -192,7 +206,8 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 	must(t, leader.nodes.StopWorkload(within(t), "n1", ref("gone"), "why"))
 	n1.works.err = status.Error(codes.Aborted, "the driver is busy")
 	c := claim.Claim{Volume: v.VolumeRef, Workload: ref("own"), Node: "n1"}
-	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.Aborted || err.Error() != "the driver is busy" {
+	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.Aborted ||
+		err.Error() != "the driver is busy" {
 		t.Errorf("the driver's words: %v", err)
 	}
 	// An error of a driver is not logged as a refused call.
@@ -206,7 +221,8 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 		t.Errorf("the log: %s", logged)
 	}
 	c.Node = "nowhere"
-	if _, err := leader.nodes.Owns(within(t), c); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `node "nowhere"`) {
+	if _, err := leader.nodes.Owns(within(t), c); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), `node "nowhere"`) {
 		t.Errorf("a node that nobody knows: %v", err)
 	}
 	// IDs become paths, so those that the ledger would not accept are refused.
@@ -217,10 +233,12 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 	}
 	// A leader that was replaced is refused, and one that knows it does not call.
 	must(t, n1.cfg.Terms.Seen(1000))
-	if _, err := leader.nodes.Info(within(t), "n1"); err == nil || !strings.Contains(err.Error(), "has become the leader since") {
+	if _, err := leader.nodes.Info(within(t), "n1"); err == nil ||
+		!strings.Contains(err.Error(), "has become the leader since") {
 		t.Errorf("a lower term: %v", err)
 	}
-	if _, err := n1.nodes.Info(within(t), leader.name); err == nil || !strings.Contains(err.Error(), "has become the leader since") {
+	if _, err := n1.nodes.Info(within(t), leader.name); err == nil ||
+		!strings.Contains(err.Error(), "has become the leader since") {
 		t.Errorf("who does not lead: %v", err)
 	}
 }
@@ -236,7 +254,8 @@ func TestReplacing(t *testing.T) {
 	if err := n1.StopWorkload(within(t), "n2", ref("old"), "replaced"); !errors.Is(err, ErrDenied) {
 		t.Errorf("none waits: %v", err)
 	}
-	_, err = n1.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: "n1"}, []claim.WorkloadRef{ref("old"), ref("never")})
+	_, err = n1.client().AwaitWorkload(within(t), claim.Run{Ref: ref("new"), Node: "n1"},
+		[]claim.WorkloadRef{ref("old"), ref("never")})
 	must(t, err)
 	must(t, n1.StopWorkload(within(t), "n2", ref("old"), "replaced"))
 	must(t, n1.StopWorkload(within(t), "n2", ref("never"), "replaced"))

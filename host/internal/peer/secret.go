@@ -38,14 +38,16 @@ func OpenSecret(path string) (Secret, error) {
 		return Secret{}, fmt.Errorf("read the node's secret: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 {
-		return Secret{}, fmt.Errorf("the node's secret %s must be a file that only its owner can read (it is %s): make sure that nobody has read it, then chmod 0600 %s", path, info.Mode(), path)
+		return Secret{}, fmt.Errorf(
+			"the node's secret %s must be a file that only its owner can read (it is %s): make sure that nobody has read it, then chmod 0600 %s", path, info.Mode(), path)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return Secret{}, fmt.Errorf("read the node's secret: %w", err)
 	}
 	if !secretText.Match(text) {
-		return Secret{}, fmt.Errorf("the node's secret %s is damaged: restore it, or remove it and run on a server: pannier node purge", path)
+		return Secret{}, fmt.Errorf(
+			"the node's secret %s is damaged: restore it, or remove it and run on a server: pannier node purge", path)
 	}
 	return Secret{string(text)}, nil
 }

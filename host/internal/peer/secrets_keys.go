@@ -51,17 +51,20 @@ func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secre
 func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error {
 	for _, m := range s.Servers() {
 		if m.Name == server {
-			return s.callServer(withTerm(ctx, s.local.Load().Ledger.Term()), m, func(ctx context.Context, c peerv1.ServersServiceClient) error {
-				_, err := c.OfferSecretsKey(ctx, &peerv1.OfferSecretsKeyRequest{Node: s.cfg.Name, Key: key.Material()})
-				return err
-			})
+			return s.callServer(withTerm(ctx, s.local.Load().Ledger.Term()), m,
+				func(ctx context.Context, c peerv1.ServersServiceClient) error {
+					_, err := c.OfferSecretsKey(ctx, &peerv1.OfferSecretsKeyRequest{Node: s.cfg.Name, Key: key.Material()})
+					return err
+				})
 		}
 	}
 	return fmt.Errorf("server %q is no member of the cluster now (see: pannier server members)", server)
 }
 
 // callServer calls one server, whether it leads or not.
-func (s *Servers) callServer(ctx context.Context, m route.Member, fn func(ctx context.Context, c peerv1.ServersServiceClient) error) error {
+func (s *Servers) callServer(ctx context.Context, m route.Member,
+	fn func(ctx context.Context, c peerv1.ServersServiceClient) error,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
@@ -74,7 +77,9 @@ func (s *Servers) callServer(ctx context.Context, m route.Member, fn func(ctx co
 	return nil
 }
 
-func (s serversService) SecretsKeys(_ context.Context, req *peerv1.SecretsKeysRequest) (*peerv1.SecretsKeysResponse, error) {
+func (s serversService) SecretsKeys(_ context.Context, req *peerv1.SecretsKeysRequest) (*peerv1.SecretsKeysResponse,
+	error,
+) {
 	resp := &peerv1.SecretsKeysResponse{}
 	for _, id := range req.GetIds() {
 		if k, ok := s.leader.Keys.Get(id); ok {
@@ -84,7 +89,9 @@ func (s serversService) SecretsKeys(_ context.Context, req *peerv1.SecretsKeysRe
 	return resp, nil
 }
 
-func (s serversService) OfferSecretsKey(_ context.Context, req *peerv1.OfferSecretsKeyRequest) (*peerv1.OfferSecretsKeyResponse, error) {
+func (s serversService) OfferSecretsKey(_ context.Context,
+	req *peerv1.OfferSecretsKeyRequest,
+) (*peerv1.OfferSecretsKeyResponse, error) {
 	k, err := secrets.ParseKey(req.GetKey())
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())

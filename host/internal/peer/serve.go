@@ -50,7 +50,8 @@ type Config struct {
 // the listener too.
 func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 	g := &guard{Config: cfg, refusals: newRefusals(cfg.Log)}
-	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unserved))
+	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
+		grpc.UnknownServiceHandler(unserved))
 	s := &Server{grpc: grpc.NewServer(options...), done: make(chan struct{})}
 	if cfg.Leader != nil {
 		peerv1.RegisterServersServiceServer(s.grpc, serversService{leader: cfg.Leader, guard: g})

@@ -65,7 +65,10 @@ type Servers struct {
 // NewServers makes Servers.
 func NewServers(cfg ServersConfig) *Servers {
 	s := &Servers{cfg: cfg, batcher: newBatcher(cfg.Name, cfg.Secret)}
-	s.Router = route.New(route.Config{Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(), Probe: s.probe})
+	s.Router = route.New(route.Config{
+		Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(),
+		Probe: s.probe,
+	})
 	return s
 }
 
@@ -148,7 +151,9 @@ func (s *Servers) do(ctx context.Context, timeout time.Duration, changes bool,
 }
 
 // call makes one call on a server. The error is its answer, or a *route.NotLeader.
-func (s *Servers) call(ctx context.Context, m route.Member, changes bool, there func(ctx context.Context, to service) error) error {
+func (s *Servers) call(ctx context.Context, m route.Member, changes bool,
+	there func(ctx context.Context, to service) error,
+) error {
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
 	if err != nil {
 		err = status.Error(codes.Unavailable, err.Error())
@@ -171,7 +176,8 @@ func isAnswer(err error) bool {
 		return true
 	}
 	switch status.Code(err) {
-	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.ResourceExhausted, codes.Unimplemented:
+	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.ResourceExhausted,
+		codes.Unimplemented:
 		return true
 	default:
 		return false
@@ -211,14 +217,17 @@ func (c leaderConn) Invoke(ctx context.Context, method string, args, reply any, 
 }
 
 // NewStream implements grpc.ClientConnInterface. Servers serve no streams to agents.
-func (leaderConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+func (leaderConn) NewStream(_ context.Context, _ *grpc.StreamDesc, method string,
+	_ ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	return nil, status.Errorf(codes.Unimplemented, "servers serve no stream %s", method)
 }
 
 // invoke calls a method of the servers' service without a connection.
 func invoke(ctx context.Context, s serversService, method string, args, reply any) error {
 	desc := peerv1.ServersService_ServiceDesc
-	at := slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool { return method == "/"+desc.ServiceName+"/"+m.MethodName })
+	at := slices.IndexFunc(desc.Methods,
+		func(m grpc.MethodDesc) bool { return method == "/"+desc.ServiceName+"/"+m.MethodName })
 	if at < 0 {
 		return status.Errorf(codes.Unimplemented, "servers do not serve %s", method)
 	}
@@ -254,14 +263,17 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease
 	return lease.Answer{
 		Status: claim.NodeStatus(resp.GetStatus()), Index: resp.GetIndex(),
 		Liveness: claim.Liveness{
-			HeartbeatTTL: resp.GetHeartbeatTtl().AsDuration(), StopAfter: resp.GetStopAfter().AsDuration(), Margin: resp.GetMargin().AsDuration(),
+			HeartbeatTTL: resp.GetHeartbeatTtl().AsDuration(), StopAfter: resp.GetStopAfter().AsDuration(),
+			Margin: resp.GetMargin().AsDuration(),
 		},
 	}, nil
 }
 
 // Attach attaches a volume that this node holds a claim on to this node (CSI spec, ControllerPublishVolume), through a
 // controller that the leader picks.
-func (s *Servers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
+func (s *Servers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability,
+	node string,
+) (publishContext map[string]string, err error) {
 	capability := drivers.StorageCapability(v.MountOptions, modes)
 	resp, err := s.leader(callTimeout).Attach(ctx, &peerv1.AttachRequest{
 		Node: node, Namespace: v.Namespace, Volume: v.ID,
@@ -276,7 +288,8 @@ func (s *Servers) VolumeSecrets(ctx context.Context, v claim.Volume) (secrets ma
 	if len(v.SealedSecrets) == 0 {
 		return nil, nil
 	}
-	resp, err := s.leader(queryTimeout).VolumeSecrets(ctx, &peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
+	resp, err := s.leader(queryTimeout).VolumeSecrets(ctx,
+		&peerv1.VolumeSecretsRequest{Node: s.cfg.Name, Namespace: v.Namespace, Volume: v.ID})
 	return resp.GetSecrets(), err
 }
 
@@ -319,7 +332,8 @@ func (s *Servers) RevokeToken(ctx context.Context, t claim.Token, secret string)
 	if err != nil {
 		return err
 	}
-	_, err = s.leader(callTimeout).RevokeToken(ctx, &peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
+	_, err = s.leader(callTimeout).RevokeToken(ctx,
+		&peerv1.RevokeTokenRequest{Node: s.cfg.Name, Token: encoded, Secret: secret})
 	return err
 }
 

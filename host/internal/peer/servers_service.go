@@ -26,7 +26,8 @@ type serversService struct {
 // Apply admits or refuses each command individually, and applies the admitted ones together.
 func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*peerv1.ApplyResponse, error) {
 	if n := len(req.GetEntries()); n == 0 || n > maxEntries {
-		return nil, status.Errorf(codes.InvalidArgument, "the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
 	}
 	n, isNode, err := sender(ctx, s.leader.Ledger)
 	if err != nil {
@@ -85,7 +86,9 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 	return &peerv1.QueryResponse{Answer: answer}, err
 }
 
-func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequest) (*peerv1.HeartbeatResponse, error) {
+func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequest) (*peerv1.HeartbeatResponse,
+	error,
+) {
 	a, err := s.leader.Heartbeats.Answer(ctx, req.GetNode(), req.GetSequence())
 	return &peerv1.HeartbeatResponse{
 		Status: string(a.Status), Index: a.Index, Term: s.leader.Ledger.Term(),
@@ -96,18 +99,27 @@ func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequ
 }
 
 func (s serversService) Attach(ctx context.Context, req *peerv1.AttachRequest) (*peerv1.AttachResponse, error) {
-	publishContext, err := s.leader.Attach(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()},
-		claim.Capability{AccessMode: claim.AccessMode(req.GetAccessMode()), AttachmentMode: claim.AttachmentMode(req.GetAttachmentMode())},
+	publishContext, err := s.leader.Attach(ctx, req.GetNode(),
+		claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()},
+		claim.Capability{
+			AccessMode:     claim.AccessMode(req.GetAccessMode()),
+			AttachmentMode: claim.AttachmentMode(req.GetAttachmentMode()),
+		},
 		claim.MountOptions{FSType: req.GetFsType(), Flags: req.GetMountFlags(), Group: req.GetVolumeMountGroup()})
 	return &peerv1.AttachResponse{PublishContext: publishContext}, err
 }
 
-func (s serversService) VolumeSecrets(ctx context.Context, req *peerv1.VolumeSecretsRequest) (*peerv1.VolumeSecretsResponse, error) {
-	secrets, err := s.leader.VolumeSecrets(ctx, req.GetNode(), claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()})
+func (s serversService) VolumeSecrets(ctx context.Context,
+	req *peerv1.VolumeSecretsRequest,
+) (*peerv1.VolumeSecretsResponse, error) {
+	secrets, err := s.leader.VolumeSecrets(ctx, req.GetNode(),
+		claim.VolumeRef{Namespace: req.GetNamespace(), ID: req.GetVolume()})
 	return &peerv1.VolumeSecretsResponse{Secrets: secrets}, err
 }
 
-func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendTokenRequest) (*peerv1.IntendTokenResponse, error) {
+func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendTokenRequest) (*peerv1.IntendTokenResponse,
+	error,
+) {
 	t, err := ownToken(req)
 	if err == nil {
 		err = s.leader.Tokens.Intend(ctx, t)
@@ -115,7 +127,9 @@ func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendToken
 	return &peerv1.IntendTokenResponse{}, err
 }
 
-func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveTokenRequest) (*peerv1.DeriveTokenResponse, error) {
+func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveTokenRequest) (*peerv1.DeriveTokenResponse,
+	error,
+) {
 	t, err := ownToken(req)
 	if err != nil {
 		return nil, err
@@ -128,7 +142,9 @@ func (s serversService) DeriveToken(ctx context.Context, req *peerv1.DeriveToken
 	return &peerv1.DeriveTokenResponse{Token: encoded, Secret: secret}, err
 }
 
-func (s serversService) RevokeToken(ctx context.Context, req *peerv1.RevokeTokenRequest) (*peerv1.RevokeTokenResponse, error) {
+func (s serversService) RevokeToken(ctx context.Context, req *peerv1.RevokeTokenRequest) (*peerv1.RevokeTokenResponse,
+	error,
+) {
 	t, err := ownToken(req)
 	if err == nil {
 		err = s.leader.RevokeToken(ctx, req.GetNode(), t, req.GetSecret())
@@ -136,7 +152,9 @@ func (s serversService) RevokeToken(ctx context.Context, req *peerv1.RevokeToken
 	return &peerv1.RevokeTokenResponse{}, err
 }
 
-func (s serversService) ReplaceWorkload(ctx context.Context, req *peerv1.ReplaceWorkloadRequest) (*peerv1.ReplaceWorkloadResponse, error) {
+func (s serversService) ReplaceWorkload(ctx context.Context,
+	req *peerv1.ReplaceWorkloadRequest,
+) (*peerv1.ReplaceWorkloadResponse, error) {
 	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
 	return &peerv1.ReplaceWorkloadResponse{}, s.leader.Replace(ctx, req.GetNode(), ref, req.GetReason())
 }
@@ -151,7 +169,8 @@ func ownToken(req interface {
 		return t, err
 	}
 	if t.Node != req.GetNode() {
-		return t, denied(fmt.Sprintf("node %q asks about a token of node %q: nodes act for themselves only", req.GetNode(), t.Node))
+		return t, denied(fmt.Sprintf("node %q asks about a token of node %q: nodes act for themselves only", req.GetNode(),
+			t.Node))
 	}
 	return t, nil
 }

@@ -114,10 +114,13 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 		return fmt.Errorf("the secrets key %s is not a regular file (%s): restore it from a backup", path, info.Mode().Type())
 	}
 	if perm := info.Mode().Perm(); perm&0o077 != 0 {
-		return fmt.Errorf("the secrets key %s is open to others (mode %04o): make sure that nobody has read it, then chmod 0600 %s", path, perm, path)
+		return fmt.Errorf(
+			"the secrets key %s is open to others (mode %04o): make sure that nobody has read it, then chmod 0600 %s", path,
+			perm, path)
 	}
 	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 && int(owner) != os.Geteuid() {
-		return fmt.Errorf("the secrets key %s belongs to uid %d: make sure that nobody has read it, then chown %d %s", path, owner, os.Geteuid(), path)
+		return fmt.Errorf("the secrets key %s belongs to uid %d: make sure that nobody has read it, then chown %d %s", path,
+			owner, os.Geteuid(), path)
 	}
 	if info.Size() != keySize {
 		return fmt.Errorf("the secrets key %s has %d bytes, want %d: restore it from a backup, or, "+

@@ -15,7 +15,10 @@ import (
 
 func openFiles(t *testing.T, dir string, shared bool) *Sealer {
 	t.Helper()
-	s, err := OpenFiles(Files{First: filepath.Join(dir, "secrets.key"), Dir: filepath.Join(dir, "secrets.keys"), Shared: shared})
+	s, err := OpenFiles(Files{
+		First: filepath.Join(dir, "secrets.key"), Dir: filepath.Join(dir, "secrets.keys"),
+		Shared: shared,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +112,10 @@ func TestServerOfAClusterWaitsForTheLedger(t *testing.T) {
 		want string
 	}{{0o644, key, "chmod 0600"}, {0o600, NewKey(), "name the file"}} {
 		check.NoError(t, errors.Join(os.WriteFile(path, bad.key.Material(), bad.mode), os.Chmod(path, bad.mode)))
-		if _, err := OpenFiles(Files{First: filepath.Join(dir, "secrets.key"), Dir: filepath.Dir(path), Shared: true}); err == nil || !strings.Contains(err.Error(), bad.want) {
+		if _, err := OpenFiles(Files{
+			First: filepath.Join(dir, "secrets.key"), Dir: filepath.Dir(path),
+			Shared: true,
+		}); err == nil || !strings.Contains(err.Error(), bad.want) {
 			t.Errorf("a bad file: %v, want %q", err, bad.want)
 		}
 	}

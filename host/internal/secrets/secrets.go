@@ -102,7 +102,8 @@ func (s *Sealer) Seal(secrets map[string]string, additional []byte) (sealed []by
 	case id == "":
 		return nil, "", fmt.Errorf("seal secrets: %w: the servers agree on one when the cluster is formed", ErrNoKey)
 	case !ok:
-		return nil, "", fmt.Errorf("seal secrets: %w: it is the key %s, and this server is asking the others for it (see: pannier operator secrets status)", ErrNoKey, id)
+		return nil, "", fmt.Errorf(
+			"seal secrets: %w: it is the key %s, and this server is asking the others for it (see: pannier operator secrets status)", ErrNoKey, id)
 	}
 	plain, err := json.Marshal(secrets)
 	if err != nil {
@@ -133,11 +134,13 @@ func (s *Sealer) Unseal(sealed, additional []byte) (map[string]string, error) {
 		return nil, nil
 	}
 	if sealed[0] != version1 {
-		return nil, fmt.Errorf("unseal secrets: %w: unknown format %d: it may come from a newer version of this program", ErrDamaged, sealed[0])
+		return nil, fmt.Errorf("unseal secrets: %w: unknown format %d: it may come from a newer version of this program",
+			ErrDamaged, sealed[0])
 	}
 	const nonceSize, tagSize = 12, 16 // NIST SP 800-38D
 	if len(sealed) < headerSize+nonceSize+tagSize {
-		return nil, fmt.Errorf("unseal secrets: %w: only %d bytes: register the volume's secrets again", ErrDamaged, len(sealed))
+		return nil, fmt.Errorf("unseal secrets: %w: only %d bytes: register the volume's secrets again", ErrDamaged,
+			len(sealed))
 	}
 	header, rest := sealed[:headerSize], sealed[headerSize:]
 	s.mu.RLock()
@@ -145,8 +148,9 @@ func (s *Sealer) Unseal(sealed, additional []byte) (map[string]string, error) {
 	have := slices.Sorted(maps.Keys(s.keys))
 	s.mu.RUnlock()
 	if !ok {
-		return nil, fmt.Errorf("unseal secrets: %w: it needs the key %x, and %s and %s hold %s: restore that key's file from a backup, "+
-			"or register the volume's secrets again", ErrKey, header[1:], s.path, s.dir, strings.Join(have, ", "))
+		return nil, fmt.Errorf(
+			"unseal secrets: %w: it needs the key %x, and %s and %s hold %s: restore that key's file from a backup, "+
+				"or register the volume's secrets again", ErrKey, header[1:], s.path, s.dir, strings.Join(have, ", "))
 	}
 	plain, err := key.aead.Open(nil, rest[:nonceSize], rest[nonceSize:], bind(header, additional))
 	if err != nil {

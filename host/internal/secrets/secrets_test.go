@@ -98,7 +98,10 @@ func TestTamperingIsSeen(t *testing.T) {
 func TestSecretsStayWithTheirVolume(t *testing.T) {
 	s := open(t)
 	sealed := seal(t, s)
-	for _, other := range [][]byte{nil, ForVolume("default", "mysql2"), ForVolume("prod", "mysql"), ForVolume("", "default\x00mysql")} {
+	for _, other := range [][]byte{
+		nil, ForVolume("default", "mysql2"), ForVolume("prod", "mysql"),
+		ForVolume("", "default\x00mysql"),
+	} {
 		if _, err := s.Unseal(sealed, other); !errors.Is(err, ErrDamaged) {
 			t.Fatalf("unsealed for %q: %v", other, err)
 		}

@@ -86,7 +86,8 @@ func TestStartAfterOthers(t *testing.T) {
 	s.After = refs("one", "two", "unknown")
 	started := h.begins(t, s)
 	w := h.waitsFor(t, "three", "one", "two")
-	if w.WaitsSince.IsZero() || !strings.Contains(w.Waiting, `"one", "two"`) || len(w.Steps) != 1 || w.Steps[0].Name != "await" || w.Steps[0].Note != w.Waiting {
+	if w.WaitsSince.IsZero() || !strings.Contains(w.Waiting, `"one", "two"`) || len(w.Steps) != 1 ||
+		w.Steps[0].Name != "await" || w.Steps[0].Note != w.Waiting {
 		t.Errorf("it does not tell for whom it waits: %+v", w)
 	}
 	h.stop(t, "two")
@@ -128,7 +129,8 @@ func TestStopEndsTheWait(t *testing.T) {
 	started := h.begins(t, s)
 	h.waitsFor(t, "two", "one")
 	h.stop(t, "two")
-	if err := <-started; !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "the start was given up: the test stops it") {
+	if err := <-started; !errors.Is(err, ErrFailed) ||
+		!strings.Contains(err.Error(), "the start was given up: the test stops it") {
 		t.Errorf("the start says %v", err)
 	}
 	if h.count("claim two") > 0 {
@@ -146,7 +148,8 @@ func TestReplace(t *testing.T) {
 	s := spec("new", "a")
 	s.Replaces = refs("old")
 	h.start(t, s)
-	if w, err := h.Get(ref("old")); err != nil || w.State != Stopped || w.Message != `replaced by workload "new" on node "here"` {
+	if w, err := h.Get(ref("old")); err != nil || w.State != Stopped ||
+		w.Message != `replaced by workload "new" on node "here"` {
 		t.Errorf("%s: %s, %v", w.State, w.Message, err)
 	}
 	h.stop(t, "new")
@@ -221,10 +224,14 @@ func TestARestartWhileItWaits(t *testing.T) {
 func TestARefusedWaitTouchesNothing(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
-	h.on("await:before", 1, func(context.Context) error { return fmt.Errorf("w waits for v waits for w: %w", claim.ErrCycle) })
+	h.on("await:before", 1, func(context.Context) error {
+		return fmt.Errorf("w waits for v waits for w: %w",
+			claim.ErrCycle)
+	})
 	s := spec("w", "a")
 	s.After = refs("v")
-	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, claim.ErrCycle) || !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "w waits for v waits for w") {
+	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, claim.ErrCycle) || !errors.Is(err, ErrFailed) ||
+		!strings.Contains(err.Error(), "w waits for v waits for w") {
 		t.Fatal(err)
 	}
 	if got := h.happened(); len(got) > 0 {

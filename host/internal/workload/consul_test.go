@@ -49,7 +49,10 @@ type given struct {
 }
 
 func openConsul(file string, l *ledger, h *hooks, wrong func(string, ...any)) (*consul, error) {
-	c := &consul{hooks: h, ledger: l, file: file, wrong: wrong, state: consulState{Tokens: map[string]given{}, Services: map[string]registration.Instance{}}}
+	c := &consul{
+		hooks: h, ledger: l, file: file, wrong: wrong,
+		state: consulState{Tokens: map[string]given{}, Services: map[string]registration.Instance{}},
+	}
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil
@@ -224,7 +227,8 @@ func (l *ledger) intends(t claim.Token) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.ContainsFunc(l.state.Tokens, func(o claim.Token) bool { return o.ID == t.ID && o.SamePurpose(t) }) &&
-		slices.ContainsFunc(l.state.Workloads, func(w claim.Workload) bool { return w.Ref == t.Workload && w.Status == claim.Running })
+		slices.ContainsFunc(l.state.Workloads,
+			func(w claim.Workload) bool { return w.Ref == t.Workload && w.Status == claim.Running })
 }
 
 func (l *ledger) tokens() []claim.Token {

@@ -74,7 +74,8 @@ func (p onlyPlugin) DoDevice(ctx context.Context, _ string, fn func(ctx context.
 func (h *host) withDevices(t *testing.T, z *zeros) *host {
 	t.Helper()
 	z.hooks = h.hooks
-	r := devices.New(onlyPlugin{device.NewClient(plugintest.Serve(t, device.Plugin(z)).Conn)}, h.bus, hclog.NewNullLogger())
+	r := devices.New(onlyPlugin{device.NewClient(plugintest.Serve(t, device.Plugin(z)).Conn)}, h.bus,
+		hclog.NewNullLogger())
 	h.Devices = r
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -101,7 +102,8 @@ func TestAWorkloadHasItsDevicesAlone(t *testing.T) {
 		t.Errorf("it is told %+v", w.Reservation)
 	}
 	_, err := h.Start(t.Context(), deviceSpec("two", 1, "a"), Options{})
-	if !errors.Is(err, devices.ErrTooFew) || !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), `held by workload "one"`) {
+	if !errors.Is(err, devices.ErrTooFew) || !errors.Is(err, ErrFailed) ||
+		!strings.Contains(err.Error(), `held by workload "one"`) {
 		t.Errorf("the second one: %v", err)
 	}
 	if claims := h.ledger.claims(); len(claims) > 0 {
@@ -183,7 +185,8 @@ func TestDeviceAtTheDestinationOfAVolume(t *testing.T) {
 	h.volume(t, full, "a")
 	s := deviceSpec("w", 1, "a")
 	s.Volumes[0].Destination = "/dev/pseudo/zero-0"
-	if _, err := h.Start(t.Context(), s, Options{}); err == nil || !strings.Contains(err.Error(), `volume "a" has the destination /dev/pseudo/zero-0`) {
+	if _, err := h.Start(t.Context(), s, Options{}); err == nil ||
+		!strings.Contains(err.Error(), `volume "a" has the destination /dev/pseudo/zero-0`) {
 		t.Errorf("%v", err)
 	}
 	h.clean(t)

@@ -67,7 +67,8 @@ func (d *driver) check(ok bool, format string, args ...any) {
 func (d *driver) checkAsked(ref storage.Driver, v storage.Volume, publishContext map[string]string) {
 	d.check(v.Secrets["user"] == "admin", "%s: no secrets", v.Name)
 	d.check(v.Context["of"] == v.ExternalID, "%s: the volume context is %v", v.Name, v.Context)
-	d.check((publishContext["device"] == v.ExternalID) == attaching(ref.ID), "%s: the publish context is %v", v.Name, publishContext)
+	d.check((publishContext["device"] == v.ExternalID) == attaching(ref.ID), "%s: the publish context is %v", v.Name,
+		publishContext)
 }
 
 func (d *driver) Stage(ctx context.Context, ref storage.Driver, req storage.StageRequest) error {
@@ -92,7 +93,8 @@ func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volu
 		if was := at(path); was != nil {
 			there, err := mounts.Below(filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(path)))))
 			for _, m := range there {
-				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/") && strings.Contains(m.Path, "/"+filepath.Base(path)+"/")
+				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/") &&
+					strings.Contains(m.Path, "/"+filepath.Base(path)+"/")
 				d.check(err == nil && !published, "%s is unstaged while it is published at %s", v.Name, m.Path)
 			}
 		}
@@ -176,10 +178,13 @@ func unmount(path string) error {
 // controller is the drivers' controller, wherever that runs.
 type controller struct{ *driver }
 
-func (c controller) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
+func (c controller) Attach(ctx context.Context, v claim.Volume, modes claim.Capability,
+	node string,
+) (publishContext map[string]string, err error) {
 	err = c.call(ctx, "attach", v.ID, func() error {
 		c.check(attaching(v.PluginID), "%s is attached, and its driver needs no attachment", v.ID)
-		c.check(node == here && modes.AccessMode != "" && modes.AttachmentMode != "", "attach %s: %+v on %q", v.ID, modes, node)
+		c.check(node == here && modes.AccessMode != "" && modes.AttachmentMode != "", "attach %s: %+v on %q", v.ID, modes,
+			node)
 		publishContext = map[string]string{"device": v.ExternalID}
 		return nil
 	})

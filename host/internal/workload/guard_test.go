@@ -39,7 +39,10 @@ type guardsState struct {
 }
 
 func openGuards(file string, h *hooks) (*guards, error) {
-	g := &guards{hooks: h, file: file, epoch: 1, state: guardsState{Mounts: map[string]fence.Mount{}, Processes: map[int]fence.Process{}}}
+	g := &guards{
+		hooks: h, file: file, epoch: 1,
+		state: guardsState{Mounts: map[string]fence.Mount{}, Processes: map[int]fence.Process{}},
+	}
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return g, nil
@@ -150,7 +153,8 @@ func TestNothingIsMountedWithoutALease(t *testing.T) {
 			if !errors.Is(err, lease.ErrNoLease) || w.State != Failed {
 				t.Errorf("%s, %v", w.State, err)
 			}
-			if next := map[string]string{"attach": "stage a", "stage": "publish a"}[strings.Split(at, ":")[0]]; next != "" && h.count(next) > 0 {
+			if next := map[string]string{"attach": "stage a", "stage": "publish a"}[strings.Split(at, ":")[0]]; next != "" &&
+				h.count(next) > 0 {
 				t.Errorf("the driver was asked: %v", h.happened())
 			}
 			h.clean(t)
@@ -210,9 +214,15 @@ func TestLeaseIsLostDuringAStart(t *testing.T) {
 		away func(h *host) error
 		want error
 	}{
-		"with the claims":              {func(*host) error { return nil }, nil},
-		"without the claims":           {func(h *host) error { return h.ledger.takeAway("w", "") }, volumesteps.ErrClaimsLost},
-		"and the claims are another's": {func(h *host) error { return h.ledger.takeAway("w", "there") }, volumesteps.ErrClaimsLost},
+		"with the claims": {func(*host) error { return nil }, nil},
+		"without the claims": {
+			func(h *host) error { return h.ledger.takeAway("w", "") },
+			volumesteps.ErrClaimsLost,
+		},
+		"and the claims are another's": {
+			func(h *host) error { return h.ledger.takeAway("w", "there") },
+			volumesteps.ErrClaimsLost,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
@@ -251,7 +261,8 @@ func (h *host) elsewhere(t *testing.T, node string, want bool) {
 	}
 	w, err := h.ledger.Workload(t.Context(), ref("w"))
 	check.NoError(t, err)
-	if w.Status != claim.Running || w.Node != node || len(claims) != 1 || claims[0].State != claim.Taken || claims[0].Node != node {
+	if w.Status != claim.Running || w.Node != node || len(claims) != 1 || claims[0].State != claim.Taken ||
+		claims[0].Node != node {
 		t.Errorf("the other's was touched: %+v, %+v", w, claims)
 	}
 }

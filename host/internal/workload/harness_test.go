@@ -80,9 +80,12 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	}
 	out.Manager = New(here, layout, j, hclog.NewNullLogger(), Deps{
 		Ledger: l, Lease: g, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
-		Calls: drivers.Caller{Drivers: out.drivers, Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
-			return fn(ctx, out.driver)
-		}},
+		Calls: drivers.Caller{
+			Drivers: out.drivers,
+			Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+				return fn(ctx, out.driver)
+			},
+		},
 		Secrets: func(context.Context, claim.Volume) (map[string]string, error) {
 			return map[string]string{"user": "admin"}, nil
 		},

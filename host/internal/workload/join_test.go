@@ -46,7 +46,8 @@ func TestTwoStartsAreOneRun(t *testing.T) {
 	start(&second)
 	other := spec("w", "a")
 	other.Volumes[0].ReadOnly = true
-	if _, err := h.Start(t.Context(), other, Options{}); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "pannier workload stop w") {
+	if _, err := h.Start(t.Context(), other, Options{}); !errors.Is(err, ErrConflict) ||
+		!strings.Contains(err.Error(), "pannier workload stop w") {
 		t.Errorf("another specification: %v", err)
 	}
 	if _, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: 1}); !errors.Is(err, ErrConflict) {
@@ -80,7 +81,8 @@ func TestAStartWaitsForAnEarlierRelease(t *testing.T) {
 	held.await(t)
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
-	if _, err := h.Start(ctx, spec("w", "a"), Options{}); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "is released") {
+	if _, err := h.Start(ctx, spec("w", "a"), Options{}); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "is released") {
 		t.Errorf("a start that does not wait: %v", err)
 	}
 	started := make(chan error, 1)
@@ -114,7 +116,8 @@ func TestAStopGivesAStartUp(t *testing.T) {
 	if err := <-started; !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "given up: changed my mind") {
 		t.Errorf("the start says %v", err)
 	}
-	if slices.Contains(told.seen, "claim failed") || !slices.Contains(told.seen, "claim done") || !slices.Contains(told.seen, "attach a done") {
+	if slices.Contains(told.seen, "claim failed") || !slices.Contains(told.seen, "claim done") ||
+		!slices.Contains(told.seen, "attach a done") {
 		t.Errorf("the stop was told of %q, want what it undid", told.seen)
 	}
 	h.clean(t)

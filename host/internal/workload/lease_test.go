@@ -122,7 +122,8 @@ func TestLoseLeaseSaysWhatIsLeft(t *testing.T) {
 	h.drivers.healthy(full, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { h.waiting(t, "w"); cancel() }()
-	if err := h.LoseLease(ctx, "cut off"); err == nil || !strings.Contains(err.Error(), `workload "w" is not unmounted yet`) {
+	if err := h.LoseLease(ctx, "cut off"); err == nil ||
+		!strings.Contains(err.Error(), `workload "w" is not unmounted yet`) {
 		t.Errorf("it says %v", err)
 	}
 	if at(w.Mounts[0].HostPath) == nil {
@@ -294,7 +295,8 @@ func TestTheLedgerFailsAtTheStart(t *testing.T) {
 	h.start(t, spec("w", "a"))
 	h = h.next(t)
 	h.on("onnode:before", 1, fail(codes.Internal))
-	if _, err := h.Open(t.Context()); err == nil || !strings.Contains(err.Error(), "read this node's workloads in the ledger") {
+	if _, err := h.Open(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "read this node's workloads in the ledger") {
 		t.Errorf("it says %v", err)
 	}
 	h = h.restart(t)

@@ -118,7 +118,9 @@ func (l *ledger) Volume(_ context.Context, ref claim.VolumeRef) (claim.Volume, e
 	return *v, nil
 }
 
-func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
+func (l *ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim,
+	tokens []claim.Token,
+) (got volumesteps.Started, err error) {
 	start := func() error {
 		return l.change(func(s *ledgerState) (err error) {
 			if w := s.workload(run.Ref); w != nil && run.ID != "" && w.LastEndedRunID == run.ID {
@@ -197,7 +199,9 @@ func (l *ledger) until(ctx context.Context, is func(s *ledgerState) bool) error 
 }
 
 // start does what the cluster's state does for StartWorkload.
-func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim, tokens []claim.Token) (got volumesteps.Started, err error) {
+func (s *ledgerState) start(ref claim.WorkloadRef, node string, want []claim.Claim,
+	tokens []claim.Token,
+) (got volumesteps.Started, err error) {
 	n := slices.IndexFunc(s.Workloads, func(w claim.Workload) bool { return w.Ref == ref })
 	running := n >= 0 && s.Workloads[n].Status == claim.Running
 	if running && s.Workloads[n].Node != node {
@@ -255,7 +259,8 @@ func (s *ledgerState) noteTokens(ref claim.WorkloadRef, running bool, tokens []c
 			return err
 		}
 		if known := slices.ContainsFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID }); known != running {
-			return fmt.Errorf("token %s of workload %q, which runs: %t, is known: %t: %w", t.ID, ref, running, known, claim.ErrConflict)
+			return fmt.Errorf("token %s of workload %q, which runs: %t, is known: %t: %w", t.ID, ref, running, known,
+				claim.ErrConflict)
 		}
 	}
 	if !running {
@@ -314,7 +319,8 @@ func (l *ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 // meant reports whether an existing claim is one of those.
 func meant(claims []claim.Claim, is claim.Claim) bool {
 	return slices.ContainsFunc(claims, func(c claim.Claim) bool {
-		return c.Workload == is.Workload && c.Volume == is.Volume && c.Node == is.Node && (c.Index == 0 || c.Index == is.Index)
+		return c.Workload == is.Workload && c.Volume == is.Volume && c.Node == is.Node &&
+			(c.Index == 0 || c.Index == is.Index)
 	})
 }
 
@@ -333,7 +339,8 @@ func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 		l.wrong("the claim of %q on %q was detached while it was %s", c.Workload, c.Volume, c.State)
 	}
 	folders := []string{l.layout.WorkloadVolume(v.PluginID, c.Workload, c.Volume)}
-	if !slices.ContainsFunc(s.Claims, func(o claim.Claim) bool { return o.Volume == c.Volume && o.Workload != c.Workload }) {
+	if !slices.ContainsFunc(s.Claims,
+		func(o claim.Claim) bool { return o.Volume == c.Volume && o.Workload != c.Workload }) {
 		folders = append(folders, l.layout.StagingOf(v.PluginID, c.Volume))
 	}
 	for _, dir := range folders {
@@ -367,7 +374,8 @@ func (l *ledger) takeAway(id, to string) error {
 // free is the leader's part of a release: it removes the workload's claims that are detached.
 func (l *ledger) free(ref claim.WorkloadRef) error {
 	return l.change(func(s *ledgerState) error {
-		s.Claims = slices.DeleteFunc(s.Claims, func(c claim.Claim) bool { return c.Workload == ref && c.State == claim.NodeDetached })
+		s.Claims = slices.DeleteFunc(s.Claims,
+			func(c claim.Claim) bool { return c.Workload == ref && c.State == claim.NodeDetached })
 		return nil
 	})
 }

@@ -31,7 +31,8 @@ var (
 	// ErrFailed: the start failed and was undone.
 	ErrFailed = errors.New("the start failed")
 	// ErrNotReconciled: the host has not reached the ledger since it was started.
-	ErrNotReconciled = errcode.Unavailable.New("the ledger has not been reached since the host was started: no workload can be started yet")
+	ErrNotReconciled = errcode.Unavailable.New(
+		"the ledger has not been reached since the host was started: no workload can be started yet")
 	// ErrClosed: the host is stopping.
 	ErrClosed = errcode.Unavailable.New("the host is stopping")
 )
@@ -191,7 +192,9 @@ func (m *Manager) find(ref claim.WorkloadRef) (*instance, error) {
 
 // follow passes the steps of a workload to progress until the condition is true, and returns the
 // workload as it is then.
-func (m *Manager) follow(ctx context.Context, i *instance, progress func(Step), until func(s State, waits bool) bool) (Workload, error) {
+func (m *Manager) follow(ctx context.Context, i *instance, progress func(Step),
+	until func(s State, waits bool) bool,
+) (Workload, error) {
 	var seq uint64
 	for {
 		steps, last, state, waits, changed := i.since(seq)

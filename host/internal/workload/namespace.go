@@ -57,7 +57,8 @@ func namespaceOf(pid int) (*os.File, namespace, error) {
 	}
 	ns := namespace{Inode: st.Ino}
 	// ioctl_nsfs(2)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.NS_GET_MNTNS_ID, uintptr(unsafe.Pointer(&ns.ID))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.NS_GET_MNTNS_ID,
+		uintptr(unsafe.Pointer(&ns.ID))); errno != 0 {
 		ns.ID = 0
 	}
 	return f, ns, nil
@@ -83,7 +84,8 @@ func (r *run) observeNamespace(ctx context.Context) error {
 		_ = pin.Close() // nil where there is none
 	}
 	if ns.ID == 0 {
-		r.m.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone", "workload", r.ref)
+		r.m.log.Warn("the workload's process is gone, and others may live on in its mount namespace: they are left alone",
+			"workload", r.ref)
 		r.rec.MountNS = nil
 	}
 	return nil

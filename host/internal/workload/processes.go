@@ -241,7 +241,8 @@ func (r *run) guardAgain(ctx context.Context) {
 			return
 		}
 		if !logged && ctx.Err() == nil {
-			r.m.log.Warn("the fence does not know yet what the workload has mounted; this is retried", "workload", r.ref, "error", err)
+			r.m.log.Warn("the fence does not know yet what the workload has mounted; this is retried", "workload", r.ref,
+				"error", err)
 		}
 		if step.Sleep(ctx, pause.NextBackOff()) != nil {
 			return

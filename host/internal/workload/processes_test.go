@@ -257,7 +257,8 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
 			check.NoError(t, err)
 			note := filepath.Join(t.TempDir(), "note")
-			p := runScript(t, true, fmt.Sprintf("setsid sh -c 'trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done' & exec sleep 1000", note))
+			p := runScript(t, true, fmt.Sprintf(
+				"setsid sh -c 'trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done' & exec sleep 1000", note))
 			check.NoError(t, h.Running(ref("w"), p.pid()))
 			p.kill(t)
 			h.eventually(t, "w", "the end of its process to be seen", func(w Workload) bool { return w.State == Stopping })

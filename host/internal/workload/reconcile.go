@@ -35,7 +35,8 @@ func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []s
 	m.dropLost(had, claims)
 	unknown, err := m.services.Unknown(ctx, services)
 	if err == nil && len(unknown) > 0 {
-		m.log.Warn("the ledger has tokens of this node that the journal does not know; they are revoked", "tokens", len(unknown))
+		m.log.Warn("the ledger has tokens of this node that the journal does not know; they are revoked", "tokens",
+			len(unknown))
 		m.live.Go(func() { m.services.RevokeAll(m.ctx, unknown) })
 	}
 	return leftovers, err
@@ -131,7 +132,8 @@ func (m *Manager) endUnknown(ctx context.Context, standing []claim.Workload) err
 		if m.Owns(w.Ref) {
 			continue
 		}
-		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released", "workload", w.Ref)
+		m.log.Warn("the ledger has a workload of this node that the journal does not know; its claims are released",
+			"workload", w.Ref)
 		if err := m.Ledger.EndWorkload(ctx, claim.Run{Ref: w.Ref, Node: m.Node, Index: w.CreateIndex}); err != nil {
 			return fmt.Errorf("end workload %q: %w", w.Ref, err)
 		}

@@ -21,7 +21,10 @@ func TestServicesAreResolved(t *testing.T) {
 			{Type: "tcp", Port: "8080", Interval: "10s", Timeout: "1s"},
 		},
 		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: "public", Proxy: &service.Proxy{
-			Expose: &service.Expose{Paths: []service.ExposePath{{Path: "/metrics", Protocol: "http", LocalPathPort: 9100, ListenerPort: "admin"}}},
+			Expose: &service.Expose{Paths: []service.ExposePath{{
+				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
+				ListenerPort: "admin",
+			}}},
 			Config: map[string]any{"envoy_key": "${node.name}"},
 		}}},
 	})
@@ -29,13 +32,19 @@ func TestServicesAreResolved(t *testing.T) {
 	w := h.start(t, s)
 	port := func(label string) string { return strconv.Itoa(w.Ports[label]) }
 	want := service.Service{
-		Name: "web", Port: port("http"), Consul: "default", Tags: []string{"on-here", "${literal}", "default/w"}, Meta: map[string]string{"dc": "dc7"},
+		Name: "web", Port: port("http"), Consul: "default", Tags: []string{
+			"on-here", "${literal}",
+			"default/w",
+		}, Meta: map[string]string{"dc": "dc7"},
 		Checks: []service.Check{
 			{Type: "http", Path: "/w", Port: port("admin"), Interval: "10s", Timeout: "1s"},
 			{Type: "tcp", Port: "8080", Interval: "10s", Timeout: "1s"},
 		},
 		Connect: &service.Connect{SidecarService: &service.SidecarService{Port: port("public"), Proxy: &service.Proxy{
-			Expose: &service.Expose{Paths: []service.ExposePath{{Path: "/metrics", Protocol: "http", LocalPathPort: 9100, ListenerPort: port("admin")}}},
+			Expose: &service.Expose{Paths: []service.ExposePath{{
+				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
+				ListenerPort: port("admin"),
+			}}},
 			Config: map[string]any{"envoy_key": "here"},
 		}}},
 	}
@@ -48,7 +57,8 @@ func TestServicesAreResolved(t *testing.T) {
 	}
 	s.Canary = true
 	h.start(t, s)
-	if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags, []string{"canary-" + port("http")}) || got.Meta["dc"] != "dc7" {
+	if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags,
+		[]string{"canary-" + port("http")}) || got.Meta["dc"] != "dc7" {
 		t.Errorf("as a canary: %+v", got)
 	}
 	h.stop(t, "w")

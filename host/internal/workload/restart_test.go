@@ -196,7 +196,8 @@ func TestRestoredWithTheModesItHad(t *testing.T) {
 	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
 	v, err := h.ledger.Volume(t.Context(), volumeRef("a"))
 	check.NoError(t, err)
-	v.Capabilities = append(v.Capabilities, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem})
+	v.Capabilities = append(v.Capabilities,
+		claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem})
 	check.NoError(t, h.ledger.add(v))
 	check.NoError(t, unix.Unmount(target, 0))
 	h = h.restart(t)

@@ -16,7 +16,8 @@ import (
 // nothing is mounted and no process is left, so everything is released.
 //
 // Before that, the journal is compared with what the ledger has of this node (see reconcile); Open returns the mounts
-// that this left alone. If RemoteLedger is set and the ledger does not answer at once, the comparison is done later: until
+// that this left alone. If RemoteLedger is set and the ledger does not answer at once, the comparison is done later:
+// until
 // then the workloads are Unknown and stay as they are, and no other can be started.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
@@ -51,7 +52,8 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 		m.Services.Changed()
 	}
 	if unreachable != nil {
-		m.log.Warn("the ledger cannot be reached; this node's workloads stay as they are until it can", "workloads", len(restored), "error", unreachable)
+		m.log.Warn("the ledger cannot be reached; this node's workloads stay as they are until it can", "workloads",
+			len(restored), "error", unreachable)
 		m.live.Go(func() { m.reconcileLater(m.ctx, found) })
 		return nil, nil
 	}
@@ -167,5 +169,6 @@ func (rec *record) ports() (all []int) {
 // hasSecrets reports that a folder is for the files of one of the services.
 func (rec *record) hasSecrets(p secretsdir.Place) bool {
 	return rec.Spec.Namespace == p.Namespace && rec.Spec.ID == p.Workload &&
-		slices.ContainsFunc(rec.Services, func(s *servicesteps.Record) bool { return s.Service.Name == p.Service && s.Token.ID != "" })
+		slices.ContainsFunc(rec.Services,
+			func(s *servicesteps.Record) bool { return s.Service.Name == p.Service && s.Token.ID != "" })
 }

@@ -60,7 +60,8 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 				t.Errorf("it was registered %d times again", n)
 			}
 			h.start(t, base()) // and back
-			if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags, before.Spec.Services[0].Tags) || got.Weights != nil || len(got.Meta) > 0 {
+			if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags,
+				before.Spec.Services[0].Tags) || got.Weights != nil || len(got.Meta) > 0 {
 				t.Errorf("back it is %+v", got)
 			}
 			h.stop(t, "w")
@@ -84,13 +85,15 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 	} {
 		s := base()
 		change(&s)
-		if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pannier workload stop w") {
+		if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrConflict) ||
+			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "pannier workload stop w") {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 	s := base()
 	s.Services[0].Tags = []string{"${nope}"}
-	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "unknown variable ${nope}") {
+	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "unknown variable ${nope}") {
 		t.Errorf("got %v", err)
 	}
 	if w, err := h.Get(ref("w")); err != nil || !w.Spec.equal(base()) || h.count("register web") != 1 {
@@ -119,7 +122,9 @@ func TestChangeIsRetriedUntilConsulAcceptsIt(t *testing.T) {
 	})
 	for range 2 { // asked again, it says so again
 		w, err := h.Start(t.Context(), s, Options{})
-		if err == nil || errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "runs on, but not with the changed spec yet") || !strings.Contains(err.Error(), "the test wants it so") {
+		if err == nil || errors.Is(err, ErrFailed) ||
+			!strings.Contains(err.Error(), "runs on, but not with the changed spec yet") ||
+			!strings.Contains(err.Error(), "the test wants it so") {
 			t.Errorf("got %v", err)
 		}
 		if w.State != Running || !strings.Contains(w.Services[0].Message, `register service "web"`) {
@@ -147,7 +152,8 @@ func TestAChangeInTheMiddle(t *testing.T) {
 	held.await(t)
 	s := withServices(spec("w"), sidecar("web"))
 	s.Services[0].Tags = []string{"new"}
-	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "is not up yet") {
+	if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrConflict) ||
+		!strings.Contains(err.Error(), "is not up yet") {
 		t.Errorf("got %v", err)
 	}
 	close(held.open)

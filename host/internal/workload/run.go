@@ -38,7 +38,8 @@ func (r *run) live(ctx context.Context) {
 			return
 		}
 		if err := r.set(Stopping, reason); err != nil {
-			r.m.log.Error("the journal cannot be written; the workload is released nevertheless", "workload", r.ref, "error", err)
+			r.m.log.Error("the journal cannot be written; the workload is released nevertheless", "workload", r.ref, "error",
+				err)
 		}
 		if r.failed() {
 			r.event("failed", reason.Error())

@@ -151,14 +151,22 @@ func TestServicesAreRepairedAfterARestart(t *testing.T) {
 		spoil  func(h *host, s servicesteps.Status) error
 		minted bool // it gets another token
 	}{
-		"token gone":    {func(_ *host, s servicesteps.Status) error { return os.Remove(s.TokenFile) }, false},
-		"token changed": {func(_ *host, s servicesteps.Status) error { return os.WriteFile(s.TokenFile, []byte("evil"), 0o400) }, false},
+		"token gone": {func(_ *host, s servicesteps.Status) error { return os.Remove(s.TokenFile) }, false},
+		"token changed": {func(_ *host,
+			s servicesteps.Status,
+		) error {
+			return os.WriteFile(s.TokenFile, []byte("evil"), 0o400)
+		}, false},
 		"token is a link": {func(h *host, s servicesteps.Status) error {
 			return link(s.TokenFile, filepath.Join(h.dir, "consul.json"))
 		}, false},
-		"token unreadable":  {func(_ *host, s servicesteps.Status) error { return os.Chown(s.TokenFile, 4711, -1) }, false},
-		"bootstrap gone":    {func(_ *host, s servicesteps.Status) error { return os.Remove(s.BootstrapFile) }, false},
-		"bootstrap changed": {func(_ *host, s servicesteps.Status) error { return os.WriteFile(s.BootstrapFile, []byte("{}"), 0o400) }, false},
+		"token unreadable": {func(_ *host, s servicesteps.Status) error { return os.Chown(s.TokenFile, 4711, -1) }, false},
+		"bootstrap gone":   {func(_ *host, s servicesteps.Status) error { return os.Remove(s.BootstrapFile) }, false},
+		"bootstrap changed": {func(_ *host,
+			s servicesteps.Status,
+		) error {
+			return os.WriteFile(s.BootstrapFile, []byte("{}"), 0o400)
+		}, false},
 		"all gone": {func(h *host, _ servicesteps.Status) error {
 			return os.RemoveAll(filepath.Join(h.dir, "secrets", "default"))
 		}, false},
@@ -203,7 +211,9 @@ func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 		secret, _ := os.ReadFile(s.TokenFile)
 		raw, _ := os.ReadFile(s.BootstrapFile)
 		info, err := os.Lstat(s.TokenFile)
-		return err == nil && info.Sys().(*syscall.Stat_t).Uid == bob && len(all) == 1 && all[0].Accessor == s.Accessor && len(h.ledger.tokens()) == 1 && string(secret) == all[0].Secret && strings.Contains(string(raw), all[0].Secret) && s.Message == ""
+		return err == nil && info.Sys().(*syscall.Stat_t).Uid == bob && len(all) == 1 && all[0].Accessor == s.Accessor &&
+			len(h.ledger.tokens()) == 1 && string(secret) == all[0].Secret && strings.Contains(string(raw), all[0].Secret) &&
+			s.Message == ""
 	})
 	h.wellIdentified(t, s)
 	return s

@@ -89,7 +89,10 @@ func TestServicesStartAndStop(t *testing.T) {
 	}{
 		"sidecar": {sidecar("web"), "claim w, register web, derive web, read, bootstrap web", "revoke web, deregister web"},
 		"gateway": {
-			service.Service{Name: "web", Port: "http", Connect: &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}}}},
+			service.Service{
+				Name: "web", Port: "http",
+				Connect: &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}}},
+			},
 			"claim w, register web, derive web, read, bootstrap web", "revoke web, deregister web",
 		},
 		"native": {native("web"), "claim w, register web, derive web, read", "revoke web, deregister web"},
@@ -106,14 +109,18 @@ func TestServicesStartAndStop(t *testing.T) {
 			meshed, proxied := c.of.Connect != nil, c.of.Proxied()
 			if st.Name != "web" || st.Consul != "default" || st.ID != "pannier:here:default:w:web" || st.Message != "" ||
 				(st.ProxyID != "") != proxied || (st.Accessor != "") != meshed || (st.TokenFile != "") != meshed ||
-				(st.BootstrapFile != "") != proxied || (st.AdminPort != 0) != proxied || (st.ReadyPort != 0) != proxied || (w.SecretsDir != "") != meshed {
+				(st.BootstrapFile != "") != proxied || (st.AdminPort != 0) != proxied || (st.ReadyPort != 0) != proxied ||
+				(w.SecretsDir != "") != meshed {
 				t.Errorf("status: %+v, secrets in %q", st, w.SecretsDir)
 			}
 			if proxied {
 				h.wellIdentified(t, st)
 				want := bootstrap.Request{
 					ProxyID: st.ProxyID, TokenFile: filepath.Join(w.SecretsDir, "web", "si_token"),
-					Admin: bootstrap.Bind{Address: "127.0.0.1", Port: st.AdminPort}, Ready: bootstrap.Bind{Address: "127.0.0.1", Port: st.ReadyPort},
+					Admin: bootstrap.Bind{Address: "127.0.0.1", Port: st.AdminPort}, Ready: bootstrap.Bind{
+						Address: "127.0.0.1",
+						Port:    st.ReadyPort,
+					},
 				}
 				if got := bootstrapOf(t, st).Request; got != want {
 					t.Errorf("got %+v, want %+v", got, want)
@@ -253,19 +260,29 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 		limit  func(h *host)
 		within string
 	}{
-		"register": {codes.Unavailable, func(h *host) { h.services.Limits.Register = 300 * time.Millisecond }, "given up after 300ms"},
+		"register": {
+			codes.Unavailable, func(h *host) { h.services.Limits.Register = 300 * time.Millisecond },
+			"given up after 300ms",
+		},
 		"derive": {codes.Unavailable, func(h *host) {
 			h.services.IdentityTimeout = map[string]time.Duration{"default": 300 * time.Millisecond}
 		}, "more than 300ms"},
-		"read":      {codes.NotFound, func(h *host) { h.services.Limits.ReadBack = 300 * time.Millisecond }, "given up after 300ms"},
-		"bootstrap": {codes.Unavailable, func(h *host) { h.services.Limits.Bootstrap = 300 * time.Millisecond }, "given up after 300ms"},
+		"read": {
+			codes.NotFound, func(h *host) { h.services.Limits.ReadBack = 300 * time.Millisecond },
+			"given up after 300ms",
+		},
+		"bootstrap": {
+			codes.Unavailable, func(h *host) { h.services.Limits.Bootstrap = 300 * time.Millisecond },
+			"given up after 300ms",
+		},
 	} {
 		t.Run(call, func(t *testing.T) {
 			h := newHost(t)
 			c.limit(h)
 			h.on(call+":before", 0, fail(c.code))
 			_, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{})
-			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), c.within) && !strings.Contains(err.Error(), "given up after 300ms") || !strings.Contains(err.Error(), "the test wants it so") {
+			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), c.within) &&
+				!strings.Contains(err.Error(), "given up after 300ms") || !strings.Contains(err.Error(), "the test wants it so") {
 				t.Errorf("got %v", err)
 			}
 			h.clean(t)
@@ -273,9 +290,11 @@ func TestCallsToConsulAreGivenUp(t *testing.T) {
 	}
 	t.Run("a pause that is longer", func(t *testing.T) {
 		h := newHost(t)
-		h.services.Limits.Register, h.services.Limits.Retry.Min, h.services.Limits.Retry.Max = 300*time.Millisecond, time.Hour, time.Hour
+		h.services.Limits.Register, h.services.Limits.Retry.Min, h.services.Limits.Retry.Max = 300*time.Millisecond,
+			time.Hour, time.Hour
 		h.on("register:before", 0, fail(codes.Unavailable))
-		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil || !strings.Contains(err.Error(), "given up after 300ms") {
+		if _, err := h.Start(t.Context(), withServices(spec("w"), plainService("web")), Options{}); err == nil ||
+			!strings.Contains(err.Error(), "given up after 300ms") {
 			t.Errorf("got %v", err)
 		}
 		h.clean(t)
@@ -305,7 +324,8 @@ func TestAVolumeFailsInMidDerivation(t *testing.T) {
 		}
 		return fail(codes.Internal)(ctx)
 	})
-	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), `publish volume "a"`) {
+	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err,
+		ErrFailed) || !strings.Contains(err.Error(), `publish volume "a"`) {
 		t.Errorf("got %v", err)
 	}
 	h.clean(t)
@@ -316,7 +336,8 @@ func TestARefusedClaimLeavesNoToken(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
 	h.on("claim:before", 1, func(context.Context) error { return claimRefused })
-	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err, claimRefused) {
+	if _, err := h.Start(t.Context(), withServices(spec("w", "a"), sidecar("web")), Options{}); !errors.Is(err,
+		claimRefused) {
 		t.Fatal(err)
 	}
 	if got := h.happened(); len(got) > 0 {
@@ -399,7 +420,8 @@ func TestSecretsCannotBeWritten(t *testing.T) {
 		_ = os.WriteFile(filepath.Join(dir, "default", "w", "web", "filler"), raw, 0o600)
 		return nil
 	})
-	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err, secretsdir.ErrFull) || !errors.Is(err, ErrFailed) {
+	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err,
+		secretsdir.ErrFull) || !errors.Is(err, ErrFailed) {
 		t.Errorf("got %v", err)
 	}
 	h.clean(t)
@@ -408,7 +430,8 @@ func TestSecretsCannotBeWritten(t *testing.T) {
 	check.NoError(t, os.Remove(filepath.Join(dir, ".pannier-secrets")))
 	check.NoError(t, os.WriteFile(theirs, nil, 0o600))
 	h.forget()
-	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err, secretsdir.ErrForeign) || errors.Is(err, ErrFailed) {
+	if _, err := h.Start(t.Context(), withServices(spec("w"), sidecar("web")), Options{}); !errors.Is(err,
+		secretsdir.ErrForeign) || errors.Is(err, ErrFailed) {
 		t.Errorf("got %v", err)
 	}
 	if got := h.happened(); len(got) > 0 || h.Ports.Held() > 0 {
@@ -467,7 +490,8 @@ func TestPortsOfAWorkload(t *testing.T) {
 	conflict := func() {
 		t.Helper()
 		_, err := h.Start(t.Context(), other, Options{})
-		if !errors.Is(err, ports.ErrTaken) || !strings.Contains(err.Error(), `port "mine": the port is taken: `) || !strings.Contains(err.Error(), `is held by workload "w"`) {
+		if !errors.Is(err, ports.ErrTaken) || !strings.Contains(err.Error(), `port "mine": the port is taken: `) ||
+			!strings.Contains(err.Error(), `is held by workload "w"`) {
 			t.Errorf("got %v", err)
 		}
 		if _, err := h.Get(ref("other")); !errors.Is(err, ErrNotFound) {

@@ -55,14 +55,22 @@ func TestValidateNamesEveryFault(t *testing.T) {
 		}
 	}
 	for want, spoil := range map[string]func(s *Spec){
-		`port "1": "1" is no label`:                            func(s *Spec) { s.Ports[0].Label = "1" },
-		`port "http" is there twice`:                           func(s *Spec) { s.Ports = append(s.Ports, Port{Label: "http"}) },
+		`port "1": "1" is no label`: func(s *Spec) { s.Ports[0].Label = "1" },
+		`port "http" is there twice`: func(s *Spec) {
+			s.Ports = append(s.Ports,
+				Port{Label: "http"})
+		},
 		`port "http": static 65536 is no port`:                 func(s *Spec) { s.Ports[0].Static = 65536 },
 		`ports "http" and "x" have one number, 80`:             func(s *Spec) { s.Ports = []Port{{"http", 80}, {"x", 80}} },
 		`service "web": port: the workload has no port "http"`: func(s *Spec) { s.Ports = nil },
 		"it has 65 services, 64 are allowed":                   func(s *Spec) { s.Services = make([]service.Service, 65) },
 		"sidecar 1: command is missing":                        func(s *Spec) { s.Sidecars = []Sidecar{{}} },
-		`sidecar 1: no service "db" has a proxy`:               func(s *Spec) { s.Sidecars = []Sidecar{{Service: "db", Command: []string{"x"}}} },
+		`sidecar 1: no service "db" has a proxy`: func(s *Spec) {
+			s.Sidecars = []Sidecar{{
+				Service: "db",
+				Command: []string{"x"},
+			}}
+		},
 		"sidecar 1: service must say whose it is: 2 services have a ": func(s *Spec) {
 			s.Services = append(s.Services, sidecar("api"))
 			s.Sidecars = []Sidecar{{Command: []string{"x"}}}

@@ -106,14 +106,16 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uint64, err error) {
 	same := s.Spec.equal(spec)
 	if differs := differences(s.Spec, spec); differs != "" {
-		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef, ErrConflict, differs, spec.ID)
+		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef,
+			ErrConflict, differs, spec.ID)
 	}
 	if s.OwnerPID != owner {
 		return 0, fmt.Errorf("workload %q: %w: it belongs to %s, this call to %s; stop it first: pannier workload stop %s",
 			spec.WorkloadRef, ErrConflict, whose(s.OwnerPID), whose(owner), spec.ID)
 	}
 	if !same && s.State != Running {
-		return 0, fmt.Errorf("workload %q: %w and is not up yet: its services can be changed once it runs", spec.WorkloadRef, ErrConflict)
+		return 0, fmt.Errorf("workload %q: %w and is not up yet: its services can be changed once it runs", spec.WorkloadRef,
+			ErrConflict)
 	}
 	if !same {
 		return m.revise(i, spec)

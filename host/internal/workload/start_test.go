@@ -42,7 +42,8 @@ func TestOneVolumeStartAndStop(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(h.driver.base, "external-data", "file")); err != nil {
 				t.Errorf("what the workload writes is not in the volume: %v", err)
 			}
-			if w = h.stop(t, "w"); w.State != Stopped || w.Message != "the test stops it" || w.EndedAt.IsZero() || len(w.Mounts) > 0 {
+			if w = h.stop(t, "w"); w.State != Stopped || w.Message != "the test stops it" || w.EndedAt.IsZero() ||
+				len(w.Mounts) > 0 {
 				t.Errorf("stopped: %+v", w)
 			}
 			if got := strings.Join(h.happened(), ", "); got != want {
@@ -77,7 +78,10 @@ func TestVolumesInParallel(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		h.volume(t, full, id)
 	}
-	for _, label := range []string{"attach:before", "stage:before", "publish:before", "unpublish:before", "unstage:before"} {
+	for _, label := range []string{
+		"attach:before", "stage:before", "publish:before", "unpublish:before",
+		"unstage:before",
+	} {
 		h.on(label, 0, meet(3))
 	}
 	if w := h.start(t, spec("w", "a", "b", "c")); len(w.Mounts) != 3 {
@@ -179,28 +183,52 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 		want    string
 		is      error
 	}{
-		"unknown volume": {func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Source = "nowhere" }, `volume "b": volume is not registered: "nowhere"`, claim.ErrVolumeNotFound},
-		"unknown driver": {func(t *testing.T, h *host, _ *Spec) { h.volume(t, "none", "b") }, `volume "b": driver not found`, drivers.ErrNotFound},
-		"no such mode":   {func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].AccessMode = claim.MultiNodeMultiWriter }, "no capability with access_mode", claim.ErrUnsupported},
+		"unknown volume": {
+			func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Source = "nowhere" },
+			`volume "b": volume is not registered: "nowhere"`, claim.ErrVolumeNotFound,
+		},
+		"unknown driver": {
+			func(t *testing.T, h *host, _ *Spec) { h.volume(t, "none", "b") }, `volume "b": driver not found`,
+			drivers.ErrNotFound,
+		},
+		"no such mode": {
+			func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].AccessMode = claim.MultiNodeMultiWriter },
+			"no capability with access_mode", claim.ErrUnsupported,
+		},
 		"which mode": {func(t *testing.T, h *host, _ *Spec) {
-			h.volume(t, full, "b", single, claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
+			h.volume(t, full, "b", single,
+				claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
 		}, "several capabilities", claim.ErrUnsupported},
 		"no node service": {func(t *testing.T, h *host, _ *Spec) {
 			h.drivers.set(full, func(d *drivers.Driver) { d.Fingerprint.Node = nil })
 		}, "no node service", nil},
-		"another rack": {func(t *testing.T, h *host, _ *Spec) {
-			h.drivers.set(full, func(d *drivers.Driver) {
-				d.Fingerprint.Node.AccessibleTopology = storage.Topology{"rack": "R2"}
-			})
-			b, err := h.ledger.Volume(t.Context(), volumeRef("b"))
-			check.NoError(t, err)
-			b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
-			check.NoError(t, h.ledger.add(b))
-		}, `volume "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`, claim.ErrUnreachable},
-		"unhealthy driver": {func(t *testing.T, h *host, _ *Spec) { h.volumes.DriverWait = 1; h.drivers.healthy(full, false) }, "the driver is not healthy: the test took it away", nil},
-		"held by another":  {func(t *testing.T, h *host, _ *Spec) { h.volume(t, full, "b", single); h.start(t, spec("other", "b")) }, `held by workload "other"`, claim.ErrHeld},
+		"another rack": {
+			func(t *testing.T, h *host, _ *Spec) {
+				h.drivers.set(full, func(d *drivers.Driver) {
+					d.Fingerprint.Node.AccessibleTopology = storage.Topology{"rack": "R2"}
+				})
+				b, err := h.ledger.Volume(t.Context(), volumeRef("b"))
+				check.NoError(t, err)
+				b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
+				check.NoError(t, h.ledger.add(b))
+			}, `volume "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`,
+			claim.ErrUnreachable,
+		},
+		"unhealthy driver": {func(t *testing.T, h *host,
+			_ *Spec,
+		) {
+			h.volumes.DriverWait = 1
+			h.drivers.healthy(full, false)
+		}, "the driver is not healthy: the test took it away", nil},
+		"held by another": {func(t *testing.T, h *host,
+			_ *Spec,
+		) {
+			h.volume(t, full, "b", single)
+			h.start(t, spec("other", "b"))
+		}, `held by workload "other"`, claim.ErrHeld},
 		"used in two ways": {func(t *testing.T, h *host, s *Spec) {
-			h.volume(t, full, "b", single, claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
+			h.volume(t, full, "b", single,
+				claim.Capability{AccessMode: claim.SingleNodeMultiWriter, AttachmentMode: claim.FileSystem})
 			s.Volumes = append(s.Volumes, volumesteps.Request{Name: "c", Source: "b", AccessMode: claim.SingleNodeMultiWriter})
 			s.Volumes[1].AccessMode = claim.SingleNodeWriter
 		}, "one workload uses a volume in one way", nil},
@@ -243,7 +271,8 @@ func TestStoppedBeforeTheAnswer(t *testing.T) {
 		}
 	})
 	w, err := h.Start(t.Context(), spec("w", "a"), Options{Progress: func(Step) { stop() }})
-	if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "somebody else wants it so") || w.State != Stopped || len(w.Mounts) > 0 {
+	if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "somebody else wants it so") || w.State != Stopped ||
+		len(w.Mounts) > 0 {
 		t.Errorf("%s with %v, %v", w.State, w.Mounts, err)
 	}
 }

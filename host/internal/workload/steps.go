@@ -24,7 +24,8 @@ var actions = []action{
 	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
 	ofService(registerStep, nil, (*servicesteps.Steps).Register, (*servicesteps.Steps).Deregister),
 	ofService(identifyStep, (*servicesteps.Service).Meshed, (*servicesteps.Steps).Identify, (*servicesteps.Steps).Revoke),
-	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap, (*servicesteps.Steps).RemoveBootstrap),
+	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap,
+		(*servicesteps.Steps).RemoveBootstrap),
 }
 
 // The steps that others refer to: await and claim make the workload known to the ledger, claim
@@ -102,7 +103,9 @@ func ofAll(name string, when func(*run) bool, do, undo func(*run, context.Contex
 }
 
 // ofVolume makes an action of each volume.
-func ofVolume(name string, when func(*volumesteps.Volume) bool, do, undo func(*volumesteps.Steps, context.Context, *volumesteps.Volume) error) action {
+func ofVolume(name string, when func(*volumesteps.Volume) bool, do,
+	undo func(*volumesteps.Steps, context.Context, *volumesteps.Volume) error,
+) action {
 	return action{
 		name: name, of: eachVolume,
 		when: func(_ *run, of subject) bool { return when == nil || when(of.volume) },
@@ -112,7 +115,9 @@ func ofVolume(name string, when func(*volumesteps.Volume) bool, do, undo func(*v
 }
 
 // ofService makes an action of each service.
-func ofService(name string, when func(*servicesteps.Service) bool, do, undo func(*servicesteps.Steps, context.Context, *servicesteps.Service) error) action {
+func ofService(name string, when func(*servicesteps.Service) bool, do,
+	undo func(*servicesteps.Steps, context.Context, *servicesteps.Service) error,
+) action {
 	return action{
 		name: name, of: eachService,
 		when: func(_ *run, of subject) bool { return when == nil || when(of.service) },

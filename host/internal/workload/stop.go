@@ -14,7 +14,9 @@ import (
 
 // Stop takes a workload down and returns when nothing is left of it. It continues when ctx ends;
 // calling it again makes the next attempt at once. Stopping a workload that has ended is success.
-func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload, error) {
+func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(Step)) (Workload,
+	error,
+) {
 	i, err := m.find(ref)
 	if err != nil {
 		return Workload{}, err

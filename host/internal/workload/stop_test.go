@@ -36,7 +36,8 @@ func TestDrain(t *testing.T) {
 		t.Fatalf("it is over, with a workload left: %v", err)
 	default:
 	}
-	if _, err := h.Start(t.Context(), spec("new"), Options{}); !errors.Is(err, claim.ErrIneligible) || !strings.Contains(err.Error(), "the node is drained") {
+	if _, err := h.Start(t.Context(), spec("new"), Options{}); !errors.Is(err, claim.ErrIneligible) ||
+		!strings.Contains(err.Error(), "the node is drained") {
 		t.Errorf("a start says %v", err)
 	}
 	h.drivers.healthy(staged, true)
@@ -46,7 +47,8 @@ func TestDrain(t *testing.T) {
 	}
 	order := slices.DeleteFunc(h.happened(), func(s string) bool { return !strings.HasPrefix(s, "end ") })
 	order = slices.Compact(order) // each attempt says it again
-	if n := slices.Index(order, "end one"); n < 0 || !slices.Equal(order[:n+1], []string{"end waiting", "end three", "end two", "end one"}) {
+	if n := slices.Index(order, "end one"); n < 0 ||
+		!slices.Equal(order[:n+1], []string{"end waiting", "end three", "end two", "end one"}) {
 		t.Errorf("they ended in the order %q", order)
 	}
 	if w, err := h.Get(ref("two")); err != nil || w.State != Stopped || w.Message != "the node is drained" {
@@ -66,7 +68,8 @@ func TestADrainIsLeft(t *testing.T) {
 	h.drivers.healthy(full, false)
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { h.waiting(t, "w"); leave() }()
-	if err := h.Drain(ctx, "drained"); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `workload "w"`) {
+	if err := h.Drain(ctx, "drained"); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), `workload "w"`) {
 		t.Errorf("it says %v", err)
 	}
 	h.drivers.healthy(full, true)

@@ -70,7 +70,8 @@ func TestAStepGoesWrong(t *testing.T) {
 				if c.stop {
 					want = "the start was given up: enough"
 				}
-				if !strings.Contains(err.Error(), want) || !strings.Contains(w.Message, want) || !strings.Contains(err.Error(), "was undone") {
+				if !strings.Contains(err.Error(), want) || !strings.Contains(w.Message, want) ||
+					!strings.Contains(err.Error(), "was undone") {
 					t.Errorf("the error %q and the message %q do not say %q", err, w.Message, want)
 				}
 				got := h.happened()
@@ -210,7 +211,10 @@ func TestAStartThatCannotBeUndoneAtOnce(t *testing.T) {
 	if !errors.Is(err, ErrFailed) || w.State != Stopping {
 		t.Fatalf("%s, %v", w.State, err)
 	}
-	for _, want := range []string{`publish volume "a"`, "the test wants it so", "undoing it continues", "the test took it away"} {
+	for _, want := range []string{
+		`publish volume "a"`, "the test wants it so", "undoing it continues",
+		"the test took it away",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not say %q", err, want)
 		}
@@ -257,7 +261,8 @@ func TestDriversSuccessIsVerified(t *testing.T) {
 		h.on("publish:after", 1, func(context.Context) error {
 			return unmount(h.Layout.Target(plain, ref("w"), volumeRef("a"), usage(), "a"))
 		})
-		if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "nothing is mounted at") {
+		if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil ||
+			!strings.Contains(err.Error(), "nothing is mounted at") {
 			t.Errorf("got %v", err)
 		}
 		h.clean(t)
@@ -281,7 +286,10 @@ func TestDriversSuccessIsVerified(t *testing.T) {
 		h := newHost(t)
 		h.volume(t, full, "a")
 		target := h.start(t, spec("w", "a")).Mounts[0].HostPath
-		h.on("unpublish:after", 1, func(context.Context) error { return h.driver.bind(h.driver.base, remade(t, target), false) })
+		h.on("unpublish:after", 1, func(context.Context) error {
+			return h.driver.bind(h.driver.base, remade(t, target),
+				false)
+		})
 		h.stop(t, "w")
 		h.clean(t)
 	})
@@ -331,7 +339,8 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h.volume(t, full, "a")
 	path := remade(t, h.Layout.Staging(full, volumeRef("a"), usage()))
 	check.NoError(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
-	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil ||
+		!strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
 	if h.count("stage a")+h.count("unstage a") > 0 || at(path) == nil {
@@ -349,7 +358,8 @@ func TestALeftoverAtTheTarget(t *testing.T) {
 	h.volume(t, full, "a")
 	path := remade(t, h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"))
 	check.NoError(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
-	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil || !strings.Contains(err.Error(), "is mounted already") {
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil ||
+		!strings.Contains(err.Error(), "is mounted already") {
 		t.Errorf("got %v", err)
 	}
 	h.start(t, spec("w", "a"))
@@ -364,7 +374,8 @@ func TestNothingIsDoneWithoutTheJournal(t *testing.T) {
 	check.NoError(t, h.journal.Close())
 	called := false
 	do := func(*run, context.Context, subject) error { called = true; return nil }
-	if err := r.do(t.Context(), action{name: "it", do: do}, r.subjects()[0]); !errors.Is(err, journal.ErrClosed) || called {
+	if err := r.do(t.Context(), action{name: "it", do: do}, r.subjects()[0]); !errors.Is(err, journal.ErrClosed) ||
+		called {
 		t.Errorf("got %v, called: %t", err, called)
 	}
 	if err := r.set(Running, nil); !errors.Is(err, journal.ErrClosed) || r.state() != Starting {
@@ -415,7 +426,8 @@ func TestRepeatedStopIsAttemptedAtOnce(t *testing.T) {
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("the stop that was left came to %v", err)
 	}
-	if w, err := h.Stop(t.Context(), ref("w"), "again", nil); err != nil || w.State != Stopped || w.Message != "the test stops it" {
+	if w, err := h.Stop(t.Context(), ref("w"), "again", nil); err != nil || w.State != Stopped ||
+		w.Message != "the test stops it" {
 		t.Errorf("the second stop came to %+v, %v", w, err)
 	}
 	h.clean(t)

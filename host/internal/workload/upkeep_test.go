@@ -36,7 +36,8 @@ func TestATokenIsRenewed(t *testing.T) {
 	if first.ExpiresAt.IsZero() {
 		t.Fatalf("it does not expire: %+v", first)
 	}
-	second := h.eventually(t, "w", "renewed", func(w Workload) bool { return w.Services[0].Accessor != first.Accessor }).Services[0]
+	second := h.eventually(t, "w", "renewed",
+		func(w Workload) bool { return w.Services[0].Accessor != first.Accessor }).Services[0]
 	if took := time.Since(began); took < 300*time.Millisecond {
 		t.Errorf("it was renewed after %s already", took)
 	}
@@ -76,7 +77,8 @@ func TestARenewalThatFails(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			h.services.Limits.Look, h.services.Limits.ReadBack, h.services.Limits.Bootstrap = 5*time.Millisecond, 300*time.Millisecond, 300*time.Millisecond
+			h.services.Limits.Look, h.services.Limits.ReadBack, h.services.Limits.Bootstrap = 5*time.Millisecond,
+				300*time.Millisecond, 300*time.Millisecond
 			h.services.Limits.Identity = 500 * time.Millisecond
 			before := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0]
 			back := make(chan struct{})
@@ -98,7 +100,8 @@ func TestARenewalThatFails(t *testing.T) {
 			if after.Accessor == before.Accessor && call != "read" { // one that Consul has forgotten
 				t.Error("it has the same token")
 			}
-			h.eventually(t, "w", "told of", func(Workload) bool { return slices.Contains(h.serviceEvents(), "identity-restored") })
+			h.eventually(t, "w", "told of",
+				func(Workload) bool { return slices.Contains(h.serviceEvents(), "identity-restored") })
 			if n := h.countEvents("identity-failed"); n == 0 || n > 3 {
 				t.Errorf("it was told %d times", n)
 			}
@@ -119,7 +122,10 @@ func (h *host) countEvents(kind string) (n int) {
 
 // A host that ends during a replacement continues it, or continues with the old token.
 func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
-	for _, label := range []string{"intend:before", "intend:after", "derive:before", "derive:after", "bootstrap:before", "revoke:before", "revoke:after"} {
+	for _, label := range []string{
+		"intend:before", "intend:after", "derive:before", "derive:after", "bootstrap:before",
+		"revoke:before", "revoke:after",
+	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
@@ -142,7 +148,10 @@ func TestTheHostEndsInTheMiddleOfAReplacement(t *testing.T) {
 
 // A stop during a replacement leaves neither token.
 func TestAStopInTheMiddleOfAReplacement(t *testing.T) {
-	for _, label := range []string{"intend:after", "derive:before", "derive:after", "read:before", "bootstrap:before", "revoke:before"} {
+	for _, label := range []string{
+		"intend:after", "derive:before", "derive:after", "read:before", "bootstrap:before",
+		"revoke:before",
+	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
@@ -189,7 +198,8 @@ func TestRenewalOnAFullDisk(t *testing.T) {
 	filler := filepath.Join(dir, "default", "w", "web", "filler")
 	_ = os.WriteFile(filler, make([]byte, 64<<10), 0o600)
 	check.NoError(t, h.consul.forget())
-	w := h.eventually(t, "w", "failing", func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
+	w := h.eventually(t, "w", "failing",
+		func(w Workload) bool { return strings.Contains(w.Services[0].Message, secretsdir.ErrFull.Error()) })
 	if w.State != Running {
 		t.Errorf("it is %s", w.State)
 	}
@@ -213,7 +223,8 @@ func TestBeats(t *testing.T) {
 	s.Services[0].Checks = append(s.Services[0].Checks, processCheck)
 	h.start(t, s)
 	beats := h.Beats()["default"]
-	if len(beats) != 1 || beats[0].ID != "pannier:here:default:w:web" || beats[0].Healthy || !strings.Contains(beats[0].Output, "no process") {
+	if len(beats) != 1 || beats[0].ID != "pannier:here:default:w:web" || beats[0].Healthy ||
+		!strings.Contains(beats[0].Output, "no process") {
 		t.Errorf("before its process is known: %+v", beats)
 	}
 	told := h.consul.changed()

@@ -58,7 +58,8 @@ func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
 	h.start(t, spec("w", "a"))
 	check.NoError(t, h.Running(ref("w"), p.pid()))
 	c, v := h.claimOf(t, "w", "a")
-	if _, err := h.Detach(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "stop it first: pannier workload stop w") {
+	if _, err := h.Detach(t.Context(), c, v); err == nil ||
+		!strings.Contains(err.Error(), "stop it first: pannier workload stop w") {
 		t.Errorf("got %v", err)
 	}
 	if w, err := h.Get(ref("w")); err != nil || w.State != Running || !p.alive() {
@@ -110,7 +111,8 @@ func TestDetachOfAnUnknownWorkloadLeavesNoMount(t *testing.T) {
 	path := remade(t, filepath.Dir(h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a")))
 	check.NoError(t, unix.Mount(foreign, path, "tmpfs", 0, ""))
 	c, v := h.claimOf(t, "w", "a")
-	if err := h.DetachUnknown(t.Context(), c, v); err == nil || !strings.Contains(err.Error(), "mounts still: [tmpfs of foreign") {
+	if err := h.DetachUnknown(t.Context(), c, v); err == nil ||
+		!strings.Contains(err.Error(), "mounts still: [tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
 	check.NoError(t, unix.Unmount(path, 0))
@@ -134,7 +136,9 @@ func TestDetachOfTheLastUnknownWorkload(t *testing.T) {
 		t.Error(err)
 	}
 	inOrder(t, h.happened(), "end w", "unpublish a", "unstage a")
-	check.NoError(t, h.ledger.NodeDetached(t.Context(), []claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}})) // what the releaser does then
+	// what the releaser does then
+	check.NoError(t, h.ledger.NodeDetached(t.Context(),
+		[]claim.Claim{{Workload: ref("w"), Volume: volumeRef("a"), Node: here}}))
 	h.clean(t)
 }
 
@@ -187,7 +191,10 @@ func TestPlacementsAndWorkloadsUsing(t *testing.T) {
 	held.await(t)
 	want := []Placement{{
 		Workload: ref("w"), Driver: full, Usage: usage(),
-		Place: mounts.Place{Target: h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"), Staging: h.Layout.Staging(full, volumeRef("a"), usage())},
+		Place: mounts.Place{
+			Target:  h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"),
+			Staging: h.Layout.Staging(full, volumeRef("a"), usage()),
+		},
 	}}
 	h.eventually(t, "w", "publishing a", func(w Workload) bool { return len(w.Mounts) == 1 })
 	if got := h.Placements(volumeRef("a")); !reflect.DeepEqual(got, want) {
@@ -238,7 +245,10 @@ func TestLeftovers(t *testing.T) {
 	check.NoError(t, err)
 	defer hand.Close()
 	check.NoError(t, h.ledger.change(func(s *ledgerState) error {
-		s.Claims = append(s.Claims, claim.Claim{Volume: volumeRef("claimed"), Workload: ref("old"), Node: here, State: claim.Unpublishing})
+		s.Claims = append(s.Claims, claim.Claim{
+			Volume: volumeRef("claimed"), Workload: ref("old"), Node: here,
+			State: claim.Unpublishing,
+		})
 		return nil
 	}))
 

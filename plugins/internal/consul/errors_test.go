@@ -30,7 +30,10 @@ func TestErrorOfAnswer(t *testing.T) {
 		{400, "Bad request: x", codes.InvalidArgument},
 		{401, "x", codes.Unauthenticated},
 		{403, "Permission denied: token with AccessorID 'a' lacks permission 'acl:write'", codes.PermissionDenied},
-		{403, "ACL system must be bootstrapped before making any requests that require authorization: ACL not found", codes.Unavailable},
+		{
+			403, "ACL system must be bootstrapped before making any requests that require authorization: ACL not found",
+			codes.Unavailable,
+		},
 		{404, "ACL not found", codes.NotFound},
 		{409, "x", codes.Internal},
 		{429, "Your IP is issuing too many concurrent connections", codes.ResourceExhausted},
@@ -40,10 +43,13 @@ func TestErrorOfAnswer(t *testing.T) {
 	} {
 		s := serve(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, c.body, c.status) })
 		con := service.Consul{Name: "main", Address: s.Listener.Addr().String()}
-		wantCode(t, ask(t.Context(), p, con), c.code, "ask for the leader on Consul \"main\" ("+con.Address+"): answered "+fmt.Sprint(c.status), strings.Join(strings.Fields(c.body), " "))
+		wantCode(t, ask(t.Context(), p, con), c.code,
+			"ask for the leader on Consul \"main\" ("+con.Address+"): answered "+
+				fmt.Sprint(c.status), strings.Join(strings.Fields(c.body), " "))
 	}
 	s := serve(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, strings.Repeat("ä", maxAnswer), 500) })
-	if err := ask(t.Context(), p, service.Consul{Address: s.Listener.Addr().String()}); len(err.Error()) > maxAnswer+200 || strings.Contains(err.Error(), "\ufffd") {
+	if err := ask(t.Context(), p, service.Consul{Address: s.Listener.Addr().String()}); len(err.Error()) > maxAnswer+200 ||
+		strings.Contains(err.Error(), "\ufffd") {
 		t.Errorf("%d bytes: %v", len(err.Error()), err)
 	}
 }
@@ -82,7 +88,8 @@ func TestErrorKeeps(t *testing.T) {
 		t.Error(err)
 	}
 	err := Error(status.Error(codes.AlreadyExists, "is there"), c, "do %q", "it")
-	if got, want := err.Error(), `rpc error: code = AlreadyExists desc = do "it" on Consul "c" (a): is there`; got != want {
+	if got, want := err.Error(),
+		`rpc error: code = AlreadyExists desc = do "it" on Consul "c" (a): is there`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	wantCode(t, Error(fmt.Errorf("wrapped: %w", api.StatusError{Code: 404, Body: "x"}), c, "do"), codes.NotFound)

@@ -66,16 +66,21 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	if !found {
 		scheme, address = "http", c.Address
 	}
-	conf := api.Config{Scheme: scheme, Token: token, Datacenter: c.Datacenter, Namespace: c.Namespace, Partition: c.Partition}
+	conf := api.Config{
+		Scheme: scheme, Token: token, Datacenter: c.Datacenter, Namespace: c.Namespace,
+		Partition: c.Partition,
+	}
 	switch {
 	case address == "":
-		return nil, status.Errorf(codes.InvalidArgument, "Consul %q: the address %q is empty: set address in the agent's consul block", c.Name, c.Address)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"Consul %q: the address %q is empty: set address in the agent's consul block", c.Name, c.Address)
 	case scheme == "http", scheme == "https":
 		conf.Address = scheme + "://" + address // consul/api parses a path in it
 	case scheme == "unix":
 		conf.Scheme, conf.Address = "http", "localhost"
 	default:
-		return nil, status.Errorf(codes.InvalidArgument, "Consul %q: the address %q is none of host:port, http://, https:// and unix://", c.Name, c.Address)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"Consul %q: the address %q is none of host:port, http://, https:// and unix://", c.Name, c.Address)
 	}
 	transport, err := p.transport(c)
 	if err != nil {
@@ -219,7 +224,8 @@ func tlsConfig(c service.Consul) (*tls.Config, error) {
 	if c.CertFile != "" || c.KeyFile != "" {
 		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "cert_file %q and key_file %q are not a key pair: %v", c.CertFile, c.KeyFile, err)
+			return nil, status.Errorf(codes.FailedPrecondition, "cert_file %q and key_file %q are not a key pair: %v",
+				c.CertFile, c.KeyFile, err)
 		}
 		conf.Certificates = []tls.Certificate{cert}
 	}
@@ -240,9 +246,11 @@ func Token(path string) (string, error) {
 	words := strings.Fields(string(text))
 	switch {
 	case len(words) == 0:
-		return "", status.Errorf(codes.FailedPrecondition, "token_file %q is empty: write the secret id of a Consul ACL token into it", path)
+		return "", status.Errorf(codes.FailedPrecondition,
+			"token_file %q is empty: write the secret id of a Consul ACL token into it", path)
 	case len(words) > 1:
-		return "", status.Errorf(codes.FailedPrecondition, "token_file %q holds more than one word: it must contain only the secret id of a Consul ACL token", path)
+		return "", status.Errorf(codes.FailedPrecondition,
+			"token_file %q holds more than one word: it must contain only the secret id of a Consul ACL token", path)
 	}
 	return words[0], nil
 }

@@ -109,7 +109,8 @@ func TestRealConsul(t *testing.T) {
 			if err == nil {
 				_, err = client.Agent().Self()
 			}
-			wantCode(t, Error(err, c.consul, "ask without a token"), codes.PermissionDenied, c.consul.Address, `"`+c.consul.Name+`"`)
+			wantCode(t, Error(err, c.consul, "ask without a token"), codes.PermissionDenied, c.consul.Address,
+				`"`+c.consul.Name+`"`)
 		})
 	}
 	t.Run("leaderless", func(t *testing.T) {
@@ -135,7 +136,8 @@ func TestRealConsul(t *testing.T) {
 	})
 	t.Run("down", func(t *testing.T) {
 		plain.Kill(0)
-		wantCode(t, ask(t.Context(), p, plain.Service("plain", "")), codes.Unavailable, "connection refused", "ask for the leader on Consul \"plain\"")
+		wantCode(t, ask(t.Context(), p, plain.Service("plain", "")), codes.Unavailable, "connection refused",
+			"ask for the leader on Consul \"plain\"")
 		wantCode(t, ask(t.Context(), p, unix), codes.Unavailable)
 	})
 }
@@ -143,7 +145,8 @@ func TestRealConsul(t *testing.T) {
 // TestTLS uses files that are wrong, missing, and replaced while the client runs.
 func TestTLS(t *testing.T) {
 	p := newPool(t)
-	right, wrong := consul.Start(t, consul.Options{TLS: true, ClientCerts: true}), consul.Start(t, consul.Options{TLS: true})
+	right, wrong := consul.Start(t, consul.Options{TLS: true, ClientCerts: true}), consul.Start(t,
+		consul.Options{TLS: true})
 	good := right.Service("tls", "")
 	read := func(path string) []byte {
 		text, err := os.ReadFile(path)
@@ -158,9 +161,12 @@ func TestTLS(t *testing.T) {
 		change func(*service.Consul)
 		text   string
 	}{
-		"another CA":       {func(c *service.Consul) { c.CAFile = wrong.CAFile() }, "check ca_file"},
-		"no CA":            {func(c *service.Consul) { c.CAFile = "" }, "check ca_file"},
-		"no CA file":       {func(c *service.Consul) { c.CAFile = empty + "x" }, "ca_file cannot be read: open " + empty + "x"},
+		"another CA": {func(c *service.Consul) { c.CAFile = wrong.CAFile() }, "check ca_file"},
+		"no CA":      {func(c *service.Consul) { c.CAFile = "" }, "check ca_file"},
+		"no CA file": {
+			func(c *service.Consul) { c.CAFile = empty + "x" },
+			"ca_file cannot be read: open " + empty + "x",
+		},
 		"an empty CA file": {func(c *service.Consul) { c.CAFile = empty }, "has no PEM certificate"},
 		"another name":     {func(c *service.Consul) { c.TLSServerName = "other.test" }, "tls_server_name"},
 		"no certificate":   {func(c *service.Consul) { c.CertFile, c.KeyFile = "", "" }, "check cert_file and key_file"},
@@ -205,7 +211,8 @@ func TestEnvironment(t *testing.T) {
 		answer(w, r)
 	})
 	for name, value := range map[string]string{
-		"CONSUL_HTTP_ADDR": "127.0.0.1:1", "CONSUL_HTTP_TOKEN": secret, "CONSUL_HTTP_TOKEN_FILE": "/none", "CONSUL_HTTP_SSL": "true",
+		"CONSUL_HTTP_ADDR": "127.0.0.1:1", "CONSUL_HTTP_TOKEN": secret, "CONSUL_HTTP_TOKEN_FILE": "/none",
+		"CONSUL_HTTP_SSL":  "true",
 		"CONSUL_NAMESPACE": "x", "CONSUL_PARTITION": "y", "CONSUL_CACERT": "/none",
 	} {
 		t.Setenv(name, value)

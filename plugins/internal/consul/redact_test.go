@@ -28,7 +28,10 @@ func TestErrorsThatRepeatTheRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, login := client.ACL().Login(&api.ACLLoginParams{AuthMethod: "m", BearerToken: "jw7", Meta: map[string]string{"why": "open"}}, nil)
+	_, _, login := client.ACL().Login(&api.ACLLoginParams{
+		AuthMethod: "m", BearerToken: "jw7",
+		Meta: map[string]string{"why": "open"},
+	}, nil)
 	register := client.Agent().ServiceRegister(&api.AgentServiceRegistration{Name: "web", Checks: api.AgentServiceChecks{
 		{Name: "page", HTTP: "http://h/", Header: map[string][]string{"Authorization": {"b4s1c"}}},
 	}})

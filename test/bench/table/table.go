@@ -51,7 +51,8 @@ func (r *Report) Add(rows ...Row) {
 				verdict = "**missed**"
 			}
 		}
-		r.lines = append(r.lines, fmt.Sprintf("| %s | %s | %s | %s | %s |", row.What, number(row.Value, row.Unit), target, ratio, verdict))
+		r.lines = append(r.lines, fmt.Sprintf("| %s | %s | %s | %s | %s |", row.What, number(row.Value, row.Unit), target,
+			ratio, verdict))
 	}
 }
 

@@ -110,7 +110,10 @@ func (c *Cluster) JWT(t testing.TB, m JWTMethod) {
 	if _, _, err := acl.AuthMethodCreate(method, nil); err != nil {
 		t.Fatalf("make the auth method %q: %v", m.Name, err)
 	}
-	rule := &api.ACLBindingRule{AuthMethod: m.Name, BindType: api.BindingRuleBindTypeService, BindName: "${value.pannier_service}"}
+	rule := &api.ACLBindingRule{
+		AuthMethod: m.Name, BindType: api.BindingRuleBindTypeService,
+		BindName: "${value.pannier_service}",
+	}
 	if _, _, err := acl.BindingRuleCreate(rule, nil); err != nil {
 		t.Fatalf("make the binding rule of %q: %v", m.Name, err)
 	}

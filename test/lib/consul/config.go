@@ -22,7 +22,10 @@ func (c *Cluster) config(s *Server) map[string]any {
 			join = append(join, fmt.Sprintf("127.0.0.1:%d", other.Ports.SerfLAN))
 		}
 	}
-	fast := map[string]any{"gossip_interval": "50ms", "probe_interval": "200ms", "probe_timeout": "100ms", "suspicion_mult": 3}
+	fast := map[string]any{
+		"gossip_interval": "50ms", "probe_interval": "200ms", "probe_timeout": "100ms",
+		"suspicion_mult": 3,
+	}
 	config := map[string]any{
 		"node_name":                   s.Name,
 		"node_id":                     s.id,

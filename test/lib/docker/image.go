@@ -48,7 +48,10 @@ func (d *Daemon) Image(t testing.TB, image, config string, programs ...string) {
 		}
 	}
 	for _, applet := range []string{"sh", "cat", "dd", "head", "sleep", "test", "touch", "mount"} {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "/bin/" + applet, Linkname: "busybox"}); err != nil {
+		if err := w.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeSymlink, Name: "/bin/" + applet,
+			Linkname: "busybox",
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -43,7 +43,8 @@ func (d *Driver) AddVolume(id string) {
 func (d *Driver) AddSnapshot(id, volumeID string) {
 	d.backend.mu.Lock()
 	defer d.backend.mu.Unlock()
-	d.backend.snapshots = append(d.backend.snapshots, &csi.Snapshot{SnapshotId: id, SourceVolumeId: volumeID, ReadyToUse: true})
+	d.backend.snapshots = append(d.backend.snapshots,
+		&csi.Snapshot{SnapshotId: id, SourceVolumeId: volumeID, ReadyToUse: true})
 }
 
 // Volumes returns the ids of all volumes.
@@ -128,11 +129,14 @@ func (s *services) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 func (s *services) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()
-	s.backend.volumes = slices.DeleteFunc(s.backend.volumes, func(v *volume) bool { return v.GetVolumeId() == req.GetVolumeId() })
+	s.backend.volumes = slices.DeleteFunc(s.backend.volumes,
+		func(v *volume) bool { return v.GetVolumeId() == req.GetVolumeId() })
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-func (s *services) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (s *services) ControllerPublishVolume(_ context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) (*csi.ControllerPublishVolumeResponse, error) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()
 	v, err := s.backend.get(req.GetVolumeId())
@@ -142,10 +146,13 @@ func (s *services) ControllerPublishVolume(_ context.Context, req *csi.Controlle
 	if !slices.Contains(v.nodes, req.GetNodeId()) {
 		v.nodes = append(v.nodes, req.GetNodeId())
 	}
-	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"device": "/dev/" + v.GetVolumeId()}}, nil
+	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"device": "/dev/" +
+		v.GetVolumeId()}}, nil
 }
 
-func (s *services) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (s *services) ControllerUnpublishVolume(_ context.Context,
+	req *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()
 	if v := s.backend.find(req.GetVolumeId()); v != nil {
@@ -154,16 +161,21 @@ func (s *services) ControllerUnpublishVolume(_ context.Context, req *csi.Control
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }
 
-func (s *services) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (s *services) ValidateVolumeCapabilities(_ context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if err := s.backend.exists(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
+		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(),
+		Parameters: req.GetParameters(),
 	}}, nil
 }
 
-func (s *services) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (s *services) ControllerExpandVolume(_ context.Context,
+	req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()
 	v, err := s.backend.get(req.GetVolumeId())
@@ -191,7 +203,9 @@ func (s *services) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (
 	return resp, nil
 }
 
-func (s *services) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (s *services) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse,
+	error,
+) {
 	b := s.backend
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -212,10 +226,13 @@ func (s *services) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotRequ
 	return &csi.CreateSnapshotResponse{Snapshot: snap}, nil
 }
 
-func (s *services) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+func (s *services) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse,
+	error,
+) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()
-	s.backend.snapshots = slices.DeleteFunc(s.backend.snapshots, func(x *csi.Snapshot) bool { return x.GetSnapshotId() == req.GetSnapshotId() })
+	s.backend.snapshots = slices.DeleteFunc(s.backend.snapshots,
+		func(x *csi.Snapshot) bool { return x.GetSnapshotId() == req.GetSnapshotId() })
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 

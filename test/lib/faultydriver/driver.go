@@ -260,7 +260,9 @@ func (l *tracked) Accept() (net.Conn, error) {
 }
 
 // intercept records the call and applies its fault.
-func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
+	error,
+) {
 	rpc := path.Base(info.FullMethod)
 	call := Call{RPC: rpc, Request: req.(proto.Message), Began: time.Now()}
 	call.Deadline, _ = ctx.Deadline()

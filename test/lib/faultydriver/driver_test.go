@@ -30,7 +30,8 @@ func TestScript(t *testing.T) {
 	d := Start(t, Config{})
 	d.AddVolume("v")
 	node := csi.NewNodeClient(connect(t, d))
-	d.Script("NodeStageVolume", Code(codes.Aborted, "pending"), Panic("oh"), OK(), Drop(), Reply(&csi.NodeStageVolumeResponse{}))
+	d.Script("NodeStageVolume", Code(codes.Aborted, "pending"), Panic("oh"), OK(), Drop(),
+		Reply(&csi.NodeStageVolumeResponse{}))
 	for i, want := range []codes.Code{codes.Aborted, codes.Internal, codes.OK, codes.Unavailable, codes.OK, codes.OK} {
 		_, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v"}, grpc.WaitForReady(true))
 		if status.Code(err) != want {
@@ -41,7 +42,8 @@ func TestScript(t *testing.T) {
 		t.Errorf("%d calls recorded, want 6", n)
 	}
 	d.Always("Probe", Crash())
-	if _, err := csi.NewIdentityClient(connect(t, d)).Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
+	if _, err := csi.NewIdentityClient(connect(t, d)).Probe(t.Context(),
+		&csi.ProbeRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a crash: %v", err)
 	}
 	if _, err := os.Stat(d.config.Socket); err != nil {
@@ -60,7 +62,8 @@ func TestMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: staging}); err != nil {
+		if _, err := node.NodeStageVolume(t.Context(),
+			&csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: staging}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
@@ -76,10 +79,12 @@ func TestMounts(t *testing.T) {
 		t.Error("a read-only target can be written")
 	}
 	for range 2 {
-		if _, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target}); err != nil {
+		if _, err := node.NodeUnpublishVolume(t.Context(),
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: staging}); err != nil {
+		if _, err := node.NodeUnstageVolume(t.Context(),
+			&csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: staging}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,7 +19,9 @@ func (d *Driver) folder(volume string) string {
 	return filepath.Join(filepath.Dir(d.config.Socket), "volumes", volume)
 }
 
-func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse,
+	error,
+) {
 	if err := s.backend.exists(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -29,12 +31,16 @@ func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRe
 	return &csi.NodeStageVolumeResponse{}, nil
 }
 
-func (s *services) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (s *services) NodeUnstageVolume(_ context.Context,
+	req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
 	return &csi.NodeUnstageVolumeResponse{}, s.unbind(req.GetStagingTargetPath())
 }
 
 // NodePublishVolume makes the target, as the spec asks of a driver.
-func (s *services) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (s *services) NodePublishVolume(_ context.Context,
+	req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	if err := s.backend.exists(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -51,7 +57,9 @@ func (s *services) NodePublishVolume(_ context.Context, req *csi.NodePublishVolu
 	return &csi.NodePublishVolumeResponse{}, s.d.bind(source, req.GetTargetPath(), req.GetReadonly())
 }
 
-func (s *services) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (s *services) NodeUnpublishVolume(_ context.Context,
+	req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := s.unbind(req.GetTargetPath()); err != nil {
 		return nil, err
 	}

@@ -29,7 +29,9 @@ func (s *services) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse
 	return &csi.ProbeResponse{}, nil
 }
 
-func (s *services) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (s *services) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest,
+) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{}
 	add := func(t csi.PluginCapability_Service_Type) {
 		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
@@ -66,7 +68,9 @@ func (s *services) numbers(names map[int32]string, raw []int32) []int32 {
 	return append(out, raw...)
 }
 
-func (s *services) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (s *services) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, n := range s.numbers(csi.ControllerServiceCapability_RPC_Type_name, s.config.RawController) {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -78,7 +82,9 @@ func (s *services) ControllerGetCapabilities(context.Context, *csi.ControllerGet
 	return resp, nil
 }
 
-func (s *services) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (s *services) NodeGetCapabilities(context.Context,
+	*csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for _, n := range s.numbers(csi.NodeServiceCapability_RPC_Type_name, s.config.RawNode) {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
@@ -101,11 +107,16 @@ func (s *services) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.N
 	}, nil
 }
 
-func (s *services) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	return &csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()}, s.backend.exists(req.GetVolumeId())
+func (s *services) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse,
+	error,
+) {
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: req.GetCapacityRange().GetRequiredBytes()}, s.backend.exists(
+		req.GetVolumeId())
 }
 
-func (s *services) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (s *services) NodeGetVolumeStats(_ context.Context,
+	req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
 	if err := s.backend.exists(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
@@ -115,6 +126,8 @@ func (s *services) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeS
 	}}, nil
 }
 
-func (s *services) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+func (s *services) NodeGetVolumeHealth(_ context.Context,
+	req *csi.NodeGetVolumeHealthRequest,
+) (*csi.NodeGetVolumeHealthResponse, error) {
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId()}}, nil
 }

@@ -58,7 +58,8 @@ func (w *watch) before(req any) {
 		w.publish(r)
 	case *csi.NodeUnstageVolumeRequest:
 		for path, t := range w.targets {
-			w.forbid(t.staging == r.GetStagingTargetPath(), "unstage %s from %s, from where it is published at %s", r.GetVolumeId(), t.staging, path)
+			w.forbid(t.staging == r.GetStagingTargetPath(), "unstage %s from %s, from where it is published at %s",
+				r.GetVolumeId(), t.staging, path)
 		}
 	case *csi.ControllerUnpublishVolumeRequest:
 		for path, volume := range w.stagings {
@@ -75,7 +76,8 @@ func (w *watch) publish(r *csi.NodePublishVolumeRequest) {
 	if _, there := w.targets[path]; there {
 		w.repeats = append(w.repeats, fmt.Sprintf("publish %s at %s", r.GetVolumeId(), path))
 	}
-	w.forbid(staging != "" && w.stagings[staging] != r.GetVolumeId(), "publish %s at %s, which is not staged at %s", r.GetVolumeId(), path, staging)
+	w.forbid(staging != "" && w.stagings[staging] != r.GetVolumeId(), "publish %s at %s, which is not staged at %s",
+		r.GetVolumeId(), path, staging)
 	mode := r.GetVolumeCapability().GetAccessMode().GetMode()
 	for other, t := range w.targets {
 		w.forbid(other != path && t.volume == r.GetVolumeId() && (exclusive(mode) || t.mode != mode),
@@ -87,7 +89,8 @@ func (w *watch) publish(r *csi.NodePublishVolumeRequest) {
 // exclusive says that a mode is for one user at a time. Pannier treats SINGLE_NODE_WRITER in this way; the spec
 // leaves it open.
 func exclusive(m csi.VolumeCapability_AccessMode_Mode) bool {
-	return m == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER || m == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	return m == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER ||
+		m == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 }
 
 // after records a call that has succeeded.

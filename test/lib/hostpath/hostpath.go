@@ -54,7 +54,8 @@ func Start(t testing.TB, dir string, args ...string) (endpoint string) {
 	}
 	socket := filepath.Join(dir, "csi.sock")
 	if len(socket) > maxSocketPath {
-		t.Fatalf("socket path %s is %d bytes long, a unix socket allows %d: give a shorter folder", socket, len(socket), maxSocketPath)
+		t.Fatalf("socket path %s is %d bytes long, a unix socket allows %d: give a shorter folder", socket, len(socket),
+			maxSocketPath)
 	}
 	endpoint = "unix://" + socket
 	t.Cleanup(func() {

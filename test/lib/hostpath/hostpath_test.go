@@ -35,8 +35,14 @@ func start(t *testing.T, dir string, args ...string) driver {
 
 var (
 	writer     = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}
-	fileSystem = &csi.VolumeCapability{AccessMode: writer, AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}
-	block      = &csi.VolumeCapability{AccessMode: writer, AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+	fileSystem = &csi.VolumeCapability{
+		AccessMode: writer,
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	}
+	block = &csi.VolumeCapability{
+		AccessMode: writer,
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
 )
 
 // up creates a volume and takes it to its target.
@@ -50,7 +56,8 @@ func (d driver) up(t *testing.T, capability *csi.VolumeCapability) (id, staging,
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, staging, target = created.GetVolume().GetVolumeId(), filepath.Join(d.dir, "staging"), filepath.Join(d.dir, "target")
+	id, staging, target = created.GetVolume().GetVolumeId(), filepath.Join(d.dir, "staging"), filepath.Join(d.dir,
+		"target")
 	if err := os.MkdirAll(staging, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -71,10 +78,12 @@ func (d driver) up(t *testing.T, capability *csi.VolumeCapability) (id, staging,
 func (d driver) down(t *testing.T, id, staging, target string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	if _, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
+	if _, err := d.NodeUnpublishVolume(ctx,
+		&csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+	if _, err := d.NodeUnstageVolume(ctx,
+		&csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {

@@ -119,7 +119,10 @@ func (c config) groups() []device.Group {
 	for n := range c.Zeros {
 		zeros.Devices = append(zeros.Devices, c.device(fmt.Sprintf("zero-%d", n)))
 	}
-	return []device.Group{zeros, {Vendor: "pannier", Type: "pseudo", Name: "full", Devices: []device.Instance{c.device("full-0")}}}
+	return []device.Group{zeros, {
+		Vendor: "pannier", Type: "pseudo", Name: "full",
+		Devices: []device.Instance{c.device("full-0")},
+	}}
 }
 
 func (c config) device(id string) device.Instance {
@@ -163,7 +166,10 @@ func (d *devices) Stats(ctx context.Context, interval time.Duration, report func
 		var all []device.Stats
 		for _, g := range cfg.groups() {
 			for _, i := range g.Devices {
-				all = append(all, device.Stats{ID: i.ID, Time: time.Now(), Summary: "not counted", Values: map[string]float64{"read_bytes": 0}})
+				all = append(all, device.Stats{
+					ID: i.ID, Time: time.Now(), Summary: "not counted",
+					Values: map[string]float64{"read_bytes": 0},
+				})
 			}
 		}
 		if err := report(all); err != nil {

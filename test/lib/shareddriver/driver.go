@@ -37,13 +37,16 @@ func (d *driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: "shared.csi.pannier.example", VendorVersion: "1.0.0"}, nil
 }
 
-func (d *driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+func (d *driver) GetPluginCapabilities(context.Context,
+	*csi.GetPluginCapabilitiesRequest,
+) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		pluginCapability(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}}},
 	}}
 	if d.segments != nil {
-		resp.Capabilities = append(resp.Capabilities, pluginCapability(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
+		resp.Capabilities = append(resp.Capabilities,
+			pluginCapability(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
 	return resp, nil
 }
@@ -56,10 +59,13 @@ func (d *driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
-func (d *driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *driver) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
-		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -119,18 +125,23 @@ func (d *driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 	return &csi.DeleteVolumeResponse{}, internal(os.RemoveAll(d.path(req.GetVolumeId())))
 }
 
-func (d *driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *driver) ValidateVolumeCapabilities(_ context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if err := d.check(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: req.GetParameters(),
+		VolumeContext: req.GetVolumeContext(), VolumeCapabilities: req.GetVolumeCapabilities(),
+		Parameters: req.GetParameters(),
 	}}, nil
 }
 
 // ControllerPublishVolume refuses a second node if the access mode is for one node (CSI spec,
 // ControllerPublishVolume Errors: "Volume published to another node").
-func (d *driver) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+func (d *driver) ControllerPublishVolume(_ context.Context,
+	req *csi.ControllerPublishVolumeRequest,
+) (*csi.ControllerPublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -167,7 +178,9 @@ func forOneNode(m csi.VolumeCapability_AccessMode_Mode) bool {
 	}
 }
 
-func (d *driver) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+func (d *driver) ControllerUnpublishVolume(_ context.Context,
+	req *csi.ControllerUnpublishVolumeRequest,
+) (*csi.ControllerUnpublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -180,7 +193,9 @@ func (d *driver) ControllerUnpublishVolume(_ context.Context, req *csi.Controlle
 	return &csi.ControllerUnpublishVolumeResponse{}, d.record(req.GetNodeId(), "detach", req.GetVolumeId(), d.node)
 }
 
-func (d *driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (d *driver) NodeGetCapabilities(context.Context,
+	*csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
 		{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_EXPAND_VOLUME}}},
 	}}, nil
@@ -195,7 +210,9 @@ func (d *driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 }
 
 // NodePublishVolume mounts the volume's directory if it is attached to this node.
-func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (d *driver) NodePublishVolume(_ context.Context,
+	req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -209,7 +226,8 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		return nil, internal(err)
 	}
 	if !slices.Contains(nodes, d.node) {
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not attached to this node, %s", req.GetVolumeId(), d.node)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %q is not attached to this node, %s", req.GetVolumeId(),
+			d.node)
 	}
 	target, from := req.GetTargetPath(), d.path(req.GetVolumeId(), "data")
 	var have, want unix.Stat_t
@@ -230,7 +248,9 @@ func (d *driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	return &csi.NodePublishVolumeResponse{}, d.record(d.node, "publish", req.GetVolumeId(), target)
 }
 
-func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *driver) NodeUnpublishVolume(_ context.Context,
+	req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -247,7 +267,9 @@ func (d *driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVo
 }
 
 // ControllerExpandVolume records the new size; NodeExpandVolume must follow.
-func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *driver) ControllerExpandVolume(_ context.Context,
+	req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -265,7 +287,9 @@ func (d *driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerEx
 }
 
 // NodeExpandVolume only records the call, because a directory has no size.
-func (d *driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+func (d *driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse,
+	error,
+) {
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -275,7 +299,8 @@ func (d *driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRe
 		return nil, err
 	}
 	if _, err := os.Stat(req.GetVolumePath()); err != nil {
-		return nil, status.Errorf(codes.NotFound, "volume %q has no mount %q: %v", req.GetVolumeId(), req.GetVolumePath(), err)
+		return nil, status.Errorf(codes.NotFound, "volume %q has no mount %q: %v", req.GetVolumeId(), req.GetVolumePath(),
+			err)
 	}
 	return &csi.NodeExpandVolumeResponse{}, d.record(d.node, "expand", req.GetVolumeId(), req.GetVolumePath())
 }

@@ -62,25 +62,30 @@ func TestTwoNodes(t *testing.T) {
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 	}
 	a, b := dial(t, serve(t, dir, "a", "-topology", "rack=R1")), dial(t, serve(t, dir, "b", "-topology", "rack=R2"))
-	made, err := csi.NewControllerClient(a).CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{mode}})
+	made, err := csi.NewControllerClient(a).CreateVolume(ctx,
+		&csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{mode}})
 	if err != nil || made.GetVolume().GetAccessibleTopology()[0].GetSegments()["rack"] != "R1" {
 		t.Fatal(made, err)
 	}
 	attach := func(by *grpc.ClientConn, node string) error {
-		_, err := csi.NewControllerClient(by).ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: node, VolumeCapability: mode})
+		_, err := csi.NewControllerClient(by).ControllerPublishVolume(ctx,
+			&csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: node, VolumeCapability: mode})
 		return err
 	}
 	target := func(node string) string { return filepath.Join(dir, "."+node) }
 	publish := func(on *grpc.ClientConn, node string) error {
-		_, err := csi.NewNodeClient(on).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: target(node), VolumeCapability: mode})
+		_, err := csi.NewNodeClient(on).NodePublishVolume(ctx,
+			&csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: target(node), VolumeCapability: mode})
 		return err
 	}
 	leave := func(on *grpc.ClientConn, node string) {
 		t.Helper()
-		if _, err := csi.NewNodeClient(on).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target(node)}); err != nil {
+		if _, err := csi.NewNodeClient(on).NodeUnpublishVolume(ctx,
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target(node)}); err != nil {
 			t.Error(err)
 		}
-		if _, err := csi.NewControllerClient(a).ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: "v", NodeId: node}); err != nil {
+		if _, err := csi.NewControllerClient(a).ControllerUnpublishVolume(ctx,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: "v", NodeId: node}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -119,7 +124,8 @@ func TestTwoNodes(t *testing.T) {
 		words := strings.Fields(line)
 		did = append(did, words[1]+" "+words[2])
 	}
-	if got := strings.Join(did, ", "); err != nil || got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach" {
+	if got := strings.Join(did, ", "); err != nil ||
+		got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach" {
 		t.Errorf("it wrote down %s, %v", got, err)
 	}
 }

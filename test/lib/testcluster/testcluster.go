@@ -148,7 +148,8 @@ csi_driver "shared" {
   command = %s
 }
 %s`, net.Addr, RPCPort, SerfPort, block, strings.Join(join, ", "), c.path("gossip.key"), c.path("ca.pem"),
-		c.path("dc1-"+role+"-"+name+".pem"), c.path("dc1-"+role+"-"+name+"-key.pem"), command, c.opts.Config), c.opts.Plugins...)
+		c.path("dc1-"+role+"-"+name+".pem"), c.path("dc1-"+role+"-"+name+
+			"-key.pem"), command, c.opts.Config), c.opts.Plugins...)
 	h.Net = net
 	c.Hosts = append(c.Hosts, h)
 	return h
@@ -158,7 +159,8 @@ csi_driver "shared" {
 func (c *Cluster) Cert(role, name string, more ...string) {
 	c.t.Helper()
 	c.pannierCmd(append([]string{
-		"tls", "cert", "create", "-" + role, "-name", name, "-dir", c.Dir, "-ca", c.path("ca.pem"), "-ca-key", c.path("ca-key.pem"),
+		"tls", "cert", "create", "-" +
+			role, "-name", name, "-dir", c.Dir, "-ca", c.path("ca.pem"), "-ca-key", c.path("ca-key.pem"),
 	}, more...)...)
 }
 
@@ -174,7 +176,8 @@ func (c *Cluster) Host(name string) *testhost.Host {
 
 // Servers returns the hosts that keep the ledger.
 func (c *Cluster) Servers() []*testhost.Host {
-	return slices.DeleteFunc(slices.Clone(c.Hosts), func(h *testhost.Host) bool { return !strings.HasPrefix(h.Name, "server-") })
+	return slices.DeleteFunc(slices.Clone(c.Hosts),
+		func(h *testhost.Host) bool { return !strings.HasPrefix(h.Name, "server-") })
 }
 
 // Leader waits until one of the running hosts leads, and returns it.

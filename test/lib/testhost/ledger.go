@@ -23,7 +23,8 @@ func (h *Host) Volume(id string) *hostv1.Volume {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Wait)
 	defer cancel()
-	res, err := h.Client().Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
+	res, err := h.Client().Volumes.GetVolume(ctx,
+		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
 	if err != nil {
 		h.t.Fatalf("read volume %q: %v\n%s", id, err, h.LogTail())
 	}

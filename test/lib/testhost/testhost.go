@@ -71,7 +71,10 @@ func NewNamed(t testing.TB, name, more string, plugins ...string) *Host {
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // it lists nothing
 		t.Fatal(err)
 	}
-	h := &Host{t: t, Dir: dir, Name: name, Pannier: testbin.Build(t, "host/cmd/pannier"), PluginDir: filepath.Join(dir, "plugins")}
+	h := &Host{
+		t: t, Dir: dir, Name: name, Pannier: testbin.Build(t, "host/cmd/pannier"),
+		PluginDir: filepath.Join(dir, "plugins"),
+	}
 	t.Cleanup(h.cleanUp)
 	if err := os.Mkdir(h.PluginDir, 0o755); err != nil {
 		t.Fatal(err)
@@ -344,7 +347,8 @@ func (h *Host) Try(args ...string) Result {
 		late := time.AfterFunc(tryAtMost, func() { _ = cmd.Process.Kill() })
 		err = cmd.Wait()
 		if !late.Stop() {
-			h.t.Fatalf("pannier %s: it did not end within %s\n%s%s\n%s", strings.Join(args, " "), tryAtMost, stdout.String(), stderr.String(), h.LogTail())
+			h.t.Fatalf("pannier %s: it did not end within %s\n%s%s\n%s", strings.Join(args, " "), tryAtMost, stdout.String(),
+				stderr.String(), h.LogTail())
 		}
 	}
 	var exit *exec.ExitError

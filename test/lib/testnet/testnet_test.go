@@ -154,7 +154,8 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("host a heard %q", got)
 	}
 	// The test itself is where it was.
-	if _, err := net.DialTimeout("tcp4", l.Addr().String(), 100*time.Millisecond); err == nil || errors.Is(err, os.ErrPermission) {
+	if _, err := net.DialTimeout("tcp4", l.Addr().String(), 100*time.Millisecond); err == nil ||
+		errors.Is(err, os.ErrPermission) {
 		t.Errorf("dialled from outside: %v", err)
 	}
 }

@@ -17,7 +17,8 @@ func TestUsage(t *testing.T) {
 		_ = child.Wait()
 	}()
 	here, own, its := CPUHere(t), CPU(t, os.Getpid()), CPU(t, child.Process.Pid)
-	for late := time.Now().Add(time.Minute); CPU(t, child.Process.Pid) < its+50*time.Millisecond || CPU(t, os.Getpid()) < own+50*time.Millisecond; {
+	for late := time.Now().Add(time.Minute); CPU(t, child.Process.Pid) < its+50*time.Millisecond ||
+		CPU(t, os.Getpid()) < own+50*time.Millisecond; {
 		if time.Now().After(late) {
 			t.Fatal("two processes that never rest use no CPU")
 		}

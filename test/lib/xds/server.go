@@ -80,7 +80,9 @@ func transport(c *clusterv3.Cluster) (credentials.TransportCredentials, error) {
 // ALPN, such as Consul's.
 type chainCredentials struct{ conf *tls.Config }
 
-func (c *chainCredentials) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (c *chainCredentials) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo,
+	error,
+) {
 	conn := tls.Client(raw, c.conf)
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, nil, errors.Join(err, raw.Close())

@@ -100,7 +100,8 @@ func (s *Stream) Receive() error {
 	if err != nil {
 		return err
 	}
-	_ = s.ads.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: answer.GetTypeUrl(), ResponseNonce: answer.GetNonce()}) // as in subscribe
+	// as in subscribe
+	_ = s.ads.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: answer.GetTypeUrl(), ResponseNonce: answer.GetNonce()})
 	return nil
 }
 

@@ -34,21 +34,30 @@ func TestOpen(t *testing.T) {
 			"common_tls_context": {` + validation + `}}}, "name": "local_agent"`
 	}
 	for name, tc := range map[string]struct{ old, replacement, want string }{
-		"usable":          {"", "", ""},
-		"unknown field":   {`"node"`, `"nodes"`, "unknown field"},
-		"one for a list":  {`"clusters": [{`, `"clusters": {"a": [{`, "parse a bootstrap"},
-		"against a rule":  {`"name": "local_agent"`, `"name": ""`, "validate a bootstrap"},
-		"state of world":  {"DELTA_GRPC", "GRPC", "Consul has nothing but DELTA_GRPC"},
-		"API of yore":     {`"transport_api_version": "V3"`, `"transport_api_version": "V2"`, "not V3"},
-		"no ADS for CDS":  {`"cds_config": {"ads": {}, `, `"cds_config": {"self": {}, `, "over ADS"},
-		"other cluster":   {`{"cluster_name": "local_agent"}}`, `{"cluster_name": "gone"}}`, `no static cluster "gone"`},
-		"a name for IP":   {`"127.0.0.1"`, `"localhost"`, "no IP address"},
-		"by DNS":          {`"STATIC"`, `"STRICT_DNS"`, "not STATIC"},
-		"empty locality":  {`"endpoints": [{"lb_endpoints"`, `"endpoints": [{}, {"lb_endpoints"`, ""},
-		"no endpoint":     {`{"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}}}`, ``, "has 0 endpoints"},
-		"TLS, no CA":      {`"name": "local_agent"`, tlsSocket(``), "trusted CA: is not set"},
-		"TLS, empty CA":   {`"name": "local_agent"`, tlsSocket(`"validation_context": {"trusted_ca": {"inline_string": ""}}`), "trust any server"},
-		"TLS, no CA file": {`"name": "local_agent"`, tlsSocket(`"validation_context": {"trusted_ca": {"filename": "/does/not/exist"}}`), "no such file"},
+		"usable":         {"", "", ""},
+		"unknown field":  {`"node"`, `"nodes"`, "unknown field"},
+		"one for a list": {`"clusters": [{`, `"clusters": {"a": [{`, "parse a bootstrap"},
+		"against a rule": {`"name": "local_agent"`, `"name": ""`, "validate a bootstrap"},
+		"state of world": {"DELTA_GRPC", "GRPC", "Consul has nothing but DELTA_GRPC"},
+		"API of yore":    {`"transport_api_version": "V3"`, `"transport_api_version": "V2"`, "not V3"},
+		"no ADS for CDS": {`"cds_config": {"ads": {}, `, `"cds_config": {"self": {}, `, "over ADS"},
+		"other cluster":  {`{"cluster_name": "local_agent"}}`, `{"cluster_name": "gone"}}`, `no static cluster "gone"`},
+		"a name for IP":  {`"127.0.0.1"`, `"localhost"`, "no IP address"},
+		"by DNS":         {`"STATIC"`, `"STRICT_DNS"`, "not STATIC"},
+		"empty locality": {`"endpoints": [{"lb_endpoints"`, `"endpoints": [{}, {"lb_endpoints"`, ""},
+		"no endpoint": {
+			`{"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 1}}}}`, ``,
+			"has 0 endpoints",
+		},
+		"TLS, no CA": {`"name": "local_agent"`, tlsSocket(``), "trusted CA: is not set"},
+		"TLS, empty CA": {
+			`"name": "local_agent"`, tlsSocket(`"validation_context": {"trusted_ca": {"inline_string": ""}}`),
+			"trust any server",
+		},
+		"TLS, no CA file": {
+			`"name": "local_agent"`,
+			tlsSocket(`"validation_context": {"trusted_ca": {"filename": "/does/not/exist"}}`), "no such file",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, err := Parse([]byte(strings.Replace(usable, tc.old, tc.replacement, 1)))

@@ -56,7 +56,8 @@ func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 // mayGo is the earliest time at which a workload's claim may be released: when it is stopped, or
 // before that if its start failed, its node lost its lease, or the volume was detached.
 func (l *load) mayGo(r run, lost []time.Time) time.Time {
-	if r.out == unknown || slices.ContainsFunc(lost, func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
+	if r.out == unknown || slices.ContainsFunc(lost,
+		func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
 		return r.started
 	}
 	from := r.stop
@@ -82,12 +83,14 @@ func check(t *testing.T, histories map[string]*history, keep string) {
 		began := time.Now()
 		model := h.ledger()
 		result, info := porcupine.CheckOperationsVerbose(model, h.ops, testhost.Wait)
-		t.Logf("volume %s: %d operations, %d claims, linearizable: %s, in %v", id, len(h.ops), len(h.lives), result, time.Since(began).Round(time.Millisecond))
+		t.Logf("volume %s: %d operations, %d claims, linearizable: %s, in %v", id, len(h.ops), len(h.lives), result,
+			time.Since(began).Round(time.Millisecond))
 		switch result {
 		case porcupine.Illegal:
 			t.Errorf("the history of volume %s is not linearizable: see %s", id, keep)
 		case porcupine.Unknown:
-			t.Errorf("volume %s: whether its history is linearizable was not found out within %v: see %s", id, testhost.Wait, keep)
+			t.Errorf("volume %s: whether its history is linearizable was not found out within %v: see %s", id, testhost.Wait,
+				keep)
 		default:
 			continue
 		}

@@ -32,52 +32,233 @@ func TestHistories(t *testing.T) {
 		"one after the other": {true, ops{
 			op(0, 1, first, done), op(3, 4, read{}, leaving(first)), op(6, 7, second, done),
 		}, []life{{first, false, 0, 2, 5}}, nil, nil},
-		"two at once":                           {false, ops{op(0, 1, first, done), op(2, 3, second, done)}, nil, nil, nil},
-		"the second while the first leaves":     {true, ops{op(0, 1, first, done), op(3, 4, second, done)}, []life{{first, false, 0, 2, 9}}, nil, nil},
-		"the second before the first may leave": {false, ops{op(0, 1, first, done), op(2, 3, second, done)}, []life{{first, false, 0, 4, 9}}, nil, nil},
+		"two at once": {false, ops{op(0, 1, first, done), op(2, 3, second, done)}, nil, nil, nil},
+		"the second while the first leaves": {
+			true,
+			ops{op(0, 1, first, done), op(3, 4, second, done)},
+			[]life{{first, false, 0, 2, 9}},
+			nil, nil,
+		},
+		"the second before the first may leave": {
+			false,
+			ops{op(0, 1, first, done), op(2, 3, second, done)},
+			[]life{{first, false, 0, 4, 9}},
+			nil, nil,
+		},
 		"the second saw the first leave, a third did so before": {false, ops{
 			op(0, 1, first, done), op(2, 9, second, done), op(3, 4, read{}, taken(second)),
 		}, []life{{first, false, 0, 5, 9}}, nil, nil},
-		"refused, and nobody has it":           {false, ops{op(0, 1, first, refused)}, nil, nil, nil},
-		"refused while the first may be there": {true, ops{op(1, 2, second, refused)}, []life{{first, true, 0, 0, 9}}, nil, nil},
-		"refused before the first":             {false, ops{op(1, 2, second, refused)}, []life{{first, true, 3, 3, 9}}, nil, nil},
-		"refused after the first's end":        {false, ops{op(6, 7, second, refused)}, []life{{first, true, 0, 0, 5}}, nil, nil},
+		"refused, and nobody has it": {false, ops{op(0, 1, first, refused)}, nil, nil, nil},
+		"refused while the first may be there": {
+			true,
+			ops{op(1, 2, second, refused)},
+			[]life{{first, true, 0, 0, 9}},
+			nil,
+			nil,
+		},
+		"refused before the first": {
+			false,
+			ops{op(1, 2, second, refused)},
+			[]life{{first, true, 3, 3, 9}},
+			nil,
+			nil,
+		},
+		"refused after the first's end": {
+			false,
+			ops{op(6, 7, second, refused)},
+			[]life{{first, true, 0, 0, 5}},
+			nil,
+			nil,
+		},
 		"refused twice, and not in between": {false, ops{
 			op(1, 2, second, refused), op(3, 4, read{}, shown{}), op(5, 6, second, refused),
 		}, []life{{first, true, 0, 0, 9}}, nil, nil},
 		"the one that refused is nobody's, the other is": {true, ops{
 			op(1, 2, deregister{}, refused), op(3, 4, read{}, shown{}), op(5, 6, deregister{}, refused),
 		}, []life{{reader, true, 0, 0, 9}, {other, true, 0, 0, 9}}, nil, nil},
-		"a start that was never answered is seen": {true, ops{op(1, 2, read{}, shown{}), op(3, 4, read{}, taken(first))}, []life{{first, true, 0, 0, 9}}, nil, nil},
-		"it is seen, gone, and seen again":        {false, ops{op(1, 2, read{}, taken(first)), op(3, 4, read{}, shown{}), op(5, 6, read{}, taken(first))}, []life{{first, true, 0, 0, 9}}, nil, nil},
-		"it is seen after its end":                {false, ops{op(6, 7, read{}, taken(first))}, []life{{first, true, 0, 0, 5}}, nil, nil},
-		"it is seen beside what excludes it":      {false, ops{op(0, 1, second, done), op(2, 3, read{}, shown{claims: []held{{"w1", node, true, false}, {"w2", "n2", true, false}}})}, []life{{first, true, 0, 0, 9}}, nil, nil},
-		"a claim is lost":                         {false, ops{op(0, 1, first, done), op(2, 3, read{}, shown{})}, nil, nil, nil},
-		"a claim that its node lost":              {true, ops{op(0, 1, first, done), op(2, 3, read{}, shown{})}, []life{{first, false, 0, 0, 9}}, nil, nil},
-		"an old answer":                           {false, ops{op(0, 1, first, done), op(2, 3, read{}, taken(first)), op(6, 7, read{}, taken(first))}, []life{{first, false, 0, 4, 5}}, nil, nil},
-		"an old answer while it leaves":           {false, ops{op(0, 1, first, done), op(5, 6, read{}, leaving(first)), op(7, 8, read{}, taken(first))}, []life{{first, false, 0, 4, 9}}, nil, nil},
-		"it comes back":                           {false, ops{op(0, 1, first, done), op(6, 7, read{}, shown{}), op(8, 9, read{}, leaving(first))}, []life{{first, false, 0, 2, 9}}, nil, nil},
-		"there after its end":                     {false, ops{op(0, 1, first, done), op(6, 7, read{}, leaving(first))}, []life{{first, false, 0, 2, 5}}, nil, nil},
-		"a claim that nobody asked for":           {false, ops{op(0, 1, read{}, taken(first))}, nil, nil, nil},
-		"a claim on another node":                 {false, ops{op(0, 1, first, done), op(2, 3, read{}, shown{claims: []held{{"w1", "n2", true, false}}})}, nil, nil, nil},
-		"taken out while it is held":              {false, ops{op(0, 1, first, done), op(2, 3, deregister{}, done)}, nil, nil, nil},
-		"claimed after it was taken out":          {false, ops{op(0, 1, deregister{}, done), op(2, 3, first, done)}, nil, nil, nil},
-		"taken out and registered again":          {true, ops{op(0, 1, deregister{}, done), op(2, 3, first, absent), op(4, 5, register{}, done), op(6, 7, first, done)}, nil, nil, nil},
-		"registered again without an answer":      {true, ops{op(0, 1, deregister{}, done), op(3, 4, first, done)}, nil, nil, []int64{2}},
+		"a start that was never answered is seen": {
+			true,
+			ops{op(1, 2, read{}, shown{}), op(3, 4, read{}, taken(first))},
+			[]life{{first, true, 0, 0, 9}},
+			nil, nil,
+		},
+		"it is seen, gone, and seen again": {
+			false,
+			ops{
+				op(1, 2, read{}, taken(first)), op(3, 4, read{}, shown{}),
+				op(5, 6, read{}, taken(first)),
+			},
+			[]life{{first, true, 0, 0, 9}},
+			nil, nil,
+		},
+		"it is seen after its end": {
+			false,
+			ops{op(6, 7, read{}, taken(first))},
+			[]life{{first, true, 0, 0, 5}},
+			nil, nil,
+		},
+		"it is seen beside what excludes it": {
+			false,
+			ops{op(0, 1, second, done), op(2, 3, read{},
+				shown{claims: []held{
+					{"w1", node, true, false},
+					{"w2", "n2", true, false},
+				}})},
+			[]life{{first, true, 0, 0, 9}},
+			nil, nil,
+		},
+		"a claim is lost": {
+			false,
+			ops{op(0, 1, first, done), op(2, 3, read{}, shown{})},
+			nil, nil,
+			nil,
+		},
+		"a claim that its node lost": {
+			true,
+			ops{op(0, 1, first, done), op(2, 3, read{}, shown{})},
+			[]life{{first, false, 0, 0, 9}},
+			nil, nil,
+		},
+		"an old answer": {
+			false,
+			ops{
+				op(0, 1, first, done), op(2, 3, read{}, taken(first)),
+				op(6, 7, read{}, taken(first)),
+			},
+			[]life{{first, false, 0, 4, 5}},
+			nil, nil,
+		},
+		"an old answer while it leaves": {
+			false,
+			ops{
+				op(0, 1, first, done), op(5, 6, read{}, leaving(first)),
+				op(7, 8, read{}, taken(first)),
+			},
+			[]life{{first, false, 0, 4, 9}},
+			nil, nil,
+		},
+		"it comes back": {
+			false,
+			ops{
+				op(0, 1, first, done), op(6, 7, read{}, shown{}),
+				op(8, 9, read{}, leaving(first)),
+			},
+			[]life{{first, false, 0, 2, 9}},
+			nil, nil,
+		},
+		"there after its end": {
+			false,
+			ops{op(0, 1, first, done), op(6, 7, read{}, leaving(first))},
+			[]life{{first, false, 0, 2, 5}},
+			nil, nil,
+		},
+		"a claim that nobody asked for": {false, ops{op(0, 1, read{}, taken(first))}, nil, nil, nil},
+		"a claim on another node": {
+			false,
+			ops{op(0, 1, first, done), op(2, 3, read{}, shown{claims: []held{{"w1", "n2", true, false}}})},
+			nil, nil, nil,
+		},
+		"taken out while it is held": {
+			false,
+			ops{op(0, 1, first, done), op(2, 3, deregister{}, done)},
+			nil, nil,
+			nil,
+		},
+		"claimed after it was taken out": {
+			false,
+			ops{op(0, 1, deregister{}, done), op(2, 3, first, done)},
+			nil, nil,
+			nil,
+		},
+		"taken out and registered again": {
+			true,
+			ops{
+				op(0, 1, deregister{}, done), op(2, 3, first, absent), op(4, 5, register{}, done),
+				op(6, 7, first, done),
+			},
+			nil, nil, nil,
+		},
+		"registered again without an answer": {
+			true,
+			ops{op(0, 1, deregister{}, done), op(3, 4, first, done)},
+			nil, nil,
+			[]int64{2},
+		},
 		"twice there again, and registered once": {false, ops{
 			op(0, 1, deregister{}, done), op(4, 5, read{}, shown{}), op(6, 7, deregister{}, done), op(8, 9, read{}, shown{}),
 		}, nil, nil, []int64{2}},
-		"registered again before it was taken out": {true, ops{op(0, 3, deregister{}, done), op(1, 2, first, done), op(4, 5, first, absent)}, []life{{first, false, 1, 1, 3}}, nil, nil},
-		"not there, and never taken out":           {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, nil, nil},
-		"not there, taken out without an answer":   {true, ops{op(2, 3, read{}, shown{}), op(4, 5, read{}, shown{absent: true})}, nil, []int64{0}, nil},
-		"not there before it was taken out":        {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, []int64{2}, nil},
-		"twice not there, and taken out once":      {false, ops{op(2, 3, read{}, shown{absent: true}), op(4, 5, register{}, done), op(6, 7, read{}, shown{absent: true})}, nil, []int64{0}, nil},
-		"not there while it is held":               {false, ops{op(0, 1, first, done), op(4, 5, read{}, shown{absent: true})}, []life{{first, false, 0, 6, 9}}, []int64{2}, nil},
-		"taken out twice, once without an answer":  {true, ops{op(0, 1, deregister{}, absent), op(2, 3, read{}, shown{absent: true})}, nil, nil, nil},
-		"two readers of many":                      {true, ops{op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", false}, done)}, nil, nil, nil},
-		"two writers of many":                      {false, ops{op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done), op(2, 3, start{"multi-node-single-writer", "w2", "n2", true}, done)}, nil, nil, nil},
-		"two on one node":                          {true, ops{op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", node, true}, done)}, nil, nil, nil},
-		"two on two nodes":                         {false, ops{op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done), op(2, 3, start{"single-node-multi-writer", "w2", "n2", true}, done)}, nil, nil, nil},
+		"registered again before it was taken out": {
+			true,
+			ops{
+				op(0, 3, deregister{}, done), op(1, 2, first, done),
+				op(4, 5, first, absent),
+			},
+			[]life{{first, false, 1, 1, 3}},
+			nil, nil,
+		},
+		"not there, and never taken out": {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, nil, nil},
+		"not there, taken out without an answer": {
+			true,
+			ops{op(2, 3, read{}, shown{}), op(4, 5, read{}, shown{absent: true})},
+			nil,
+			[]int64{0},
+			nil,
+		},
+		"not there before it was taken out": {false, ops{op(0, 1, read{}, shown{absent: true})}, nil, []int64{2}, nil},
+		"twice not there, and taken out once": {
+			false,
+			ops{
+				op(2, 3, read{}, shown{absent: true}), op(4, 5, register{}, done),
+				op(6, 7, read{}, shown{absent: true}),
+			},
+			nil,
+			[]int64{0},
+			nil,
+		},
+		"not there while it is held": {
+			false,
+			ops{op(0, 1, first, done), op(4, 5, read{}, shown{absent: true})},
+			[]life{{first, false, 0, 6, 9}},
+			[]int64{2},
+			nil,
+		},
+		"taken out twice, once without an answer": {
+			true,
+			ops{op(0, 1, deregister{}, absent), op(2, 3, read{}, shown{absent: true})},
+			nil, nil, nil,
+		},
+		"two readers of many": {
+			true,
+			ops{
+				op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done),
+				op(2, 3, start{"multi-node-single-writer", "w2", "n2", false}, done),
+			},
+			nil, nil, nil,
+		},
+		"two writers of many": {
+			false,
+			ops{
+				op(0, 1, start{"multi-node-single-writer", "w1", node, true}, done),
+				op(2, 3, start{"multi-node-single-writer", "w2", "n2", true}, done),
+			},
+			nil, nil, nil,
+		},
+		"two on one node": {
+			true,
+			ops{
+				op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done),
+				op(2, 3, start{"single-node-multi-writer", "w2", node, true}, done),
+			},
+			nil, nil, nil,
+		},
+		"two on two nodes": {
+			false,
+			ops{
+				op(0, 1, start{"single-node-multi-writer", "w1", node, true}, done),
+				op(2, 3, start{"single-node-multi-writer", "w2", "n2", true}, done),
+			},
+			nil, nil, nil,
+		},
 	} {
 		h := &history{ops: c.ops, lives: map[string]life{}, ins: c.ins, outs: c.outs}
 		for _, l := range c.lives {
@@ -101,14 +282,38 @@ func TestPublications(t *testing.T) {
 		fences []fenced
 		twice  int
 	}{
-		"one after the other":    {[]did{publish(1, "a", "publish"), publish(2, "a", "unpublish"), publish(3, "b", "publish")}, nil, 0},
-		"both at once":           {[]did{publish(1, "a", "publish"), publish(3, "b", "publish")}, nil, 1},
-		"too late":               {[]did{publish(1, "a", "publish"), publish(2, "b", "publish"), publish(3, "a", "unpublish")}, nil, 1},
-		"the fence was there":    {[]did{publish(1, "a", "publish"), publish(3, "b", "publish"), publish(4, "a", "unpublish")}, []fenced{{2, []string{"/a"}}}, 0},
-		"the fence came late":    {[]did{publish(1, "a", "publish"), publish(2, "b", "publish"), publish(4, "a", "unpublish")}, []fenced{{3, []string{"/a"}}}, 1},
-		"the fence is not done":  {[]did{publish(1, "a", "publish"), publish(2, "b", "publish")}, []fenced{{0, []string{"/a"}}}, 1},
-		"it unmounted another":   {[]did{publish(1, "a", "publish"), publish(3, "b", "publish")}, []fenced{{2, []string{"/c"}}}, 1},
-		"a fence of before":      {[]did{publish(2, "a", "publish"), publish(3, "b", "publish")}, []fenced{{1, []string{"/a"}}}, 1},
+		"one after the other": {[]did{
+			publish(1, "a", "publish"), publish(2, "a", "unpublish"),
+			publish(3, "b", "publish"),
+		}, nil, 0},
+		"both at once": {[]did{publish(1, "a", "publish"), publish(3, "b", "publish")}, nil, 1},
+		"too late": {[]did{
+			publish(1, "a", "publish"), publish(2, "b", "publish"),
+			publish(3, "a", "unpublish"),
+		}, nil, 1},
+		"the fence was there": {[]did{
+			publish(1, "a", "publish"), publish(3, "b", "publish"),
+			publish(4, "a", "unpublish"),
+		}, []fenced{{2, []string{"/a"}}}, 0},
+		"the fence came late": {[]did{
+			publish(1, "a", "publish"), publish(2, "b", "publish"),
+			publish(4, "a", "unpublish"),
+		}, []fenced{{3, []string{"/a"}}}, 1},
+		"the fence is not done": {
+			[]did{publish(1, "a", "publish"), publish(2, "b", "publish")},
+			[]fenced{{0, []string{"/a"}}},
+			1,
+		},
+		"it unmounted another": {
+			[]did{publish(1, "a", "publish"), publish(3, "b", "publish")},
+			[]fenced{{2, []string{"/c"}}},
+			1,
+		},
+		"a fence of before": {
+			[]did{publish(2, "a", "publish"), publish(3, "b", "publish")},
+			[]fenced{{1, []string{"/a"}}},
+			1,
+		},
 		"twice on the same node": {[]did{publish(1, "a", "publish"), publish(2, "a", "publish")}, nil, 0},
 	} {
 		if wrong := twice(publications(c.done, c.fences), volume); len(wrong) != c.twice {
@@ -143,7 +348,8 @@ func TestWritten(t *testing.T) {
 	}
 	all := []wrote{{node: "a", workload: "w1", from: 1, to: 5}}
 	for at, n := range map[int64]int{4: 1, 6: 0} {
-		if wrong := after(all, []publication{{node: "b", volume: "v", from: at}, {node: "a", volume: "v", from: 2}}, "v"); len(wrong) != n {
+		if wrong := after(all, []publication{{node: "b", volume: "v", from: at}, {node: "a", volume: "v", from: 2}},
+			"v"); len(wrong) != n {
 			t.Errorf("another node published at %d: %q, want %d of them", at, wrong, n)
 		}
 	}

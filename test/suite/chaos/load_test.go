@@ -96,7 +96,8 @@ func (l *load) use(ctx context.Context, over <-chan struct{}, seed uint64, clien
 		v, s := pick(chance, l.volumes), pick(chance, l.sites)
 		switch what := chance.IntN(100); {
 		case what < 60:
-			l.run(ctx, over, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)}, holds(chance))
+			l.run(ctx, over, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)},
+				holds(chance))
 		case what < 93:
 			l.read(ctx, s, v)
 		case what < 97:
@@ -156,7 +157,8 @@ func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.D
 		return
 	case unknown:
 		if strings.Contains(err.Error(), "is attached to [") {
-			l.fail("workload %s was given volume %s on node %s at %v, while its driver had it attached elsewhere: %v", r.id, r.volume.id, r.on.name, r.answered, err)
+			l.fail("workload %s was given volume %s on node %s at %v, while its driver had it attached elsewhere: %v", r.id,
+				r.volume.id, r.on.name, r.answered, err)
 		}
 	}
 	l.running.Go(func() {
@@ -192,7 +194,8 @@ func (l *load) stop(ctx context.Context, r run) {
 // suspended before it read the start request; it reads that request soon after it runs again.
 func (l *load) stopped(ctx context.Context, r run) bool {
 	out, err := r.on.stop(ctx, r.id)
-	for first := time.Now(); out == absent && r.out == unknown && time.Since(first) < late; out, err = r.on.stop(ctx, r.id) {
+	for first := time.Now(); out == absent && r.out == unknown &&
+		time.Since(first) < late; out, err = r.on.stop(ctx, r.id) {
 		select {
 		case <-ctx.Done():
 			return true
@@ -230,7 +233,8 @@ func (l *load) read(ctx context.Context, s site, v *target) {
 	l.note(v.id, read{}, answer, call, time.Now())
 	for workload, token := range tokens {
 		if have := l.token(workload, token); have != token {
-			l.fail("the claim of workload %s to volume %s has the fencing token %d through %s, and had %d", workload, v.id, token, s.name, have)
+			l.fail("the claim of workload %s to volume %s has the fencing token %d through %s, and had %d", workload, v.id,
+				token, s.name, have)
 		}
 	}
 }

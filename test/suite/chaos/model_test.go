@@ -368,7 +368,8 @@ func (h *history) String() string {
 	}
 	for _, o := range h.ops {
 		in, _ := o.Input.(asked)
-		add(o.Call, seconds(o.Return), fmt.Sprintf("%s%v: %v", strings.TrimPrefix(fmt.Sprintf("%T", in.what), "chaos."), in.what, o.Output))
+		add(o.Call, seconds(o.Return),
+			fmt.Sprintf("%s%v: %v", strings.TrimPrefix(fmt.Sprintf("%T", in.what), "chaos."), in.what, o.Output))
 	}
 	for _, l := range h.lives {
 		if l.unanswered {

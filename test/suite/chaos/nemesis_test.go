@@ -61,11 +61,13 @@ func (n *nemesis) leader() *testhost.Host {
 }
 
 func (n *nemesis) servers() []*testhost.Host {
-	return slices.DeleteFunc(slices.Clone(n.first), func(h *testhost.Host) bool { return !strings.HasPrefix(h.Name, "server-") })
+	return slices.DeleteFunc(slices.Clone(n.first),
+		func(h *testhost.Host) bool { return !strings.HasPrefix(h.Name, "server-") })
 }
 
 func (n *nemesis) nodes() []*testhost.Host {
-	return slices.DeleteFunc(slices.Clone(n.first), func(h *testhost.Host) bool { return strings.HasPrefix(h.Name, "server-") })
+	return slices.DeleteFunc(slices.Clone(n.first),
+		func(h *testhost.Host) bool { return strings.HasPrefix(h.Name, "server-") })
 }
 
 // begin starts a fault, and returns the function that ends it; nil: there is nothing to end.

@@ -169,7 +169,12 @@ type recorder struct {
 // randomHistory is a possible history with up to three workloads. Most of them contain one false
 // answer.
 func randomHistory(chance *rand.Rand) *history {
-	r := recorder{&history{lives: map[string]life{}}, world{registered: true, claims: map[string]held{}}, chance, pick(chance, []int64{3, 12, 30})}
+	r := recorder{
+		&history{lives: map[string]life{}},
+		world{registered: true, claims: map[string]held{}},
+		chance,
+		pick(chance, []int64{3, 12, 30}),
+	}
 	access := pick(chance, modes)
 	for n := range int64(3 + chance.IntN(4)) {
 		at := 10 * (n + 1)

@@ -32,13 +32,15 @@ func (f fault) String() string { return f.name + fmt.Sprint(f.numbers) }
 
 // network are the link faults: one of them is active at a time.
 var network = []string{
-	"cut off the leader", "cut off some servers", "cut off a node", "cut off a node from the servers", "nothing leaves a host", "nothing reaches a host",
+	"cut off the leader", "cut off some servers", "cut off a node", "cut off a node from the servers",
+	"nothing leaves a host", "nothing reaches a host",
 	"30 % of the packets are lost", "packets are 200 ms late", "a host is far away",
 }
 
 // hosts are the faults of hosts.
 var hosts = []string{
-	"kill the leader", "kill a host", "kill the servers", "stop the leader", "stop a host", "stop a host for long", "stop a host in bursts",
+	"kill the leader", "kill a host", "kill the servers", "stop the leader", "stop a host", "stop a host for long",
+	"stop a host in bursts",
 	"a slow disk", "a slow disk of the leader", "restart from a snapshot", "another leader",
 }
 
@@ -54,7 +56,10 @@ func plan(seed uint64, lasts time.Duration) (steps []step) {
 	}
 	var all time.Duration
 	for all < lasts {
-		s := step{lasts: between(chance, 500*time.Millisecond, 3*time.Second), calm: between(chance, 200*time.Millisecond, 1500*time.Millisecond)}
+		s := step{
+			lasts: between(chance, 500*time.Millisecond, 3*time.Second),
+			calm:  between(chance, 200*time.Millisecond, 1500*time.Millisecond),
+		}
 		if chance.IntN(3) == 0 {
 			s.lasts = letGo + between(chance, 0, 2*time.Second) // long enough for claims to be released
 		}

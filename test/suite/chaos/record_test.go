@@ -89,7 +89,8 @@ func publications(done []did, fences []fenced) (all []publication) {
 func twice(all []publication, volume string) (wrong []string) {
 	for n, a := range all {
 		for _, b := range all[n+1:] {
-			if a.volume == volume && b.volume == volume && a.node != b.node && (a.to == 0 || b.from < a.to) && (b.to == 0 || a.from < b.to) {
+			if a.volume == volume && b.volume == volume && a.node != b.node && (a.to == 0 || b.from < a.to) &&
+				(b.to == 0 || a.from < b.to) {
 				wrong = append(wrong, fmt.Sprintf("volume %s was published on %s (%d to %d, %s) and on %s (%d to %d, %s) at once",
 					volume, a.node, a.from, a.to, a.target, b.node, b.from, b.to, b.target))
 			}
@@ -138,7 +139,8 @@ func mixed(all []wrote, access string) (wrong []string) {
 	for n, a := range all {
 		for _, b := range all[n+1:] {
 			if (access != "single-node-multi-writer" || a.node != b.node) && a.first < b.last && b.first < a.last {
-				wrong = append(wrong, fmt.Sprintf("workload %s on %s (lines %d to %d) and workload %s on %s (lines %d to %d) wrote at once",
+				wrong = append(wrong, fmt.Sprintf(
+					"workload %s on %s (lines %d to %d) and workload %s on %s (lines %d to %d) wrote at once",
 					a.workload, a.node, a.first, a.last, b.workload, b.node, b.first, b.last))
 			}
 		}
@@ -151,7 +153,8 @@ func after(all []wrote, published []publication, volume string) (wrong []string)
 	for _, w := range all {
 		for _, p := range published {
 			if p.volume == volume && p.node != w.node && w.from < p.from && p.from < w.to {
-				wrong = append(wrong, fmt.Sprintf("workload %s on %s wrote until %d, and node %s published volume %s at %d", w.workload, w.node, w.to, p.node, volume, p.from))
+				wrong = append(wrong, fmt.Sprintf("workload %s on %s wrote until %d, and node %s published volume %s at %d",
+					w.workload, w.node, w.to, p.node, volume, p.from))
 			}
 		}
 	}
@@ -165,7 +168,8 @@ func disorder(runs []run, tokens map[string]uint64) (wrong []string) {
 		for _, b := range runs {
 			before := a.out == done && a.answered.Before(b.started)
 			if before && tokens[a.id] != 0 && tokens[b.id] != 0 && tokens[a.id] >= tokens[b.id] {
-				wrong = append(wrong, fmt.Sprintf("workload %s was started before %s, and its fencing token is %d, the other's %d", a.id, b.id, tokens[a.id], tokens[b.id]))
+				wrong = append(wrong, fmt.Sprintf("workload %s was started before %s, and its fencing token is %d, the other's %d",
+					a.id, b.id, tokens[a.id], tokens[b.id]))
 			}
 		}
 	}

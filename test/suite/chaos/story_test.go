@@ -29,7 +29,10 @@ const (
 )
 
 // modes are the access modes of the volumes, two of the first.
-var modes = []string{"single-node-writer", "single-node-writer", "multi-node-single-writer", "single-node-multi-writer", "multi-node-reader-only"}
+var modes = []string{
+	"single-node-writer", "single-node-writer", "multi-node-single-writer", "single-node-multi-writer",
+	"multi-node-reader-only",
+}
 
 // story is one cluster and what happens to it.
 type story struct {
@@ -76,7 +79,10 @@ func folder(t *testing.T, seed uint64) string {
 
 // prepare makes the volumes and the clients' connections to the agents.
 func (s *story) prepare() {
-	l := &load{writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns), ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{}}
+	l := &load{
+		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns),
+		ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
+	}
 	s.load = l
 	for _, h := range s.c.Hosts {
 		client, err := api.New("unix://" + h.Socket())
@@ -89,10 +95,11 @@ func (s *story) prepare() {
 	for n, access := range modes {
 		id := fmt.Sprintf("v%d", n)
 		ctx, cancel := context.WithTimeout(s.t.Context(), testhost.Wait)
-		made, err := l.sites[0].client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
-			Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
-			Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
-		}}))
+		made, err := l.sites[0].client.Volumes.CreateVolume(ctx,
+			connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+				Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
+				Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
+			}}))
 		cancel()
 		if err != nil {
 			s.t.Fatal(err)

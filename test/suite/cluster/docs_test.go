@@ -67,7 +67,8 @@ func (p *pages) run(on *testhost.Host, page, name string, replace ...string) {
 		p.t.Fatalf("docs/operations/%s: no such lines to run", where)
 	}
 	p.ran[where] = true
-	replace = append(replace, "/var/lib/pannier", on.Path("data"), "/etc/pannier", p.c.Dir, "/run/pannier/pannier.sock", on.Socket())
+	replace = append(replace, "/var/lib/pannier", on.Path("data"), "/etc/pannier", p.c.Dir, "/run/pannier/pannier.sock",
+		on.Socket())
 	var shell strings.Builder
 	finish := func() {
 		p.t.Helper()
@@ -102,7 +103,8 @@ func (p *pages) shell(on *testhost.Host, where, lines string) {
 	p.t.Helper()
 	cmd := exec.Command("timeout", "180", "sh", "-euc", lines)
 	cmd.Dir = p.dir
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(p.dir, "bin")+":"+os.Getenv("PATH"), "PANNIER_ADDR=unix://"+on.Socket())
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(p.dir, "bin")+":"+os.Getenv("PATH"),
+		"PANNIER_ADDR=unix://"+on.Socket())
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		p.t.Fatalf("docs/operations/%s, on %s: %v\n%s%s\n%s", where, on.Name, err, lines, out, on.LogTail())

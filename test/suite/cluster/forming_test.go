@@ -60,7 +60,10 @@ func TestForming(t *testing.T) {
 		for _, h := range c.Hosts {
 			h.Eventually("it knows all members", func() error {
 				leader, rows := c.Leader().Name, table(h.Run("server", "members"))
-				for name, role := range map[string]string{"server-1": "server", "server-2": "server", "server-3": "server", "node-1": "node"} {
+				for name, role := range map[string]string{
+					"server-1": "server", "server-2": "server", "server-3": "server",
+					"node-1": "node",
+				} {
 					row := rows[name]
 					if len(row) < 4 || row[1] != role || row[2] != "alive" || (row[3] == "yes") != (name == leader) {
 						return fmt.Errorf("%s in %q", name, rows)
@@ -135,7 +138,8 @@ func table(out string) map[string][]string {
 // clusterOf is the id of the cluster whose ledger was copied.
 func clusterOf(t *testing.T, through *testhost.Host) string {
 	t.Helper()
-	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t), connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
+	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t),
+		connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}

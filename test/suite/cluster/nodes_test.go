@@ -119,7 +119,8 @@ func attachedBy(t *testing.T, c *testcluster.Cluster, volume string) string {
 // places uses volumes on nodes of two racks.
 func (n nodes) places(t *testing.T) {
 	n.c.Volume(n.s3, "near", "single-node-writer")
-	n.n2.Refused(4, []string{"near", "rack=R1", "node-2", "rack=R2"}, "workload", "start", n.c.Workload(n.n2, "far", "near"))
+	n.n2.Refused(4, []string{"near", "rack=R1", "node-2", "rack=R2"}, "workload", "start",
+		n.c.Workload(n.n2, "far", "near"))
 	n.n2.AwaitFree("near")
 
 	n.s3.Run("volume", "create", n.s3.Write("there.volume.hcl", `
@@ -141,7 +142,8 @@ topology_request {
   }
 }
 `))
-	n.n1.Refused(4, []string{"there", "rack=R2", "node-1", "rack=R1"}, "workload", "start", n.c.Workload(n.n1, "there", "there"))
+	n.n1.Refused(4, []string{"there", "rack=R2", "node-1", "rack=R1"}, "workload", "start",
+		n.c.Workload(n.n1, "there", "there"))
 	n.c.AwaitStarted(n.n2, "there", "there")
 	n.n2.Run("workload", "stop", "there")
 
@@ -174,7 +176,8 @@ workload %q {
 	waits := func(on *testhost.Host, id string, others ...string) {
 		t.Helper()
 		on.Eventually(fmt.Sprintf("%s waits for %q", id, others), func() error {
-			resp, err := on.Client().Workloads.GetWorkload(testhost.Soon(t), connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+			resp, err := on.Client().Workloads.GetWorkload(testhost.Soon(t),
+				connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
 			if err != nil {
 				return err
 			}
@@ -189,7 +192,8 @@ workload %q {
 	waits(n.s3, "two", "one")
 	given := begin(t, n.s3, "workload", "start", spec(n.s3, "three", "after", "one", "four"))
 	waits(n.s3, "three", "one")
-	n.n1.Refused(4, []string{"wait for one another", `"four" waits for "three" waits for "four"`}, "workload", "start", spec(n.n1, "four", "replaces", "three"))
+	n.n1.Refused(4, []string{"wait for one another", `"four" waits for "three" waits for "four"`}, "workload", "start",
+		spec(n.n1, "four", "replaces", "three"))
 	n.s3.Run("workload", "stop", "three")
 	if err := outcome(t, given); err == nil || !strings.Contains(err.Error(), "given up") {
 		t.Errorf("a start that was stopped while it waited: %v", err)
@@ -199,7 +203,8 @@ workload %q {
 		if err != nil {
 			return err
 		}
-		if len(on.GetWorkloads()) != 1 || on.GetWorkloads()[0].GetId() != "two" || on.GetWorkloads()[0].GetStatus() != "waiting" {
+		if len(on.GetWorkloads()) != 1 || on.GetWorkloads()[0].GetId() != "two" ||
+			on.GetWorkloads()[0].GetStatus() != "waiting" {
 			return fmt.Errorf("on %s there are %v", n.s3.Name, on.GetWorkloads())
 		}
 		return nil
@@ -210,7 +215,8 @@ workload %q {
 		t.Errorf("a workload that came after another one: %v", err)
 	}
 	n.n1.Run("workload", "start", spec(n.n1, "five", "replaces", "two"))
-	if out := n.s3.Run("workload", "status", "two"); !strings.Contains(out, `replaced by workload "five" on node "node-1"`) {
+	if out := n.s3.Run("workload", "status", "two"); !strings.Contains(out,
+		`replaced by workload "five" on node "node-1"`) {
 		t.Errorf("the status of what was replaced is\n%s", out)
 	}
 	if by := n.s3.Holder("baton"); by.GetWorkload() != "five" || by.GetNode() != n.n1.Name {
@@ -261,7 +267,8 @@ func (n nodes) eligibility(t *testing.T) {
 	n.c.Volume(n.s2, "comes", "single-node-writer")
 	start(n.c, n.n1, "stays", "stays")
 	n.s3.Run("node", "eligibility", "-disable", n.n1.Name)
-	n.n1.Refused(4, []string{n.n1.Name, "pannier node eligibility -enable node-1"}, "workload", "start", n.c.Workload(n.n1, "comes", "comes"))
+	n.n1.Refused(4, []string{n.n1.Name, "pannier node eligibility -enable node-1"}, "workload", "start",
+		n.c.Workload(n.n1, "comes", "comes"))
 	n.s2.Holder("stays") // the running one continues
 	n.n2.Run("node", "eligibility", "-enable", n.n1.Name)
 	start(n.c, n.n1, "comes", "comes")
@@ -279,7 +286,8 @@ func (n nodes) drain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now.GetNode().GetDrain() == nil || now.GetNode().GetDrain().GetDoneAt() != nil || len(now.GetWorkloads()) == 0 || !now.GetNode().GetDrivers()[0].GetHealthy() {
+	if now.GetNode().GetDrain() == nil || now.GetNode().GetDrain().GetDoneAt() != nil || len(now.GetWorkloads()) == 0 ||
+		!now.GetNode().GetDrivers()[0].GetHealthy() {
 		t.Errorf("while its volumes are mounted, the node is %v", now)
 	}
 	n.s2.Holder("stays") // before the last one's is released
@@ -293,7 +301,8 @@ func (n nodes) drain(t *testing.T) {
 			order = append(order, d.volume)
 		}
 	}
-	if last := order[len(order)-2:]; !strings.HasPrefix(last[0], "default-comes-") || !strings.HasPrefix(last[1], "default-stays-") {
+	if last := order[len(order)-2:]; !strings.HasPrefix(last[0], "default-comes-") ||
+		!strings.HasPrefix(last[1], "default-stays-") {
 		t.Errorf("the last one was not stopped first: volumes were unpublished in the order %q", order)
 	}
 	n.s3.Eventually("the driver was stopped", func() error {

@@ -174,7 +174,8 @@ func shows(t *testing.T, to, h *testhost.Host) (cert *x509.Certificate) {
 	t.Helper()
 	err := to.Net.Do(func() error {
 		//nolint:gosec // only the presented certificate matters
-		conn, err := tls.Dial("tcp", netip.AddrPortFrom(h.Net.Addr, testcluster.RPCPort).String(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+		conn, err := tls.Dial("tcp", netip.AddrPortFrom(h.Net.Addr, testcluster.RPCPort).String(),
+			&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 		if err != nil {
 			return err
 		}

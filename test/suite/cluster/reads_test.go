@@ -17,7 +17,9 @@ import (
 )
 
 // waitForChange asks for a volume after an index, and returns the answer.
-func waitForChange(t *testing.T, through *testhost.Host, volume string, index uint64) (answers chan *hostv1.GetVolumeResponse) {
+func waitForChange(t *testing.T, through *testhost.Host, volume string,
+	index uint64,
+) (answers chan *hostv1.GetVolumeResponse) {
 	t.Helper()
 	client, ctx := through.Client(), testhost.Soon(t)
 	answers = make(chan *hostv1.GetVolumeResponse, 1)
@@ -41,7 +43,8 @@ func (n nodes) waiting(t *testing.T) {
 	n.c.Volume(n.s3, "watched", "single-node-writer")
 	read := func(through *testhost.Host, how *hostv1.ReadOptions) *hostv1.GetVolumeResponse {
 		t.Helper()
-		resp, err := through.Client().Volumes.GetVolume(testhost.Soon(t), connect.NewRequest(&hostv1.GetVolumeRequest{Id: "watched", Read: how}))
+		resp, err := through.Client().Volumes.GetVolume(testhost.Soon(t),
+			connect.NewRequest(&hostv1.GetVolumeRequest{Id: "watched", Read: how}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,14 +52,20 @@ func (n nodes) waiting(t *testing.T) {
 	}
 	index := read(n.s3, nil).GetMeta().GetIndex()
 	begun := time.Now()
-	if again := read(n.n2, &hostv1.ReadOptions{Index: index, Wait: durationpb.New(200 * time.Millisecond)}); time.Since(begun) < 200*time.Millisecond {
+	if again := read(n.n2, &hostv1.ReadOptions{
+		Index: index,
+		Wait:  durationpb.New(200 * time.Millisecond),
+	}); time.Since(begun) < 200*time.Millisecond {
 		t.Errorf("nothing had changed after %d, and it was answered after %s: %v", index, time.Since(begun), again)
 	}
 	throughServer, throughNode := waitForChange(t, n.s3, "watched", index), waitForChange(t, n.n2, "watched", index)
 	n.c.Volume(n.s3, "other", "single-node-writer") // a change that they do not read
 	lead(n.c, n.s2.Name)
 	start(n.c, n.n1, "watched", "watched")
-	for name, answers := range map[string]chan *hostv1.GetVolumeResponse{"a server": throughServer, "a node": throughNode} {
+	for name, answers := range map[string]chan *hostv1.GetVolumeResponse{
+		"a server": throughServer,
+		"a node":   throughNode,
+	} {
 		if got := <-answers; got.GetMeta().GetIndex() <= index || len(got.GetVolume().GetClaims()) != 1 {
 			t.Errorf("after the index %d the answer through %s is %v", index, name, got)
 		}
@@ -96,7 +105,8 @@ func (n nodes) stale(t *testing.T) {
 	defer n.c.Net.Heal()
 	n.c.Volume(n.n1, "unseen", "single-node-writer")
 	n.s3.Eventually("a stale answer tells its age", func() error {
-		resp, err := n.s3.Client().Volumes.ListVolumes(testhost.Soon(t), connect.NewRequest(&hostv1.ListVolumesRequest{Read: &hostv1.ReadOptions{Stale: true}}))
+		resp, err := n.s3.Client().Volumes.ListVolumes(testhost.Soon(t),
+			connect.NewRequest(&hostv1.ListVolumesRequest{Read: &hostv1.ReadOptions{Stale: true}}))
 		if err != nil {
 			return err
 		}
@@ -110,7 +120,8 @@ func (n nodes) stale(t *testing.T) {
 		}
 		return nil
 	})
-	if r := n.s3.Try("volume", "status", "-stale"); r.Code != 0 || !strings.Contains(r.Stdout, "watched") || !strings.Contains(r.Stderr, "knows of no leader") {
+	if r := n.s3.Try("volume", "status", "-stale"); r.Code != 0 || !strings.Contains(r.Stdout, "watched") ||
+		!strings.Contains(r.Stderr, "knows of no leader") {
 		t.Errorf("a stale list of a server that is cut off: %+v", r)
 	}
 	ended := begin(t, n.s3, "volume", "status", "unseen")
@@ -143,7 +154,8 @@ func (n nodes) once(t *testing.T) {
 	defer n.c.Net.Heal()
 	ended := begin(t, n.n1, "workload", "start", spec)
 	follower.Eventually("the claim is taken", func() error {
-		resp, err := follower.Client().Volumes.GetVolume(testhost.Soon(t), connect.NewRequest(&hostv1.GetVolumeRequest{Id: "once", Read: &hostv1.ReadOptions{Stale: true}}))
+		resp, err := follower.Client().Volumes.GetVolume(testhost.Soon(t),
+			connect.NewRequest(&hostv1.GetVolumeRequest{Id: "once", Read: &hostv1.ReadOptions{Stale: true}}))
 		if err == nil && len(resp.Msg.GetVolume().GetClaims()) != 1 {
 			err = errors.New("it is not")
 		}

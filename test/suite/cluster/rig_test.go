@@ -166,7 +166,8 @@ func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume str
 		file: filepath.Join(c.Data(on, volume), "writes"),
 	}
 	const script = `while echo "$0" >>"$1"; do sleep 0.1; done`
-	cmd := on.Command("workload", "run", c.Workload(on, id, volume), "--", "sh", "-c", script, id, "/srv/"+volume+"/writes")
+	cmd := on.Command("workload", "run", c.Workload(on, id, volume), "--", "sh", "-c", script, id,
+		"/srv/"+volume+"/writes")
 	cmd.Stdout, cmd.Stderr = &p.out, &p.out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

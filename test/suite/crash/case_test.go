@@ -182,7 +182,8 @@ func (m *matrix) add(t *testing.T, name, described string, run func(t *testing.T
 			verdict := "same"
 			if t.Failed() {
 				verdict = "DIFFERS"
-				fmt.Printf("to run this case again: go test ./test/suite/crash -full -seed=%d -run '%s'\n", *seed, pattern(t.Name()))
+				fmt.Printf("to run this case again: go test ./test/suite/crash -full -seed=%d -run '%s'\n", *seed,
+					pattern(t.Name()))
 			}
 			m.mu.Lock()
 			defer m.mu.Unlock()

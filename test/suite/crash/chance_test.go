@@ -16,7 +16,8 @@ func (p *rigs) chances(t *testing.T, m *matrix) {
 	}
 	for n := range few(8, make([]int, 12)) {
 		mine := *seed*1000 + uint64(n)
-		m.add(t, fmt.Sprint(mine), fmt.Sprintf("%s: seed %d: three workloads on two volumes, kills at random", family(t), mine), func(t *testing.T) {
+		m.add(t, fmt.Sprint(mine), fmt.Sprintf("%s: seed %d: three workloads on two volumes, kills at random", family(t),
+			mine), func(t *testing.T) {
 			p.take(t).chance(t, rand.New(rand.NewPCG(mine, 0)))
 		})
 	}

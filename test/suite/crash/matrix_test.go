@@ -108,7 +108,8 @@ func starts(k kind) []crash {
 		points = slices.Concat(points, of("attach", do...), of("attachment", "saved", "saved#2"))
 		rpcs = append(rpcs, "ControllerPublishVolume")
 	}
-	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2"), of("publish", do...), of("workload", "running"))
+	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2"), of("publish", do...),
+		of("workload", "running"))
 	return cases(points, append(rpcs, "NodeStageVolume", "NodePublishVolume"))
 }
 
@@ -118,10 +119,12 @@ func stops(k kind) []crash {
 		return meshStops()
 	}
 	undo := []string{"undo", "undone", "forgotten"}
-	points := slices.Concat(of("workload", "stopping", "ended"), of("publish", undo...), of("stage", undo...), of("staging", "saved", "saved#2"))
+	points := slices.Concat(of("workload", "stopping", "ended"), of("publish", undo...), of("stage", undo...),
+		of("staging", "saved", "saved#2"))
 	rpcs := []string{"NodeUnpublishVolume", "NodeUnstageVolume"}
 	if k.attach {
-		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"), of("controller-detached", "advance", "advanced"))
+		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"),
+			of("controller-detached", "advance", "advanced"))
 		rpcs = append(rpcs, "ControllerUnpublishVolume")
 	}
 	points = slices.Concat(points, of("claim", undo...), of("freed", "advance", "advanced"), of("workload", "gone"))

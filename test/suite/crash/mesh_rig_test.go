@@ -39,7 +39,8 @@ func newMesh(t, all *testing.T) *mesh {
 		_ = testbin.Build(t, "plugins/"+p) // a build error is to fail here
 	}
 	c := consul.Start(all, consul.Options{ACL: true, TLS: true})
-	c.Policy(t, "node", `service_prefix "" { policy = "write" } node_prefix "" { policy = "read" } agent_prefix "" { policy = "read" }`)
+	c.Policy(t, "node",
+		`service_prefix "" { policy = "write" } node_prefix "" { policy = "read" } agent_prefix "" { policy = "read" }`)
 	c.Policy(t, "sids", `acl = "write"`)
 	m := &mesh{consul: c, proxy: c.Proxy(all, 0)}
 	m.blocks = consul.Config(m.proxy.Service(c.Service("", c.TokenFile(all, c.Token(t, "node"))))) +
@@ -99,7 +100,8 @@ func (r *rig) lookAtMesh(s state) {
 	r.h.Run("token", "sweep")
 	client := r.mesh.consul.Client(r.mesh.consul.Management)
 	for _, one := range r.mesh.consul.Services(r.t) {
-		line := fmt.Sprintf("%s is %s %q at %q:%d, tags %q, meta %q", one.ID, cmp.Or(string(one.Kind), "service"), one.Service, one.Address, one.Port, one.Tags, one.Meta)
+		line := fmt.Sprintf("%s is %s %q at %q:%d, tags %q, meta %q", one.ID, cmp.Or(string(one.Kind), "service"),
+			one.Service, one.Address, one.Port, one.Tags, one.Meta)
 		s["services in Consul"] = append(s["services in Consul"], named(line))
 	}
 	checks, err := client.Agent().Checks()
@@ -110,7 +112,9 @@ func (r *rig) lookAtMesh(s state) {
 		s["checks in Consul"] = append(s["checks in Consul"], fmt.Sprintf("%s of %s", one.Name, one.ServiceID))
 	}
 	for _, one := range r.mesh.consul.Tokens(r.t) {
-		s["tokens in Consul"] = append(s["tokens in Consul"], named(fmt.Sprintf("%s, with %d identities and %d policies", one.Description, len(one.ServiceIdentities), len(one.Policies))))
+		s["tokens in Consul"] = append(s["tokens in Consul"],
+			named(fmt.Sprintf("%s, with %d identities and %d policies", one.Description, len(one.ServiceIdentities),
+				len(one.Policies))))
 	}
 	var ledger struct{ Tokens []map[string]any }
 	r.decode(&ledger, "token", "list", "-o", "json")
@@ -134,7 +138,8 @@ func (r *rig) observeMesh(t *testing.T) {
 			t.Fatalf("%s: running %q, stopped %q", about, r.running[about], r.stopped[about])
 		}
 	}
-	if len(r.running["tokens in Consul"]) != len(r.stopped["tokens in Consul"])+1 || len(r.running["secrets"]) != 5 || len(r.stopped["secrets"]) != 0 {
+	if len(r.running["tokens in Consul"]) != len(r.stopped["tokens in Consul"])+1 || len(r.running["secrets"]) != 5 ||
+		len(r.stopped["secrets"]) != 0 {
 		t.Fatalf("what is looked at is not what a service makes: running\n%v\nstopped\n%v", r.running, r.stopped)
 	}
 }

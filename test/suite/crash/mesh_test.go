@@ -51,7 +51,8 @@ func meshStarts() []crash {
 
 func meshStops() []crash {
 	undo := []string{"undo", "undone", "forgotten"}
-	points := slices.Concat(of("workload", "stopping", "ended"), of("bootstrap", undo...), of("identify", undo...), of("register", undo...),
+	points := slices.Concat(of("workload", "stopping", "ended"), of("bootstrap", undo...), of("identify", undo...),
+		of("register", undo...),
 		of("token", "revoked", "revoked#2"), of("claim", undo...), of("workload", "gone"))
 	return append(cases(points, nil), requests(meshDown)...)
 }
@@ -59,7 +60,8 @@ func meshStops() []crash {
 // replacements are the instants at which a service gets a new token because Consul has lost the old
 // one.
 func replacements() []crash {
-	return cases(slices.Concat(of("token", "chosen", "intended", "derived", "derived#2", "adopted", "written", "revoked"), of("bootstrap", "made")), nil)
+	return cases(slices.Concat(of("token", "chosen", "intended", "derived", "derived#2", "adopted", "written", "revoked"),
+		of("bootstrap", "made")), nil)
 }
 
 // requests are the cases of each request: the plugin, Consul and the host die alone or together.
@@ -67,7 +69,10 @@ func requests(all []request) (out []crash) {
 	for n := range all {
 		of := &all[n]
 		for _, who := range [][]string{
-			{"host"}, {of.plugin}, {"consul"}, {"host", of.plugin}, {"host", "consul"}, {of.plugin, "consul"}, {"host", of.plugin, "consul"}, {},
+			{"host"}, {of.plugin}, {"consul"}, {"host", of.plugin}, {"host", "consul"}, {of.plugin, "consul"}, {
+				"host",
+				of.plugin, "consul",
+			}, {},
 		} {
 			out = append(out, crash{who: who, request: of}, crash{who: who, request: of, worked: true})
 		}
@@ -127,7 +132,10 @@ func (r *rig) sweep(t *testing.T, c crash) {
 	acl := r.mesh.consul.Client(r.mesh.consul.Management).ACL()
 	for _, token := range r.mesh.consul.Tokens(t) {
 		if len(token.ServiceIdentities) == 1 { // a second token like it
-			_, _, err := acl.TokenCreate(&api.ACLToken{Description: token.Description, ServiceIdentities: token.ServiceIdentities, Local: true}, nil)
+			_, _, err := acl.TokenCreate(&api.ACLToken{
+				Description:       token.Description,
+				ServiceIdentities: token.ServiceIdentities, Local: true,
+			}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

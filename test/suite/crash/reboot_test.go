@@ -74,12 +74,14 @@ func (r *rig) reboot(t *testing.T) {
 		return nil
 	})
 	for _, path := range slices.Backward(r.h.Mounts()) {
-		if out, err := exec.Command("nsenter", "--target", fmt.Sprint(r.h.Namespace), "--mount", "--", "umount", path).CombinedOutput(); err != nil {
+		if out, err := exec.Command("nsenter", "--target", fmt.Sprint(r.h.Namespace), "--mount", "--", "umount",
+			path).CombinedOutput(); err != nil {
 			t.Fatalf("unmount %s: %v: %s", path, err, out)
 		}
 	}
 	for _, dev := range r.h.Loops() {
-		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil && !strings.Contains(string(out), "No such device") {
+		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil &&
+			!strings.Contains(string(out), "No such device") {
 			t.Fatalf("detach %s: %v: %s", dev, err, out)
 		}
 	}

@@ -33,11 +33,15 @@ type kind struct {
 
 var kinds = []kind{
 	{name: "local", command: func(t testing.TB) []string {
-		return []string{testbin.Build(t, "drivers/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"}
+		return []string{
+			testbin.Build(t, "drivers/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}",
+			"-data-dir", "${data_dir}/volumes",
+		}
 	}},
 	{name: "hostpath", attach: true, forgets: true, command: func(t testing.TB) []string {
 		return []string{
-			hostpath.Binary(t), "-drivername", "hostpath.csi.k8s.io", "-endpoint", "${endpoint}", "-nodeid", "${node.name}-at-hostpath",
+			hostpath.Binary(
+				t), "-drivername", "hostpath.csi.k8s.io", "-endpoint", "${endpoint}", "-nodeid", "${node.name}-at-hostpath",
 			"-statedir", "${data_dir}/volumes", "-enable-attach",
 		}
 	}},
@@ -145,7 +149,8 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	r.h.Namespace = namespace
 	r.h.Start()
 	r.writeVolume("data", small, "")
-	r.h.Write(workloadSpec, fmt.Sprintf("workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n%s}\n",
+	r.h.Write(workloadSpec, fmt.Sprintf(
+		"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n%s}\n",
 		"w", "data", "data", r.h.Path("mnt"), r.services()))
 	r.h.Run("volume", "create", r.h.Path(volumeSpec))
 	r.observe(t)
@@ -159,7 +164,8 @@ func (r *rig) observe(t *testing.T) {
 	r.running = r.look()
 	r.h.Run("workload", "stop", "w")
 	r.stopped = r.look()
-	if len(r.running["claims"]) == len(r.stopped["claims"]) || len(r.running["mounts"]) == 0 || len(r.stopped["mounts"]) > 0 ||
+	if len(r.running["claims"]) == len(r.stopped["claims"]) || len(r.running["mounts"]) == 0 ||
+		len(r.stopped["mounts"]) > 0 ||
 		len(r.running["journal"]) < 2 || len(r.stopped["journal"]) > 0 || len(r.stopped["loop devices"]) > 0 {
 		t.Fatalf("what is looked at is not what a workload makes: running\n%v\nstopped\n%v", r.running, r.stopped)
 	}

@@ -38,7 +38,8 @@ func (p *rigs) runs(t *testing.T, m *matrix) {
 		if c.stopping {
 			name, while = "down:", ", releasing it"
 		}
-		m.add(t, name+c.String(), family(t)+": "+c.described()+while, func(t *testing.T) { p.take(t).runWorkload(t, c.crash, c.stopping) })
+		m.add(t, name+c.String(), family(t)+": "+c.described()+while,
+			func(t *testing.T) { p.take(t).runWorkload(t, c.crash, c.stopping) })
 	}
 	for _, who := range few(2, [][]string{{"host"}, {"cli"}, {"host", "cli"}}) {
 		c := crash{who: who, point: "program:runs"}

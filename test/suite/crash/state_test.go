@@ -104,7 +104,8 @@ func (r *rig) decode(into any, args ...string) {
 }
 
 // changing are keys whose values depend on time, order, or the driver's present health.
-var changing = regexp.MustCompile(`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
+var changing = regexp.MustCompile(
+	`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
@@ -175,7 +176,8 @@ func (r *rig) mounts() (out []string) {
 		if err := unix.Statfs(r.seen(m.Mountpoint), &fs); err != nil {
 			r.t.Fatal(err)
 		}
-		out = append(out, named(fmt.Sprintf("%s: %s of %s %s (%s; %s), %d blocks", m.Mountpoint, m.FSType, m.Source, m.Root, m.Options, m.VFSOptions, fs.Blocks)))
+		out = append(out, named(fmt.Sprintf("%s: %s of %s %s (%s; %s), %d blocks", m.Mountpoint, m.FSType, m.Source, m.Root,
+			m.Options, m.VFSOptions, fs.Blocks)))
 	}
 	slices.Sort(out)
 	return out
@@ -222,15 +224,18 @@ func (r *rig) journal() (out []string) {
 	}
 	defer os.RemoveAll(dir)
 	r.h.Eventually("the journal is copied", func() error { // a table may disappear meanwhile
-		if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"), dir).CombinedOutput(); err != nil {
+		if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"),
+			dir).CombinedOutput(); err != nil {
 			_ = os.RemoveAll(dir + "/journal")
 			return fmt.Errorf("%w: %s", err, msg)
 		}
 		return nil
 	})
 	// with the host's own options (host/internal/workload/journal)
-	db, err := badger.Open(badger.DefaultOptions(dir + "/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
-		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(1 << 20).
+	db, err := badger.Open(badger.DefaultOptions(dir +
+		"/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
+		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(
+		1 << 20).
 		WithValueLogFileSize(16 << 20).WithNumCompactors(2))
 	if err != nil {
 		r.t.Fatalf("open a copy of the journal: %v", err)

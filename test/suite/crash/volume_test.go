@@ -26,13 +26,15 @@ func changes() []change {
 	forget := func(r *rig, t *testing.T) { r.h.Run("volume", "snapshot", "delete", front, r.snapshot(t)) }
 	return []change{
 		{
-			name: "create", rpcs: []string{"CreateVolume"}, points: of("volume", "put", "written"), before: nothing, after: remove,
+			name: "create", rpcs: []string{"CreateVolume"}, points: of("volume", "put",
+				"written"), before: nothing, after: remove,
 			args: func(r *rig, _ *testing.T) []string {
 				return []string{"volume", "create", r.writeVolume("made", small, "")}
 			},
 		},
 		{
-			name: "delete", rpcs: []string{"DeleteVolume"}, points: of("volume", "deleted"), before: create, after: nothing, gone: true,
+			name: "delete", rpcs: []string{"DeleteVolume"}, points: of("volume",
+				"deleted"), before: create, after: nothing, gone: true,
 			args: func(*rig, *testing.T) []string { return []string{"volume", "delete", "made"} },
 		},
 		{
@@ -52,7 +54,8 @@ func changes() []change {
 				// lack.
 				r.h.Run("volume", "create", r.writeVolume("made", "320MiB", "mount_options {\n  fs_type = \"xfs\"\n}"))
 				r.h.Run("workload", "start", r.h.Write("grows.hcl", fmt.Sprintf(
-					"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "grows", "made", "made", r.h.Path("mnt"))))
+					"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n}\n", "grows", "made", "made",
+					r.h.Path("mnt"))))
 			},
 			args: func(*rig, *testing.T) []string { return []string{"volume", "expand", "made", "400MiB"} },
 			after: func(r *rig, t *testing.T) {

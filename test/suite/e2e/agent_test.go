@@ -15,7 +15,8 @@ func TestSecondAgentOnOneDataDirIsRefused(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
-	second := h.Write("second.hcl", fmt.Sprintf("data_dir = %q\nsocket = %q\nports {\n  http = 0\n}\n", h.Path("data"), h.Path("second.sock")))
+	second := h.Write("second.hcl",
+		fmt.Sprintf("data_dir = %q\nsocket = %q\nports {\n  http = 0\n}\n", h.Path("data"), h.Path("second.sock")))
 	h.Refused(1, []string{"another agent (pid " + strconv.Itoa(h.PID()) + ")", h.Path("data")}, "agent", "-config", second)
 	if _, err := h.Status(); err != nil {
 		t.Errorf("the first agent is disturbed: %v", err)

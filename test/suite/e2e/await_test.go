@@ -44,7 +44,8 @@ func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) 
 		ended <- err
 	}()
 	h.Eventually(fmt.Sprintf("%s waits for %q", id, others), func() error {
-		resp, err := h.Client().Workloads.GetWorkload(context.Background(), connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+		resp, err := h.Client().Workloads.GetWorkload(context.Background(),
+			connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
 		if err != nil {
 			return err
 		}
@@ -67,7 +68,8 @@ func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 	h.Refused(2, []string{"cannot wait for itself"}, "workload", "start", following(h, "self", `after = ["self"]`))
 
 	second := waiting(t, h, following(h, "two", `after = ["one", "default/unknown"]`), "two", "one")
-	if shown := h.Run("workload", "status", "two"); !strings.Contains(shown, "Waits for") || !strings.Contains(shown, "await ... running") {
+	if shown := h.Run("workload", "status", "two"); !strings.Contains(shown, "Waits for") ||
+		!strings.Contains(shown, "await ... running") {
 		t.Errorf("its status is\n%s", shown)
 	}
 	h.Kill()

@@ -122,7 +122,8 @@ func cutOff(err error) bool {
 		return false
 	}
 	return errors.As(err, new(*api.UnreachableError)) || connect.CodeOf(err) == connect.CodeUnavailable ||
-		slices.ContainsFunc([]string{"EOF", "connection reset", "broken pipe"}, func(s string) bool { return strings.Contains(err.Error(), s) })
+		slices.ContainsFunc([]string{"EOF", "connection reset", "broken pipe"},
+			func(s string) bool { return strings.Contains(err.Error(), s) })
 }
 
 // watch reads the ledger until the context ends, and returns what violates its rules.
@@ -231,7 +232,8 @@ func TestSharedStagingOverARestart(t *testing.T) {
 		}
 		must(t, stop(t.Context(), c, w))
 	}
-	if staged, unstaged := len(d.Calls("NodeStageVolume")), len(d.Calls("NodeUnstageVolume")); staged != 1 || unstaged != 1 {
+	if staged, unstaged := len(d.Calls("NodeStageVolume")), len(d.Calls("NodeUnstageVolume")); staged != 1 ||
+		unstaged != 1 {
 		t.Errorf("staged %d times and unstaged %d times", staged, unstaged)
 	}
 	h.NothingInUse()

@@ -17,7 +17,8 @@ import (
 func withDevices(t *testing.T) *testhost.Host {
 	t.Helper()
 	h := testhost.New(t, "")
-	config := fmt.Sprintf("plugin \"pseudodevices\" {\n  config {\n    dir = %q\n    sick_dir = %q\n  }\n}\n", h.Path("dev"), h.Path("sick"))
+	config := fmt.Sprintf("plugin \"pseudodevices\" {\n  config {\n    dir = %q\n    sick_dir = %q\n  }\n}\n",
+		h.Path("dev"), h.Path("sick"))
 	agent, err := os.ReadFile(h.Path("agent.hcl"))
 	if err == nil {
 		err = os.Mkdir(h.Path("sick"), 0o755)
@@ -66,7 +67,8 @@ func devicesAre(t *testing.T, h *testhost.Host, texts ...string) {
 }
 
 func deviceWorkload(h *testhost.Host, id, name string, count int, exec string) string {
-	return h.Write(id+".hcl", fmt.Sprintf("workload %q {\n  device %q {\n    count = %d\n  }\n%s\n}\n", id, name, count, exec))
+	return h.Write(id+".hcl", fmt.Sprintf("workload %q {\n  device %q {\n    count = %d\n  }\n%s\n}\n", id, name, count,
+		exec))
 }
 
 func TestTwoWorkloadsCompeteForDevices(t *testing.T) {
@@ -74,7 +76,8 @@ func TestTwoWorkloadsCompeteForDevices(t *testing.T) {
 	h := withDevices(t)
 	h.Run("workload", "start", deviceWorkload(h, "first", "pannier/pseudo/zero", 1, ""))
 	second := deviceWorkload(h, "second", "pannier/pseudo/zero", 2, "")
-	h.Refused(4, []string{`device "pannier/pseudo/zero"`, "2 asked for, 1 free", `"zero-0" is held by workload "first"`}, "workload", "start", second)
+	h.Refused(4, []string{`device "pannier/pseudo/zero"`, "2 asked for, 1 free", `"zero-0" is held by workload "first"`},
+		"workload", "start", second)
 	devicesAre(t, h, "zero-0 healthy default/first", "zero-1 healthy -")
 	if out := h.Run("status", "-o", "json"); !strings.Contains(out, `"workload": "first"`) {
 		t.Errorf("the status does not tell who has it:\n%s", out)
@@ -109,7 +112,8 @@ func TestDevicesForDockerAndSystemd(t *testing.T) {
 	if out := h.Run("workload", "start", spec, "-o", "docker"); out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}
-	want = fmt.Sprintf("BindPaths=/dev/full:%s/full-0\nDeviceAllow=/dev/char/1:7 rw\nEnvironment=PSEUDO_DEVICES=full-0\n", h.Path("dev"))
+	want = fmt.Sprintf("BindPaths=/dev/full:%s/full-0\nDeviceAllow=/dev/char/1:7 rw\nEnvironment=PSEUDO_DEVICES=full-0\n",
+		h.Path("dev"))
 	if out := h.Run("workload", "status", spec, "-o", "systemd"); out != want {
 		t.Errorf("got %q, want %q", out, want)
 	}

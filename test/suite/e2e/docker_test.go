@@ -119,7 +119,8 @@ func dockerReadOnly(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.Run("workload", "run", workload(h, "w", "data", ""), "--", "touch", file)
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "r", "data", "read_only = true"))
 	d.Run(t, container(flags, "--rm", image, "test", "-e", file)...)
-	if out, err := d.Try(container(flags, "--rm", image, "touch", file)...); err == nil || !strings.Contains(out, "Read-only") {
+	if out, err := d.Try(container(flags, "--rm", image, "touch", file)...); err == nil ||
+		!strings.Contains(out, "Read-only") {
 		t.Errorf("a write to a read-only volume gave %v: %s", err, out)
 	}
 	h.Run("workload", "stop", "r")
@@ -151,7 +152,8 @@ func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "first", "data", ""))
 	remove(t, d, "first")
 	d.Run(t, container(flags, "--detach", "--name", "first", image)...)
-	stopped := stopWaits(t, h, "first", `"data"`, "(sleep)", "read-write", strings.TrimSpace(d.Run(t, "inspect", "--format", "{{.Id}}", "first")))
+	stopped := stopWaits(t, h, "first", `"data"`, "(sleep)", "read-write",
+		strings.TrimSpace(d.Run(t, "inspect", "--format", "{{.Id}}", "first")))
 
 	h.Refused(4, []string{`workload "first"`}, "workload", "start", workload(h, "second", "data", ""))
 	d.Run(t, "exec", "first", "touch", h.Path("mnt")+"/file") // it still works
@@ -336,7 +338,8 @@ workload "web" {
 		t.Errorf("a container wrote into its secrets: %v, %s", err, out)
 	}
 	flags := m.Run("workload", "status", "-o", "docker", "web")
-	if out, err := d.Try(container(flags, "--rm", "--network", "host", "--user", "1001", "example/web", "cat", "/secrets/web/si_token")...); err == nil || strings.Contains(out, secret) {
+	if out, err := d.Try(container(flags, "--rm", "--network", "host", "--user", "1001", "example/web", "cat",
+		"/secrets/web/si_token")...); err == nil || strings.Contains(out, secret) {
 		t.Errorf("another user reads the token: %v", err)
 	}
 

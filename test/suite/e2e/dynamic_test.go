@@ -52,7 +52,8 @@ func TestDynamicDriver(t *testing.T) {
 	l := startLocal(t, h)
 	h.Refused(3, []string{"dyn", "driver register"}, "driver", "status", "dyn")
 	h.Run("driver", "register", "dyn", "-endpoint", l.endpoint)
-	if got := h.Run("driver", "status", "dyn"); !strings.Contains(got, "local.csi.pannier.dev") || !strings.Contains(got, "dyn-a") {
+	if got := h.Run("driver", "status", "dyn"); !strings.Contains(got, "local.csi.pannier.dev") ||
+		!strings.Contains(got, "dyn-a") {
 		t.Errorf("the driver's status is\n%s", got)
 	}
 	volume(h, driver{id: "dyn"}, "data", "single-node-writer", "")

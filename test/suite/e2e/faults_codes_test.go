@@ -24,7 +24,8 @@ var answers = []codes.Code{
 
 // passes reports whether a call is repeated at once after a code (docs/drivers.md).
 func passes(code codes.Code) bool {
-	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}, code)
+	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted},
+		code)
 }
 
 // The calls of a start, and those of a stop, for which NotFound is success.
@@ -58,7 +59,9 @@ func TestEachCodeAtEachCallOfAWorkload(t *testing.T) {
 }
 
 // codeAt makes one call of a volume's workload fail, twice if it is repeated.
-func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.Code, volume string, start, stop func(context.Context) error) error {
+func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.Code, volume string, start,
+	stop func(context.Context) error,
+) error {
 	starting := slices.Contains(startCalls, rpc)
 	calls, fails := 3, false
 	switch {
@@ -67,7 +70,8 @@ func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.
 	case !starting && code == codes.NotFound:
 		calls = 1
 	}
-	d.ScriptVolume(volume, rpc, slices.Repeat([]faultydriver.Fault{faultydriver.Code(code, "as it was told")}, max(calls-1, 1))...)
+	d.ScriptVolume(volume, rpc, slices.Repeat([]faultydriver.Fault{faultydriver.Code(code, "as it was told")},
+		max(calls-1, 1))...)
 	err := start(ctx)
 	switch {
 	case fails && connect.CodeOf(err) != shownCode(code):
@@ -119,11 +123,13 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 		}},
 		{"ControllerExpandVolume", func(ctx context.Context, volume string) error { return expand(ctx, c.Volumes, volume) }},
 		{"CreateSnapshot", func(ctx context.Context, volume string) error {
-			_, err := c.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{VolumeId: volume, Name: volume}))
+			_, err := c.Volumes.CreateSnapshot(ctx,
+				connect.NewRequest(&hostv1.CreateSnapshotRequest{VolumeId: volume, Name: volume}))
 			return err
 		}},
 		{"DeleteSnapshot", func(ctx context.Context, volume string) error {
-			_, err := c.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{PluginId: "faulty", SnapshotId: volume}))
+			_, err := c.Volumes.DeleteSnapshot(ctx,
+				connect.NewRequest(&hostv1.DeleteSnapshotRequest{PluginId: "faulty", SnapshotId: volume}))
 			return err
 		}},
 	}
@@ -144,7 +150,8 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 		all.run(op.rpc, func() error { return op.withEachCode(t.Context(), d) })
 	}
 	all.wg.Wait()
-	all.run(mounted.rpc, func() error { return mounted.withEachCode(t.Context(), d) }) // it calls ControllerExpandVolume too
+	// it calls ControllerExpandVolume too
+	all.run(mounted.rpc, func() error { return mounted.withEachCode(t.Context(), d) })
 	all.wg.Wait()
 	h.NothingInUse()
 	lawful(t, d)

@@ -85,14 +85,16 @@ func TestForeignThingInTheWay(t *testing.T) {
 		},
 		"link": {
 			func(h *testhost.Host, path string) error {
-				return firstOf(os.MkdirAll(filepath.Dir(path), 0o700), func() error { return os.Symlink(h.Path("elsewhere"), path) })
+				return firstOf(os.MkdirAll(filepath.Dir(path), 0o700),
+					func() error { return os.Symlink(h.Path("elsewhere"), path) })
 			},
 			os.Remove, "link",
 		},
 		"link above it": {
 			func(h *testhost.Host, path string) error {
 				above := filepath.Dir(path)
-				return firstOf(os.MkdirAll(filepath.Dir(above), 0o700), func() error { return os.Symlink(h.Path("elsewhere"), above) })
+				return firstOf(os.MkdirAll(filepath.Dir(above), 0o700),
+					func() error { return os.Symlink(h.Path("elsewhere"), above) })
 			},
 			func(path string) error { return os.Remove(filepath.Dir(path)) }, "link",
 		},

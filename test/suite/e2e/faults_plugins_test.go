@@ -37,7 +37,8 @@ func TestBadPluginsBesideAGoodOne(t *testing.T) {
 		config += fmt.Sprintf("plugin %q {\n  args = [%q]\n  %s\n}\n", p.name, p.name, p.more)
 	}
 	h := testhost.New(t, config)
-	program, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
+	program, err := os.ReadFile(testbin.BuildDir(t,
+		filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
 	must(t, err)
 	for _, p := range misbehaving {
 		must(t, os.WriteFile(filepath.Join(h.PluginDir, p.name), program, 0o755))

@@ -51,24 +51,47 @@ func TestBadSpecs(t *testing.T) {
 	} {
 		path := h.Write(c.file, c.content)
 		for _, command := range []string{"create", "register"} {
-			if r := h.Try("volume", command, path); r.Code != 2 || !strings.Contains(r.Stderr, c.place) || !strings.Contains(r.Stderr, c.key) {
-				t.Errorf("volume %s of %s: exit code %d, want 2, with %q and %q: %s", command, name, r.Code, c.place, c.key, r.Stderr)
+			if r := h.Try("volume", command, path); r.Code != 2 || !strings.Contains(r.Stderr, c.place) ||
+				!strings.Contains(r.Stderr, c.key) {
+				t.Errorf("volume %s of %s: exit code %d, want 2, with %q and %q: %s", command, name, r.Code, c.place, c.key,
+					r.Stderr)
 			}
 		}
 	}
 	one := "  volume \"a\" {\n    source = \"v\"\n    destination = \"/mnt/a\"\n  }\n"
 	for name, c := range map[string]struct{ content, place, key string }{
-		"unknown key":          {"workload \"w\" {\n  colour = \"red\"\n}\n", "w.hcl:2", "colour"},
-		"wrong type":           {"workload \"w\" {\n" + strings.Replace(one, `"v"`, `["v", "v"]`, 1) + "}\n", "w.hcl:3", "source"},
-		"traversal":            {"workload \"../w\" {\n" + one + "}\n", "w.hcl:1", "id"},
-		"129 characters":       {"workload \"" + long + "\" {\n" + one + "}\n", "w.hcl:1", "129"},
-		"no source":            {"workload \"w\" {\n" + strings.Replace(one, "source", "# source", 1) + "}\n", "w.hcl:2", "source"},
-		"relative destination": {"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", "mnt/a", 1) + "}\n", "w.hcl:4", "destination"},
-		"climbing destination": {"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", "/mnt/../etc", 1) + "}\n", "w.hcl:4", "destination"},
-		"NUL in a destination": {"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", `/mnt/\u0000a`, 1) + "}\n", "w.hcl:4", "destination"},
-		"line in a path":       {"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", `/mnt/\na`, 1) + "}\n", "w.hcl:4", "destination"},
-		"one destination":      {"workload \"w\" {\n" + one + strings.Replace(one, `"a"`, `"b"`, 1) + "}\n", "w.hcl:8", "destination"},
-		"two of one name":      {"workload \"w\" {\n" + one + one + "}\n", "w.hcl:6", "a"},
+		"unknown key": {"workload \"w\" {\n  colour = \"red\"\n}\n", "w.hcl:2", "colour"},
+		"wrong type": {
+			"workload \"w\" {\n" + strings.Replace(one, `"v"`, `["v", "v"]`, 1) + "}\n", "w.hcl:3",
+			"source",
+		},
+		"traversal":      {"workload \"../w\" {\n" + one + "}\n", "w.hcl:1", "id"},
+		"129 characters": {"workload \"" + long + "\" {\n" + one + "}\n", "w.hcl:1", "129"},
+		"no source": {
+			"workload \"w\" {\n" + strings.Replace(one, "source", "# source", 1) + "}\n", "w.hcl:2",
+			"source",
+		},
+		"relative destination": {
+			"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", "mnt/a", 1) + "}\n", "w.hcl:4",
+			"destination",
+		},
+		"climbing destination": {
+			"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", "/mnt/../etc", 1) + "}\n", "w.hcl:4",
+			"destination",
+		},
+		"NUL in a destination": {
+			"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", `/mnt/\u0000a`, 1) + "}\n", "w.hcl:4",
+			"destination",
+		},
+		"line in a path": {
+			"workload \"w\" {\n" + strings.Replace(one, "/mnt/a", `/mnt/\na`, 1) + "}\n", "w.hcl:4",
+			"destination",
+		},
+		"one destination": {
+			"workload \"w\" {\n" + one + strings.Replace(one, `"a"`, `"b"`, 1) + "}\n", "w.hcl:8",
+			"destination",
+		},
+		"two of one name": {"workload \"w\" {\n" + one + one + "}\n", "w.hcl:6", "a"},
 	} {
 		r := h.Try("workload", "start", h.Write("w.hcl", c.content))
 		if r.Code != 2 || !strings.Contains(r.Stderr, c.place) || !strings.Contains(r.Stderr, c.key) {
@@ -110,47 +133,83 @@ func TestBadRequests(t *testing.T) {
 		return `{"spec": {"id": "w", "volumes": [{"name": "a", "source": "v", "destination": "/mnt/a"}` + more + `]}}`
 	}
 	for name, c := range map[string]struct{ method, body string }{
-		"not JSON":                    {"VolumeService/RegisterVolume", `{"spec": `},
-		"not UTF-8":                   {"VolumeService/RegisterVolume", spec("\"id\": \"a\xff\"")},
-		"a wrong type":                {"VolumeService/RegisterVolume", spec(`"id": ["x"]`)},
-		"no id":                       {"VolumeService/RegisterVolume", spec(`"name": "x"`)},
-		"no spec":                     {"VolumeService/CreateVolume", `{}`},
-		"traversal":                   {"VolumeService/RegisterVolume", spec(`"id": "../x"`)},
-		"dots":                        {"VolumeService/RegisterVolume", spec(`"id": ".."`)},
-		"a NUL":                       {"VolumeService/RegisterVolume", spec(`"id": "a\u0000"`)},
-		"129 characters":              {"VolumeService/RegisterVolume", spec(`"id": "` + long + `"`)},
-		"a namespace that climbs":     {"VolumeService/RegisterVolume", spec(`"id": "x", "namespace": "../y"`)},
-		"sizes that cross":            {"VolumeService/CreateVolume", strings.Replace(spec(`"id": "x", "capacityMin": "2", "capacityMax": "1"`), `"externalId": "e", `, "", 1)},
-		"a huge context":              {"VolumeService/RegisterVolume", spec(`"id": "x", "context": {"k": "` + strings.Repeat("v", 1<<20) + `"}`)},
-		"a node that climbs":          {"VolumeService/DetachVolume", `{"id": "v", "node": "../a"}`},
-		"a snapshot's name":           {"VolumeService/CreateSnapshot", `{"volumeId": "v", "name": "../s"}`},
-		"a volume to delete":          {"VolumeService/DeleteVolume", `{"id": "../v"}`},
-		"an expansion to nothing":     {"VolumeService/ExpandVolume", `{"id": "v", "capacityMin": "-1"}`},
-		"a driver that climbs":        {"DriverService/RegisterDriver", `{"id": "../x", "endpoint": "unix:///x"}`},
-		"a workload that climbs":      {"WorkloadService/GetWorkload", `{"id": "../w"}`},
-		"a workload without an id":    {"WorkloadService/StopWorkload", `{}`},
-		"one destination":             {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/a"}`)},
-		"one name":                    {"WorkloadService/StartWorkload", request(`, {"name": "a", "source": "v", "destination": "/mnt/b"}`)},
-		"a source that climbs":        {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "../v", "destination": "/mnt/b"}`)},
-		"a destination that climbs":   {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/../b"}`)},
-		"a destination with a NUL":    {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/\u0000"}`)},
-		"a destination with a line":   {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/\nb"}`)},
-		"more volumes than may be":    {"WorkloadService/StartWorkload", request(manyRequests(200))},
-		"a program's huge arguments":  {"WorkloadService/StartWorkload", `{"spec": {"id": "w", "exec": {"command": "x", "args": ["` + strings.Repeat("a", 3<<20) + `"]}}}`},
-		"an unknown key":              {"VolumeService/DetachVolume", `{"id": "v", "node": "a", "forced": true}`},
-		"a misspelt key":              {"WorkloadService/StartWorkload", request(`, {"name": "b", "source": "v", "destination": "/mnt/b", "readonly": true}`)},
-		"a process that is none":      {"WorkloadService/RunningWorkload", `{"id": "w", "pid": -1}`},
-		"a request that is too large": {"VolumeService/RegisterVolume", spec(`"id": "x", "name": "` + strings.Repeat("n", 5<<20) + `"`)},
+		"not JSON":                {"VolumeService/RegisterVolume", `{"spec": `},
+		"not UTF-8":               {"VolumeService/RegisterVolume", spec("\"id\": \"a\xff\"")},
+		"a wrong type":            {"VolumeService/RegisterVolume", spec(`"id": ["x"]`)},
+		"no id":                   {"VolumeService/RegisterVolume", spec(`"name": "x"`)},
+		"no spec":                 {"VolumeService/CreateVolume", `{}`},
+		"traversal":               {"VolumeService/RegisterVolume", spec(`"id": "../x"`)},
+		"dots":                    {"VolumeService/RegisterVolume", spec(`"id": ".."`)},
+		"a NUL":                   {"VolumeService/RegisterVolume", spec(`"id": "a\u0000"`)},
+		"129 characters":          {"VolumeService/RegisterVolume", spec(`"id": "` + long + `"`)},
+		"a namespace that climbs": {"VolumeService/RegisterVolume", spec(`"id": "x", "namespace": "../y"`)},
+		"sizes that cross": {
+			"VolumeService/CreateVolume",
+			strings.Replace(spec(`"id": "x", "capacityMin": "2", "capacityMax": "1"`), `"externalId": "e", `, "", 1),
+		},
+		"a huge context": {
+			"VolumeService/RegisterVolume",
+			spec(`"id": "x", "context": {"k": "` + strings.Repeat("v", 1<<20) + `"}`),
+		},
+		"a node that climbs":       {"VolumeService/DetachVolume", `{"id": "v", "node": "../a"}`},
+		"a snapshot's name":        {"VolumeService/CreateSnapshot", `{"volumeId": "v", "name": "../s"}`},
+		"a volume to delete":       {"VolumeService/DeleteVolume", `{"id": "../v"}`},
+		"an expansion to nothing":  {"VolumeService/ExpandVolume", `{"id": "v", "capacityMin": "-1"}`},
+		"a driver that climbs":     {"DriverService/RegisterDriver", `{"id": "../x", "endpoint": "unix:///x"}`},
+		"a workload that climbs":   {"WorkloadService/GetWorkload", `{"id": "../w"}`},
+		"a workload without an id": {"WorkloadService/StopWorkload", `{}`},
+		"one destination": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "v", "destination": "/mnt/a"}`),
+		},
+		"one name": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "a", "source": "v", "destination": "/mnt/b"}`),
+		},
+		"a source that climbs": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "../v", "destination": "/mnt/b"}`),
+		},
+		"a destination that climbs": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "v", "destination": "/mnt/../b"}`),
+		},
+		"a destination with a NUL": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "v", "destination": "/mnt/\u0000"}`),
+		},
+		"a destination with a line": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "v", "destination": "/mnt/\nb"}`),
+		},
+		"more volumes than may be": {"WorkloadService/StartWorkload", request(manyRequests(200))},
+		"a program's huge arguments": {
+			"WorkloadService/StartWorkload",
+			`{"spec": {"id": "w", "exec": {"command": "x", "args": ["` + strings.Repeat("a", 3<<20) + `"]}}}`,
+		},
+		"an unknown key": {"VolumeService/DetachVolume", `{"id": "v", "node": "a", "forced": true}`},
+		"a misspelt key": {
+			"WorkloadService/StartWorkload",
+			request(`, {"name": "b", "source": "v", "destination": "/mnt/b", "readonly": true}`),
+		},
+		"a process that is none": {"WorkloadService/RunningWorkload", `{"id": "w", "pid": -1}`},
+		"a request that is too large": {
+			"VolumeService/RegisterVolume",
+			spec(`"id": "x", "name": "` + strings.Repeat("n", 5<<20) + `"`),
+		},
 	} {
 		code, text := call(t, h, c.method, []byte(c.body))
-		if want := "invalid_argument"; code != want && (name != "a request that is too large" || code != "resource_exhausted") {
+		if want := "invalid_argument"; code != want &&
+			(name != "a request that is too large" || code != "resource_exhausted") {
 			t.Errorf("%s: %s answers %q, want %q: %.300s", name, c.method, code, want, text)
 		}
 	}
 	if after := written(t, h); after != before {
 		t.Errorf("bad requests have changed the ledger:\n%s\nit was\n%s", after, before)
 	}
-	if code, text := call(t, h, "WorkloadService/StartWorkload", []byte(`{"spec": {"id": "w", "volumes": [{"name": "a", "source": "nowhere", "destination": "/a"}]}}`)); code != "not_found" {
+	if code, text := call(t, h, "WorkloadService/StartWorkload",
+		[]byte(
+			`{"spec": {"id": "w", "volumes": [{"name": "a", "source": "nowhere", "destination": "/a"}]}}`)); code != "not_found" {
 		t.Errorf("a claim on a volume that does not exist answers %q: %s", code, text)
 	}
 	h.NothingInUse()
@@ -179,7 +238,8 @@ func call(t *testing.T, h *testhost.Host, method string, body []byte) (code, tex
 	}
 	transport := &http.Transport{DialContext: dial}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Post("http://pannier/pannier.host.v1."+method, kind, bytes.NewReader(body))
+	resp, err := (&http.Client{Transport: transport}).Post("http://pannier/pannier.host.v1."+method, kind,
+		bytes.NewReader(body))
 	if err != nil {
 		return "unanswered", err.Error()
 	}
@@ -198,7 +258,8 @@ func written(t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	s, err := h.Status()
 	must(t, err)
-	return h.Run("volume", "status", "-o", "json") + fmt.Sprint(s.GetClaims(), s.GetVolumes(), s.GetWorkloads(), folders(t, h))
+	return h.Run("volume", "status", "-o", "json") +
+		fmt.Sprint(s.GetClaims(), s.GetVolumes(), s.GetWorkloads(), folders(t, h))
 }
 
 func folders(t *testing.T, h *testhost.Host) (names []string) {

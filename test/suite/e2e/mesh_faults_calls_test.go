@@ -86,7 +86,8 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 				m.awaitRequest(m.asks, before+1)
 				m.Eventually("the start fails", func() error {
 					w, err := m.find("w")
-					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) || !strings.Contains(w.GetMessage(), "more than 4s")) {
+					if err == nil && (w.GetState() != "failed" || !strings.Contains(w.GetMessage(), `identify service "web"`) ||
+						!strings.Contains(w.GetMessage(), "more than 4s")) {
 						err = fmt.Errorf("it is %s: %s", w.GetState(), w.GetMessage())
 					}
 					return err
@@ -159,12 +160,15 @@ func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
 			plugin, command string
 			at              consul.Match
 		}{
-			"register":   {"consul-services", "start", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/register"}},
-			"identify":   {"sids", "start", m.asks},
-			"read back":  {"sids", "start", consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}},
-			"bootstrap":  {"envoy-bootstrap", "start", consul.Match{Method: http.MethodGet, Path: "/v1/agent/service/"}},
-			"revoke":     {"sids", "stop", m.ending()},
-			"deregister": {"consul-services", "stop", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"}},
+			"register":  {"consul-services", "start", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/register"}},
+			"identify":  {"sids", "start", m.asks},
+			"read back": {"sids", "start", consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}},
+			"bootstrap": {"envoy-bootstrap", "start", consul.Match{Method: http.MethodGet, Path: "/v1/agent/service/"}},
+			"revoke":    {"sids", "stop", m.ending()},
+			"deregister": {
+				"consul-services", "stop",
+				consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"},
+			},
 		} {
 			t.Run(name, func(t *testing.T) {
 				m.in(t)

@@ -255,7 +255,8 @@ func skewed(t *testing.T, by time.Duration) string {
 		t.Fatalf("%s reads no clock", signing)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "jwt.go"), []byte(changed), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), fmt.Appendf(nil, `{"Replace": {%q: %q}}`, signing, filepath.Join(dir, "jwt.go")), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "overlay.json"),
+		fmt.Appendf(nil, `{"Replace": {%q: %q}}`, signing, filepath.Join(dir, "jwt.go")), 0o600))
 	out := filepath.Join(dir, "pannier")
 	cmd := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", out, "./host/cmd/pannier")
 	cmd.Dir = testbin.Root()

@@ -107,7 +107,8 @@ func TestMeshSecretsAreFull(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		m.Run("workload", "start", spec)
 		if !slices.Contains(m.Mounts(), m.SecretsDir()) {
-			t.Skip("the temporary directory is on a tmpfs, which the host uses as it is: filled up, it would take the memory of the machine. A full tmpfs of the secrets is not covered")
+			t.Skip(
+				"the temporary directory is on a tmpfs, which the host uses as it is: filled up, it would take the memory of the machine. A full tmpfs of the secrets is not covered")
 		}
 		filler := filepath.Join(m.SecretsDir(), "default", "w", "web", "filler")
 		fill(t, filler)
@@ -150,7 +151,8 @@ func fill(t *testing.T, path string) {
 // again.
 func TestMeshPortsAreExhausted(t *testing.T) {
 	t.Parallel()
-	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t)+"ports {\n  http = 0\n  min_dynamic_port = 31990\n  max_dynamic_port = 31991\n}\n")
+	m := newFaultyMesh(t, consul.Options{}, minted, "",
+		testhost.LocalDriver(t)+"ports {\n  http = 0\n  min_dynamic_port = 31990\n  max_dynamic_port = 31991\n}\n")
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-multi-writer", "")
 	spec := m.faultyWorkload("w")

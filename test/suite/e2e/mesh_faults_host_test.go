@@ -45,7 +45,10 @@ func newFaultyMesh(t testing.TB, opts consul.Options, mode, consulKeys, more str
 	if mode == minted {
 		aclFile = m.aclTokenFile
 	}
-	f := &faultyMesh{mesh: m, proxy: m.consul.Proxy(t, 0), nodeFile: m.reach.TokenFile, aclFile: aclFile, asks: consul.Match{Method: http.MethodPut, Path: "/v1/acl/token"}}
+	f := &faultyMesh{
+		mesh: m, proxy: m.consul.Proxy(t, 0), nodeFile: m.reach.TokenFile, aclFile: aclFile,
+		asks: consul.Match{Method: http.MethodPut, Path: "/v1/acl/token"},
+	}
 	if mode == byLogin {
 		f.asks = consul.Match{Method: http.MethodPost, Path: "/v1/acl/login"}
 	}
@@ -86,7 +89,8 @@ func (m *faultyMesh) in(t *testing.T) {
 // faultyWorkload writes a workload with the volume "data" and a service with a sidecar.
 func (m *faultyMesh) faultyWorkload(id string) (spec string) {
 	m.t.Helper()
-	return m.meshWorkload(id, fmt.Sprintf("  volume %q {\n    source      = %q\n    destination = %q\n  }\n", "data", "data", m.Path("mnt"))+sidecarService("web", ""))
+	return m.meshWorkload(id, fmt.Sprintf("  volume %q {\n    source      = %q\n    destination = %q\n  }\n", "data",
+		"data", m.Path("mnt"))+sidecarService("web", ""))
 }
 
 // works starts and stops a workload, and checks that nothing is left.

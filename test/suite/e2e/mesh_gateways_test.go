@@ -85,7 +85,8 @@ func (g gateway) check(t *testing.T, m *mesh) {
 	// Consul may learn of other services a little later.
 	for !g.complete(ads) {
 		if err := ads.Receive(); err != nil {
-			t.Errorf("the %s gateway's stream brought the clusters %v and the listeners %v: %v", g.kind, ads.Clusters, ads.Listeners, err)
+			t.Errorf("the %s gateway's stream brought the clusters %v and the listeners %v: %v", g.kind, ads.Clusters,
+				ads.Listeners, err)
 			return
 		}
 	}

@@ -100,7 +100,8 @@ func (m *mesh) open() {
 		m.t.Fatal(err)
 	}
 	m.consul.JWT(m.t, consul.JWTMethod{
-		Name: login, JWKSURL: "http://" + s.GetHttpAddress() + "/.well-known/jwks.json", Issuer: "pannier", Audience: "consul.io",
+		Name: login, JWKSURL: "http://" + s.GetHttpAddress() +
+			"/.well-known/jwks.json", Issuer: "pannier", Audience: "consul.io",
 		MaxTokenTTL: m.tokenLife,
 	})
 }

@@ -253,7 +253,8 @@ func get(url string) (string, error) {
 // refusedWithoutCertificate checks that a proxy refuses a caller without a certificate of the mesh.
 func refusedWithoutCertificate(t *testing.T, port int32) {
 	t.Helper()
-	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
+	conn, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port),
+		&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	if err == nil {
 		defer conn.Close()
 		if err = conn.SetDeadline(time.Now().Add(testhost.Wait)); err == nil {

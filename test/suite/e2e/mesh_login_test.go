@@ -30,7 +30,8 @@ func TestLoginIsRenewed(t *testing.T) {
 		t.Errorf("it was renewed %s after its end", -until)
 	}
 	if !second.GetTokenExpiresAt().AsTime().After(first.GetTokenExpiresAt().AsTime()) {
-		t.Errorf("the token before ends at %s, this one at %s", first.GetTokenExpiresAt().AsTime(), second.GetTokenExpiresAt().AsTime())
+		t.Errorf("the token before ends at %s, this one at %s", first.GetTokenExpiresAt().AsTime(),
+			second.GetTokenExpiresAt().AsTime())
 	}
 	if _, _, err := m.consul.Client(secret).ACL().TokenReadSelf(nil); err != nil {
 		t.Errorf("whoever has read the token before cannot use it any more: %v", err)

@@ -30,7 +30,8 @@ func TestSecretsOfTheMeshAreNowhereElse(t *testing.T) {
 				t.Errorf("%s, there are secrets in %q", when, found)
 			}
 		}
-		shown = append(shown, m.Run("workload", "start", "-o", "json", spec), m.Run("workload", "status", "-o", "docker", "w"))
+		shown = append(shown, m.Run("workload", "start", "-o", "json", spec),
+			m.Run("workload", "status", "-o", "docker", "w"))
 		secrets = append(secrets, m.secret(m.service("w")))
 		clean("while it runs")
 

@@ -31,10 +31,16 @@ func TestMeshSidecar(t *testing.T) {
 		meanwhile func(t *testing.T, m *mesh, r *besideRun)
 		order     string
 	}{
-		"the program ends":             {func(*testing.T, *mesh, *besideRun) {}, "program sidecar"},
-		"a stop from elsewhere":        {func(_ *testing.T, m *mesh, _ *besideRun) { m.Run("workload", "stop", "w") }, "program sidecar"},
-		"Consul forgets the token":     {forgetToken, "sidecar program sidecar"},
-		"the agent is killed and back": {func(_ *testing.T, m *mesh, _ *besideRun) { m.Kill(); m.Start() }, "program sidecar"},
+		"the program ends": {func(*testing.T, *mesh, *besideRun) {}, "program sidecar"},
+		"a stop from elsewhere": {
+			func(_ *testing.T, m *mesh, _ *besideRun) { m.Run("workload", "stop", "w") },
+			"program sidecar",
+		},
+		"Consul forgets the token": {forgetToken, "sidecar program sidecar"},
+		"the agent is killed and back": {
+			func(_ *testing.T, m *mesh, _ *besideRun) { m.Kill(); m.Start() },
+			"program sidecar",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -54,7 +60,8 @@ func TestMeshSidecar(t *testing.T) {
 // forgetToken makes Consul revoke the token, and the host check it.
 func forgetToken(t *testing.T, m *mesh, r *besideRun) {
 	t.Helper()
-	if _, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(m.service("w").GetTokenAccessor(), nil); err != nil {
+	if _, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(m.service("w").GetTokenAccessor(),
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	m.Kill()
@@ -86,7 +93,8 @@ func runBeside(t *testing.T, m *mesh) *besideRun {
 			t.Fatal(err)
 		}
 	}
-	cmd := m.Command("workload", "run", m.meshWorkload("w", sidecarService("web", "")+fmt.Sprintf(besideProgram, r.dir, secretsUser)))
+	cmd := m.Command("workload", "run",
+		m.meshWorkload("w", sidecarService("web", "")+fmt.Sprintf(besideProgram, r.dir, secretsUser)))
 	cmd.Stdout, cmd.Stderr = &r.out, &r.out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,8 @@ func checkSteps(t *testing.T, steps []*hostv1.Step) {
 	for _, order := range [][]string{{"claim", "stage", "publish"}, {"claim", "register", "identify", "bootstrap"}} {
 		for i, name := range order[1:] {
 			before, step := find(order[i]), find(name)
-			if ended := before.GetStartedAt().AsTime().Add(before.GetTook().AsDuration()); step.GetStartedAt().AsTime().Before(ended) {
+			if ended := before.GetStartedAt().AsTime().Add(before.GetTook().AsDuration()); step.GetStartedAt().AsTime().Before(
+				ended) {
 				t.Errorf("%s began at %s, %s ended at %s", name, step.GetStartedAt().AsTime(), order[i], ended)
 			}
 		}
@@ -97,7 +98,8 @@ func checkTokenInConsul(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 		t.Errorf("the ledger has the tokens %q, want %s", got, s.GetTokenAccessor())
 	}
 	token, names := m.identityOf(s.GetTokenAccessor())
-	if !slices.Equal(names, []string{"web"}) || len(token.Policies)+len(token.Roles)+len(token.NodeIdentities) > 0 || !token.Local {
+	if !slices.Equal(names, []string{"web"}) || len(token.Policies)+len(token.Roles)+len(token.NodeIdentities) > 0 ||
+		!token.Local {
 		t.Errorf("the token is %+v with the identities of %q", token, names)
 	}
 	if got := m.secret(s); got != token.SecretID {
@@ -116,7 +118,8 @@ func checkTokenInConsul(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 func checkSecretFiles(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 	t.Helper()
 	folder := filepath.Join(m.SecretsDir(), "default", "w", "web")
-	if s.GetTokenFile() != filepath.Join(folder, "si_token") || s.GetBootstrapFile() != filepath.Join(folder, "envoy_bootstrap.json") {
+	if s.GetTokenFile() != filepath.Join(folder, "si_token") ||
+		s.GetBootstrapFile() != filepath.Join(folder, "envoy_bootstrap.json") {
 		t.Errorf("the files are %s and %s", s.GetTokenFile(), s.GetBootstrapFile())
 	}
 	entries, err := os.ReadDir(folder)

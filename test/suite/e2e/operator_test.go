@@ -27,7 +27,10 @@ func TestAgentStop(t *testing.T) {
 	running := h.Processes()
 
 	out := h.Run("agent", "stop")
-	for _, want := range []string{"the agent is stopped", "1 workload keeps running, with all that is mounted", "plugins and drivers keep running"} {
+	for _, want := range []string{
+		"the agent is stopped", "1 workload keeps running, with all that is mounted",
+		"plugins and drivers keep running",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the stop does not say %q:\n%s", want, out)
 		}
@@ -43,7 +46,10 @@ func TestAgentStop(t *testing.T) {
 		t.Errorf("the plugin has pid %d, had %d", now.GetPid(), before.GetPid())
 	}
 	out = h.Run("agent", "stop", "-plugins")
-	for _, want := range []string{"1 workload goes on", "plugins, and the drivers that the agent ran, are stopped", "FUSE"} {
+	for _, want := range []string{
+		"1 workload goes on", "plugins, and the drivers that the agent ran, are stopped",
+		"FUSE",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the stop does not say %q:\n%s", want, out)
 		}

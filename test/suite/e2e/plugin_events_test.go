@@ -102,7 +102,8 @@ plugin "emitter" {
 	h.Start()
 	first := followEmitter(t, h, 1000)
 	first.await(h, 1, 10)
-	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "it ticks") || !strings.Contains(out, "event=emitter/1/1") {
+	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "it ticks") ||
+		!strings.Contains(out, "event=emitter/1/1") {
 		t.Errorf("the events:\n%s", out)
 	}
 	h.Kill()

@@ -18,7 +18,8 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 		volume(h, d, "data", "single-node-writer", "")
 		spec := workload(h, "w", "data", "")
 		// It writes on demand, so also after the host was down.
-		cmd, lines := background(t, h, spec, "trap 'echo late > "+h.Path("mnt")+"/file; echo written' USR1; echo up; while :; do sleep 0.02; done")
+		cmd, lines := background(t, h, spec,
+			"trap 'echo late > "+h.Path("mnt")+"/file; echo written' USR1; echo up; while :; do sleep 0.02; done")
 		await(t, lines, "up")
 		before, err := h.Status()
 		if err != nil {

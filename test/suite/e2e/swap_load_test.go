@@ -22,7 +22,8 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	const workloads = 3
 	h, d, _ := faulty(t)
 	c := h.Client()
-	hostile, err := os.ReadFile(testbin.BuildDir(t, filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
+	hostile, err := os.ReadFile(testbin.BuildDir(t,
+		filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
 	must(t, err)
 
 	var running sync.WaitGroup
@@ -86,7 +87,10 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 // processes stay the same, and a call in flight completes once.
 func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
-	for how, end := range map[string]func(*testhost.Host){"stopped": (*testhost.Host).Stop, "killed": (*testhost.Host).Kill} {
+	for how, end := range map[string]func(*testhost.Host){
+		"stopped": (*testhost.Host).Stop,
+		"killed":  (*testhost.Host).Kill,
+	} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			h, d, id := faulty(t)

@@ -123,7 +123,8 @@ func TestSwapInTheMiddleOfACall(t *testing.T) {
 			}
 			d.AwaitCalls(rpc, 1)
 			swapBridge(t, h)
-			if p, err := bridge(h); err != nil || p.GetDraining() != 1 || len(p.GetSwaps()) != 1 || p.GetSwaps()[0].GetCarried() < 1 {
+			if p, err := bridge(h); err != nil || p.GetDraining() != 1 || len(p.GetSwaps()) != 1 ||
+				p.GetSwaps()[0].GetCarried() < 1 {
 				t.Errorf("in the middle of the call: %v, %v", p, err)
 			}
 			close(release)

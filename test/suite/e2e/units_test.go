@@ -33,7 +33,10 @@ func TestUnits(t *testing.T) {
 	units["pannier.service"] = string(agent)
 	// The fence and the plugins outlive the agent, and it is restarted unless it was stopped on
 	// purpose.
-	for key, want := range map[string]string{"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure", "StartLimitIntervalSec": "0"} {
+	for key, want := range map[string]string{
+		"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure",
+		"StartLimitIntervalSec": "0",
+	} {
 		if got := setting(t, string(agent), key); got != want {
 			t.Errorf("pannier.service has %s=%s, not %s", key, got, want)
 		}
@@ -67,7 +70,8 @@ func documentedUnits(t *testing.T, page string) map[string]string {
 		t.Fatal(err)
 	}
 	units := map[string]string{}
-	for _, m := range regexp.MustCompile("(?s)```ini\n# /etc/systemd/system/([a-z-]+\\.[a-z]+)\n(.*?)```").FindAllStringSubmatch(string(raw), -1) {
+	for _, m := range regexp.MustCompile(
+		"(?s)```ini\n# /etc/systemd/system/([a-z-]+\\.[a-z]+)\n(.*?)```").FindAllStringSubmatch(string(raw), -1) {
 		units[m[1]] = m[2]
 	}
 	return units
@@ -139,10 +143,12 @@ func TestMeshUnits(t *testing.T) {
 		t.Errorf("what the path unit watches: %v", err)
 	}
 	environment := unit("web.service", "Environment")
-	if lines := m.Run("workload", "status", "-o", "systemd", "web"); !strings.Contains(lines, "Environment="+environment+"\n") {
+	if lines := m.Run("workload", "status", "-o", "systemd", "web"); !strings.Contains(lines,
+		"Environment="+environment+"\n") {
 		t.Errorf("web.service has %q, the command prints\n%s", environment, lines)
 	}
-	if got := run(true, "cat "+strings.TrimPrefix(environment, "CONSUL_HTTP_TOKEN_FILE=")); got != m.secret(m.service("web")) {
+	if got := run(true, "cat "+strings.TrimPrefix(environment,
+		"CONSUL_HTTP_TOKEN_FILE=")); got != m.secret(m.service("web")) {
 		t.Error("the program is led to something else than its token")
 	}
 	run(false, unit("web-workload.service", "ExecStopPost"))

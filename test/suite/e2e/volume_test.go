@@ -21,7 +21,8 @@ func TestCreateIsRepeatable(t *testing.T) {
 			t.Errorf("a repeated create made %q beside %q", again, first)
 		}
 		h.Run("volume", "deregister", "data")
-		h.Run("volume", "register", h.Write("again.hcl", volumeSpec(d, "data", "single-node-writer", "file-system", `external_id = "`+first+`"`)))
+		h.Run("volume", "register", h.Write("again.hcl",
+			volumeSpec(d, "data", "single-node-writer", "file-system", `external_id = "`+first+`"`)))
 		h.Run("workload", "run", workload(h, "w", "data", ""), "--", "true")
 		h.Run("volume", "delete", "data")
 		h.Refused(3, []string{"data"}, "volume", "delete", "data")
@@ -48,7 +49,8 @@ func TestSnapshotAndClone(t *testing.T) {
 				SnapshotID string `json:"snapshotId"`
 			}
 		}
-		if err := json.Unmarshal([]byte(h.Run("volume", "snapshot", "create", "-o", "json", "data", "snap")), &created); err != nil {
+		if err := json.Unmarshal([]byte(h.Run("volume", "snapshot", "create", "-o", "json", "data", "snap")),
+			&created); err != nil {
 			t.Fatal(err)
 		}
 		snap := created.Snapshot
@@ -81,7 +83,8 @@ func TestExpandOnline(t *testing.T) {
 	// xfs, since the kernel grows a mounted ext4 only with CAP_SYS_RESOURCE, which root in a
 	// container often lacks.
 	h.Run("volume", "create", h.Write("data.hcl", strings.ReplaceAll(
-		volumeSpec(drivers[0], "data", "single-node-writer", "file-system", `mount_options { fs_type = "xfs" }`), "64MiB", "320MiB")))
+		volumeSpec(drivers[0], "data", "single-node-writer", "file-system",
+			`mount_options { fs_type = "xfs" }`), "64MiB", "320MiB")))
 	target := field(t, h.Run("workload", "start", "-o", "docker", workload(h, "w", "data", "")), "source=")
 	size := func() uint64 {
 		t.Helper()

@@ -99,7 +99,8 @@ func TestStartPrintsTheMounts(t *testing.T) {
 		if !mounted(h, source) {
 			t.Errorf("nothing is mounted at %s, only at %q", source, h.Mounts())
 		}
-		if systemd := h.Run("workload", "status", "-o", "systemd", "w"); !strings.Contains(systemd, "BindReadOnlyPaths="+source+":"+h.Path("mnt")) {
+		if systemd := h.Run("workload", "status", "-o", "systemd", "w"); !strings.Contains(systemd,
+			"BindReadOnlyPaths="+source+":"+h.Path("mnt")) {
 			t.Errorf("systemd's lines are %q", systemd)
 		}
 		h.Run("workload", "start", spec) // the same again
@@ -140,7 +141,8 @@ func TestBlockDevice(t *testing.T) {
 	h.Start()
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
 	spec := workload(h, "w", "raw", "")
-	h.Run("workload", "run", spec, "--", "sh", "-c", "printf block | dd of="+h.Path("mnt")+" conv=notrunc status=none && test -b "+h.Path("mnt"))
+	h.Run("workload", "run", spec, "--", "sh", "-c",
+		"printf block | dd of="+h.Path("mnt")+" conv=notrunc status=none && test -b "+h.Path("mnt"))
 	if got := h.Run("workload", "run", spec, "--", "head", "-c", "5", h.Path("mnt")); got != "block" {
 		t.Errorf("read %q", got)
 	}
@@ -242,7 +244,8 @@ func TestRunningWorkloadKeepsNobodyElsesVolume(t *testing.T) {
 		volume(h, d, "mine", "single-node-writer", "")
 		volume(h, d, "other", "single-node-writer", "")
 		h.Run("workload", "start", workload(h, "other", "other", ""))
-		cmd, lines := background(t, h, workload(h, "w", "mine", ""), "grep -c "+h.Path("data/csi")+" /proc/self/mountinfo; echo up; sleep infinity")
+		cmd, lines := background(t, h, workload(h, "w", "mine", ""),
+			"grep -c "+h.Path("data/csi")+" /proc/self/mountinfo; echo up; sleep infinity")
 		await(t, lines, "0")
 		await(t, lines, "up")
 		h.Run("workload", "stop", "other")

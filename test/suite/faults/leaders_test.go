@@ -164,7 +164,8 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 	purging, stop := context.WithCancel(t.Context())
 	var purge sync.WaitGroup
 	purge.Go(func() { // it waits for the releases
-		_, _ = server.Client().Nodes.PurgeNode(purging, connect.NewRequest(&hostv1.PurgeNodeRequest{Name: dying.Name, Force: true}))
+		_, _ = server.Client().Nodes.PurgeNode(purging,
+			connect.NewRequest(&hostv1.PurgeNodeRequest{Name: dying.Name, Force: true}))
 	})
 	awaitClaims(t, server, dying, "node-detached")
 	stop()
@@ -298,7 +299,8 @@ func (l *leaders) transfer() {
 	from.Eventually(servers[to].Name+" leads", func() error {
 		s, err := servers[to].Status()
 		if err == nil && !s.GetLeader() {
-			_, err = from.Client().Operator.TransferLeadership(testhost.Soon(l.t), connect.NewRequest(&hostv1.TransferLeadershipRequest{Name: servers[to].Name}))
+			_, err = from.Client().Operator.TransferLeadership(testhost.Soon(l.t),
+				connect.NewRequest(&hostv1.TransferLeadershipRequest{Name: servers[to].Name}))
 			err = errors.Join(errors.New("it does not lead"), err)
 		}
 		return err

@@ -52,7 +52,8 @@ func TestIntruders(t *testing.T) {
 					t.Fatalf("%s has ended\n%s", h.Name, h.LogTail())
 				}
 			}
-			if claims := n1.Claims("held"); len(claims) != 1 || claims[0].GetIndex() != before.GetIndex() || claims[0].GetState() != before.GetState() {
+			if claims := n1.Claims("held"); len(claims) != 1 || claims[0].GetIndex() != before.GetIndex() ||
+				claims[0].GetState() != before.GetState() {
 				t.Fatalf("the claims are %v, and were %v", claims, before)
 			}
 		})
@@ -67,7 +68,10 @@ func wrongCertificates(t *testing.T, i intruder) {
 	other := t.TempDir()
 	for _, args := range [][]string{
 		{"tls", "ca", "create", "-dir", other},
-		{"tls", "cert", "create", "-server", "-name", "server-1", "-dir", other, "-ca", other + "/ca.pem", "-ca-key", other + "/ca-key.pem"},
+		{
+			"tls", "cert", "create", "-server", "-name", "server-1", "-dir", other, "-ca", other + "/ca.pem", "-ca-key",
+			other + "/ca-key.pem",
+		},
 	} {
 		if out, err := exec.Command(i.c.Hosts[0].Pannier, args...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
@@ -137,20 +141,28 @@ func callsOfANode(t *testing.T, i intruder) {
 		denied(t, m+" of a server", i.ask(toServers, m, own, []byte{}))
 		denied(t, m+" of a node", i.call(i.agent(n1, as), m, own, []byte{}))
 	}
-	denied(t, "a query about another node", i.ask(toServers, "/pannier.peer.v1.ServersService/Query", own, message(n2.Name, look)))
+	denied(t, "a query about another node",
+		i.ask(toServers, "/pannier.peer.v1.ServersService/Query", own, message(n2.Name, look)))
 	for _, m := range []string{"SecretsKeys", "OfferSecretsKey"} {
-		denied(t, m+" of a node", i.ask(toServers, "/pannier.peer.v1.ServersService/"+m, own, message(n2.Name, bytes.Repeat([]byte{1}, 32))))
+		denied(t, m+" of a node", i.ask(toServers, "/pannier.peer.v1.ServersService/"+m, own,
+			message(n2.Name, bytes.Repeat([]byte{1}, 32))))
 	}
 	held := claim.VolumeRef{Namespace: "default", ID: "held"}
 	for what, c := range map[string]command.Command{
-		"the end of another's workload": &command.EndWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db"}, Node: n1.Name},
-		"a claim for another":           &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "x"}, Node: n1.Name},
-		"a volume's end":                &command.DeregisterVolume{Ref: held, Force: true},
-		"another node's end":            &command.SetNodeStatus{Name: n1.Name, Status: claim.NodeDown},
-		"another node's record":         &command.PutNode{Node: claim.Node{Name: n1.Name}},
-		"a secrets key":                 &command.PutSecretsKey{ID: "mine", Active: true},
-		"secrets sealed anew":           &command.ResealVolume{Ref: held, SealedSecrets: []byte("x"), KeyID: "mine"},
-		"all rights":                    &command.BootstrapACL{},
+		"the end of another's workload": &command.EndWorkload{
+			Ref:  claim.WorkloadRef{Namespace: "default", ID: "db"},
+			Node: n1.Name,
+		},
+		"a claim for another": &command.StartWorkload{
+			Ref:  claim.WorkloadRef{Namespace: "default", ID: "x"},
+			Node: n1.Name,
+		},
+		"a volume's end":        &command.DeregisterVolume{Ref: held, Force: true},
+		"another node's end":    &command.SetNodeStatus{Name: n1.Name, Status: claim.NodeDown},
+		"another node's record": &command.PutNode{Node: claim.Node{Name: n1.Name}},
+		"a secrets key":         &command.PutSecretsKey{ID: "mine", Active: true},
+		"secrets sealed anew":   &command.ResealVolume{Ref: held, SealedSecrets: []byte("x"), KeyID: "mine"},
+		"all rights":            &command.BootstrapACL{},
 	} {
 		denied(t, what, i.ask(toServers, "/pannier.peer.v1.ServersService/Apply", own, message(n2.Name, entry(t, c))))
 	}
@@ -169,7 +181,8 @@ const huge = 100 << 20
 func hugeRequests(t *testing.T, i intruder) {
 	leader, n2 := i.c.Leader(), i.c.Host("node-2")
 	body := bytes.Repeat([]byte("x"), huge)
-	err := i.call(i.agent(leader, i.ours("node", n2.Name)), "/pannier.peer.v1.ServersService/Apply", secretOf(t, n2), message(n2.Name, body))
+	err := i.call(i.agent(leader, i.ours("node", n2.Name)), "/pannier.peer.v1.ServersService/Apply", secretOf(t, n2),
+		message(n2.Name, body))
 	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
 		t.Errorf("to an agent: %v", err)
 	}

@@ -51,7 +51,8 @@ secrets {
 // keys are the secrets keys as an operator sees them.
 func keys(t *testing.T, h *testhost.Host) []*hostv1.SecretsKey {
 	t.Helper()
-	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t), connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t),
+		connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,8 @@ func TestKeysOfAHostThatBecomesACluster(t *testing.T) {
 	h.Start()
 	secretVolume(t, h, "v")
 	own := keys(t, h)[0]
-	if info, err := os.Stat(h.Path("data/secrets.key")); err != nil || info.Mode() != 0o600 || !own.GetActive() || own.GetSealed() != 1 {
+	if info, err := os.Stat(h.Path("data/secrets.key")); err != nil || info.Mode() != 0o600 || !own.GetActive() ||
+		own.GetSealed() != 1 {
 		t.Fatalf("its own key is %v, %v", own, err)
 	}
 	h.Stop()

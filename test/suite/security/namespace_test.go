@@ -44,7 +44,8 @@ namespace "team" {
 }
 `))
 	var made struct{ Secret string }
-	if err := json.Unmarshal([]byte(h.Run("acl", "token", "create", "-name", "mallory", "-policy", "team", "-o", "json")), &made); err != nil {
+	if err := json.Unmarshal([]byte(h.Run("acl", "token", "create", "-name", "mallory", "-policy", "team", "-o", "json")),
+		&made); err != nil {
 		t.Fatal(err)
 	}
 	workload := h.Write("w.workload.hcl", `
@@ -56,16 +57,22 @@ workload "w" {
 }
 `)
 	for what, args := range map[string][]string{
-		"reads it":                {"volume", "status", "-namespace", "default", "theirs"},
-		"reads one that is not":   {"volume", "status", "-namespace", "default", "none"},
-		"asks who holds it":       {"volume", "explain", "-namespace", "default", "theirs"},
-		"lets go of it":           {"volume", "detach", "-namespace", "default", "theirs", "a"},
-		"removes it":              {"volume", "deregister", "-namespace", "default", "theirs"},
-		"uses it":                 {"workload", "start", workload},
-		"registers it as its own": {"volume", "register", theirs("own.volume.hcl", "team", fmt.Sprintf("external_id = %q", external))},
-		"clones it":               {"volume", "create", theirs("clone.volume.hcl", "team", fmt.Sprintf("clone_id = %q", external))},
-		"changes the keys":        {"operator", "secrets", "rotate"},
-		"saves the ledger":        {"operator", "snapshot", "save", h.Path("stolen")},
+		"reads it":              {"volume", "status", "-namespace", "default", "theirs"},
+		"reads one that is not": {"volume", "status", "-namespace", "default", "none"},
+		"asks who holds it":     {"volume", "explain", "-namespace", "default", "theirs"},
+		"lets go of it":         {"volume", "detach", "-namespace", "default", "theirs", "a"},
+		"removes it":            {"volume", "deregister", "-namespace", "default", "theirs"},
+		"uses it":               {"workload", "start", workload},
+		"registers it as its own": {
+			"volume", "register",
+			theirs("own.volume.hcl", "team", fmt.Sprintf("external_id = %q", external)),
+		},
+		"clones it": {
+			"volume", "create",
+			theirs("clone.volume.hcl", "team", fmt.Sprintf("clone_id = %q", external)),
+		},
+		"changes the keys": {"operator", "secrets", "rotate"},
+		"saves the ledger": {"operator", "snapshot", "save", h.Path("stolen")},
 	} {
 		cmd := h.Command(args...)
 		cmd.Env = append(cmd.Env, "PANNIER_TOKEN="+made.Secret)

@@ -52,7 +52,10 @@ func cutOff(err error) bool {
 	if err == nil {
 		return false
 	}
-	for _, is := range []string{io.EOF.Error(), io.ErrUnexpectedEOF.Error(), syscall.ECONNRESET.Error(), syscall.EPIPE.Error()} {
+	for _, is := range []string{
+		io.EOF.Error(), io.ErrUnexpectedEOF.Error(), syscall.ECONNRESET.Error(),
+		syscall.EPIPE.Error(),
+	} {
 		if strings.Contains(err.Error(), is) {
 			return true
 		}

@@ -47,7 +47,8 @@ func parseCapability(c *csi.VolumeCapability) (access, error) {
 	case csi.VolumeCapability_AccessMode_UNKNOWN:
 		return a, errors.New("volume_capability.access_mode is missing")
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
-		return a, fmt.Errorf("%w: access mode %s, as the volume is on this host's disk: use a SINGLE_NODE mode", errCannot, a.mode)
+		return a, fmt.Errorf("%w: access mode %s, as the volume is on this host's disk: use a SINGLE_NODE mode", errCannot,
+			a.mode)
 	}
 	if _, ok := csi.VolumeCapability_AccessMode_Mode_name[int32(a.mode)]; !ok {
 		return a, fmt.Errorf("%w: access mode %d is newer than this driver", errCannot, a.mode)
@@ -92,7 +93,8 @@ func parseCapabilities(caps []*csi.VolumeCapability) (fsType string, mount bool,
 		}
 		mount = mount || !a.block
 		if a.fsType != "" && fsType != "" && a.fsType != fsType {
-			return "", false, fmt.Errorf("volume_capabilities ask for %s and for %s: a volume has one file system", fsType, a.fsType)
+			return "", false, fmt.Errorf("volume_capabilities ask for %s and for %s: a volume has one file system", fsType,
+				a.fsType)
 		}
 		if fsType == "" {
 			fsType = a.fsType

@@ -15,7 +15,9 @@ import (
 )
 
 // ControllerGetCapabilities lists the controller's capabilities.
-func (d *Driver) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+func (d *Driver) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
@@ -63,7 +65,9 @@ func (d *Driver) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 
 // ValidateVolumeCapabilities confirms what CreateVolume and the node service would accept for this volume;
 // otherwise the message says why not.
-func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
+	req *csi.ValidateVolumeCapabilitiesRequest,
+) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -129,7 +133,9 @@ func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
 
 // ControllerExpandVolume enlarges the image, whether or not the volume is in use. A staged volume then needs
 // NodeExpandVolume; an unstaged one gets its new size when it is staged.
-func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+func (d *Driver) ControllerExpandVolume(_ context.Context,
+	req *csi.ControllerExpandVolumeRequest,
+) (*csi.ControllerExpandVolumeResponse, error) {
 	id := req.GetVolumeId()
 	switch {
 	case id == "":
@@ -175,7 +181,9 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerEx
 }
 
 // ControllerGetVolumeHealth reports a volume whose image is gone.
-func (d *Driver) ControllerGetVolumeHealth(_ context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+func (d *Driver) ControllerGetVolumeHealth(_ context.Context,
+	req *csi.ControllerGetVolumeHealthRequest,
+) (*csi.ControllerGetVolumeHealthResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
 	if err != nil {
 		return nil, err

@@ -81,7 +81,9 @@ func (u usage) published() bool {
 
 // whileFrozen runs fn while the file system of m is frozen. Writers are blocked meanwhile, so fn has at most
 // freezeLimit; the thaw does not depend on ctx, and a marker for the next process stays until it is done.
-func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info, fn func(context.Context) error) (err error) {
+func (d *Driver) whileFrozen(ctx context.Context, id string, m *mountinfo.Info,
+	fn func(context.Context) error,
+) (err error) {
 	if err := d.store.MarkFrozen(id); err != nil {
 		return err
 	}

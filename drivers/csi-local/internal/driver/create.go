@@ -212,7 +212,8 @@ func parseParameters(parameters map[string]string) (fsType string, err error) {
 // chooseFSType returns the file system that the capability or the parameter asks for; empty if neither does.
 func chooseFSType(capability, parameter string) (string, error) {
 	if capability != "" && parameter != "" && capability != parameter {
-		return "", fmt.Errorf("parameter %q is %s and the volume capability asks for %s", fsTypeParameter, parameter, capability)
+		return "", fmt.Errorf("parameter %q is %s and the volume capability asks for %s", fsTypeParameter, parameter,
+			capability)
 	}
 	return cmp.Or(capability, parameter), nil
 }

@@ -102,7 +102,8 @@ func TestFlight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.begin("Delete", "c", "b"); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "Create") {
+	if _, err := f.begin("Delete", "c", "b"); status.Code(err) != codes.Aborted ||
+		!strings.Contains(err.Error(), "Create") {
 		t.Errorf("got %v", err)
 	}
 	if endC, err := f.begin("Delete", "c"); err != nil {
@@ -144,7 +145,10 @@ func TestParseCapability(t *testing.T) {
 		return &csi.VolumeCapability{AccessMode: single, AccessType: &csi.VolumeCapability_Mount{Mount: m}}
 	}
 	block := func(m *csi.VolumeCapability_AccessMode) *csi.VolumeCapability {
-		return &csi.VolumeCapability{AccessMode: m, AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}}
+		return &csi.VolumeCapability{
+			AccessMode: m,
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		}
 	}
 	for _, tc := range []struct {
 		cap  *csi.VolumeCapability
@@ -194,8 +198,14 @@ func TestParseCreate(t *testing.T) {
 		{"129 bytes", func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("x", 129) }},
 		{"control character", func(r *csi.CreateVolumeRequest) { r.Name = "a\nb" }},
 		{"volume_capabilities are missing", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }},
-		{"one file system", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = append(r.VolumeCapabilities, mount("xfs")) }},
-		{`parameter "fstype" is unknown`, func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"fstype": "ext4"} }},
+		{"one file system", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities = append(r.VolumeCapabilities,
+				mount("xfs"))
+		}},
+		{
+			`parameter "fstype" is unknown`,
+			func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"fstype": "ext4"} },
+		},
 		{`parameter "fsType" is xfs`, func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"fsType": "xfs"} }},
 		{"mutable_parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }},
 		{"volume_content_source", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }},

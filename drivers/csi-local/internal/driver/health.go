@@ -19,7 +19,9 @@ import (
 
 // NodeGetVolumeHealth reports problems of a volume on this node: its image is gone, or its file system had an
 // error.
-func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+func (d *Driver) NodeGetVolumeHealth(_ context.Context,
+	req *csi.NodeGetVolumeHealthRequest,
+) (*csi.NodeGetVolumeHealthResponse, error) {
 	v, err := d.volume(req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -75,7 +77,9 @@ func mountHealth(m *mountinfo.Info) *csi.VolumeHealth_VolumeHealthEntry {
 
 // NodeGetVolumeStats returns the bytes and inodes of a mounted volume, or the
 // size of a block device, at a path where it is staged or published.
-func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+func (d *Driver) NodeGetVolumeStats(_ context.Context,
+	req *csi.NodeGetVolumeStatsRequest,
+) (*csi.NodeGetVolumeStatsResponse, error) {
 	if req.GetVolumePath() == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
 	}

@@ -17,7 +17,9 @@ import (
 )
 
 // NodeGetCapabilities lists the node service's capabilities.
-func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+func (d *Driver) NodeGetCapabilities(context.Context,
+	*csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -60,12 +62,15 @@ func stagePath(path string) (string, error) {
 // foreign is the error if something else is mounted where the volume was expected.
 func foreign(what, id string, m *mountinfo.Info) error {
 	return status.Errorf(codes.FailedPrecondition,
-		"%s: not volume %q is mounted there, but %s: unmount that first, or use another path", what, id, filesystem.Describe(m))
+		"%s: not volume %q is mounted there, but %s: unmount that first, or use another path", what, id, filesystem.Describe(
+			m))
 }
 
 // bindNode attaches the volume's image to a device that stays until detachUnused, and binds the device to the file
 // path, which it makes. It does nothing if that is done already; otherwise it calls check first.
-func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string, check func(usage) error) error {
+func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool, path string,
+	check func(usage) error,
+) error {
 	switch at := u.at(path); {
 	case at.other != nil:
 		return foreign("the path of the device", id, at.other)

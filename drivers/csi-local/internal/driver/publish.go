@@ -22,7 +22,9 @@ type publication struct {
 }
 
 // NodePublishVolume makes a staged volume appear at the target path.
-func (d *Driver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+func (d *Driver) NodePublishVolume(ctx context.Context,
+	req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	switch {
 	case req.GetVolumeId() == "":
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -102,7 +104,8 @@ func publishFileSystem(u usage, p publication) error {
 	case staged == nil:
 		return p.notStaged()
 	case p.fsType != "" && p.fsType != staged.FSType:
-		return status.Errorf(codes.FailedPrecondition, "volume %q holds %s and the capability asks for %s", p.ID, staged.FSType, p.fsType)
+		return status.Errorf(codes.FailedPrecondition, "volume %q holds %s and the capability asks for %s", p.ID,
+			staged.FSType, p.fsType)
 	case !p.readOnly && filesystem.IsReadOnly(staged):
 		return status.Errorf(codes.FailedPrecondition,
 			"volume %q is staged read-only at %q: publish it read-only, or stage it in a mode with a writer", p.ID, p.staging)
@@ -138,7 +141,8 @@ func makeDir(path string) error {
 		return err
 	}
 	if info, err := os.Lstat(path); err != nil || !info.IsDir() {
-		return status.Errorf(codes.InvalidArgument, "target_path %q exists and is not a directory: choose another target", path)
+		return status.Errorf(codes.InvalidArgument, "target_path %q exists and is not a directory: choose another target",
+			path)
 	}
 	return nil
 }
@@ -160,7 +164,9 @@ func (d *Driver) publishBlock(ctx context.Context, u usage, p publication) error
 
 // NodeUnpublishVolume unmounts the volume from the target path and removes the path. It leaves a path alone if
 // something else is mounted there.
-func (d *Driver) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+func (d *Driver) NodeUnpublishVolume(ctx context.Context,
+	req *csi.NodeUnpublishVolumeRequest,
+) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
 	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) error {
 		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {

@@ -20,7 +20,9 @@ import (
 
 // NodeStageVolume attaches a volume's image to a loop device and mounts its
 // file system at the staging path, or binds the device below it.
-func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse,
+	error,
+) {
 	switch {
 	case req.GetVolumeId() == "":
 		return nil, status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -63,7 +65,8 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 // repeated when the call is.
 func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, path string, a access) error {
 	if len(u.nodes) > 0 {
-		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID, u)
+		return status.Errorf(codes.FailedPrecondition, "volume %q is staged as a block device (%s): unstage it first", v.ID,
+			u)
 	}
 	opts := a.stageOptions()
 	switch at := u.at(path); {
@@ -71,7 +74,8 @@ func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, p
 		return foreign("staging_target_path", v.ID, at.other)
 	case at.fs != nil:
 		if err := matches(at.fs, a, opts); err != nil {
-			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s already, but %v: unstage it first", v.ID, path, err)
+			return status.Errorf(codes.AlreadyExists, "volume %q is staged at %s already, but %v: unstage it first", v.ID, path,
+				err)
 		}
 	default:
 		if err := d.growUnmounted(ctx, v, u); err != nil {
@@ -216,7 +220,9 @@ func (d *Driver) stageBlock(ctx context.Context, v store.Volume, u usage, path s
 
 // NodeUnstageVolume reverses NodeStageVolume. It needs only the volume's id and no record of it, and finishes what
 // an earlier call or a crash left unfinished.
-func (d *Driver) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+func (d *Driver) NodeUnstageVolume(ctx context.Context,
+	req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
 	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(), func(path string) error {
 		for _, p := range []string{path, stagedNode(path)} {

@@ -39,7 +39,8 @@ func Supported(fsType string) error {
 		return fmt.Errorf("%w %q: choose %q or %q", ErrUnsupported, fsType, Ext4, XFS)
 	}
 	if _, err := lookPath("mkfs." + fsType); err != nil {
-		return fmt.Errorf("%w %q: the program mkfs.%s is not on this host, install %s", ErrUnsupported, fsType, fsType, packageOf(fsType))
+		return fmt.Errorf("%w %q: the program mkfs.%s is not on this host, install %s", ErrUnsupported, fsType, fsType,
+			packageOf(fsType))
 	}
 	return nil
 }

@@ -110,13 +110,17 @@ func TestSanitize(t *testing.T) {
 		Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"password=abc"}},
 	}}
 	for _, msg := range []any{
-		&csi.CreateVolumeRequest{Name: "v", Secrets: map[string]string{"k": "abc"}, VolumeCapabilities: []*csi.VolumeCapability{capability}},
+		&csi.CreateVolumeRequest{
+			Name: "v", Secrets: map[string]string{"k": "abc"},
+			VolumeCapabilities: []*csi.VolumeCapability{capability},
+		},
 		&csi.NodeStageVolumeRequest{VolumeId: "v", Secrets: map[string]string{"k": "abc"}, VolumeCapability: capability},
 		&csi.ValidateVolumeCapabilitiesResponse{Message: "v", Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 			VolumeCapabilities: []*csi.VolumeCapability{capability},
 		}},
 	} {
-		if got := Sanitize(msg); strings.Contains(got, "abc") || !strings.Contains(got, `"v"`) || !strings.Contains(got, "stripped") {
+		if got := Sanitize(msg); strings.Contains(got, "abc") || !strings.Contains(got, `"v"`) ||
+			!strings.Contains(got, "stripped") {
 			t.Errorf("got %s", got)
 		}
 	}

@@ -65,7 +65,8 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	check.NoError(t, s.CreateVolume(v, nothing))
-	if err := s.ReplaceImage(v.ID, func(f *os.File) error { f.WriteString("half"); return broken }); !errors.Is(err, broken) {
+	if err := s.ReplaceImage(v.ID, func(f *os.File) error { f.WriteString("half"); return broken }); !errors.Is(err,
+		broken) {
 		t.Errorf("got %v", err)
 	}
 	if data, err := os.ReadFile(s.Image(v.ID)); err != nil || len(data) != 0 {
@@ -96,7 +97,10 @@ func TestOpenSweepsAndLocks(t *testing.T) {
 
 func TestIDsAreNotPaths(t *testing.T) {
 	s := open(t, t.TempDir())
-	for _, id := range []string{"", ".", "..", "../volumes", "vol-", "vol-../../../../../../../../../../etc", "snap-" + VolumeID("v")[4:], VolumeID("v") + "0"} {
+	for _, id := range []string{
+		"", ".", "..", "../volumes", "vol-", "vol-../../../../../../../../../../etc",
+		"snap-" + VolumeID("v")[4:], VolumeID("v") + "0",
+	} {
 		if _, err := s.Volume(id); !errors.Is(err, ErrNotFound) {
 			t.Errorf("%q: %v", id, err)
 		}

@@ -111,9 +111,11 @@ var validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
 func (p *parser) namespace(key string, block *hcl.Block) {
 	pattern := block.Labels[0]
 	if !validPattern.MatchString(pattern) {
-		p.fail(block.DefRange, "%s: the name of a namespace has 1 to 128 letters, digits and - _ . only, and * for any of them", key)
+		p.fail(block.DefRange,
+			"%s: the name of a namespace has 1 to 128 letters, digits and - _ . only, and * for any of them", key)
 	}
-	content, diags := block.Body.Content(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy"}, {Name: "capabilities"}}})
+	content, diags := block.Body.Content(
+		&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy"}, {Name: "capabilities"}}})
 	p.diagnose(key, diags)
 	if len(content.Attributes) == 0 && !diags.HasErrors() {
 		p.fail(block.DefRange, "%s: policy or capabilities is missing", key)
@@ -124,7 +126,8 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 		if _, known := shorthands[short]; known {
 			all.add(shorthands[short]...)
 		} else if short != "" {
-			p.fail(attr.Range, "%s.policy: %q is not one of %s%s", key, short, quoted(shorthandNames), nearest(short, shorthandNames))
+			p.fail(attr.Range, "%s.policy: %q is not one of %s%s", key, short, quoted(shorthandNames),
+				nearest(short, shorthandNames))
 		}
 	}
 	if attr := content.Attributes["capabilities"]; attr != nil {
@@ -132,7 +135,8 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 			if c := Capability(word); slices.Contains(Capabilities, c) {
 				all.add(c)
 			} else {
-				p.fail(attr.Range, "%s.capabilities: %q is not one of %s%s", key, word, quoted(Capabilities), nearest(word, Capabilities))
+				p.fail(attr.Range, "%s.capabilities: %q is not one of %s%s", key, word, quoted(Capabilities),
+					nearest(word, Capabilities))
 			}
 		}
 	}
@@ -141,7 +145,8 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 
 // area reads the level of an area, which has no namespace.
 func (p *parser) area(area Area, block *hcl.Block) {
-	content, diags := block.Body.Content(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy", Required: true}}})
+	content, diags := block.Body.Content(
+		&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy", Required: true}}})
 	p.diagnose(string(area), diags)
 	attr := content.Attributes["policy"]
 	if attr == nil {
@@ -211,7 +216,8 @@ func (p *parser) diagnose(key string, diags hcl.Diagnostics) {
 		}
 		text, detail := strings.ToLower(d.Summary[:1])+d.Summary[1:], strings.Join(strings.Fields(d.Detail), " ")
 		switch name := unknownName.FindStringSubmatch(detail); {
-		case strings.HasPrefix(d.Summary, "Unsupported ") && name != nil, strings.HasPrefix(d.Summary, "Extraneous ") && name != nil:
+		case strings.HasPrefix(d.Summary, "Unsupported ") && name != nil,
+			strings.HasPrefix(d.Summary, "Extraneous ") && name != nil:
 			text = fmt.Sprintf("unknown key %q", name[1])
 			if m := suggestion.FindStringSubmatch(detail); m != nil {
 				text += "; did you mean " + m[1]

@@ -8,25 +8,38 @@ import (
 
 func TestParseRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ text, says string }{
-		"empty":            {``, "line 1: it says nothing"},
-		"syntax":           {"namespace \"a\" {\n  policy = \n}", "line 2:"},
-		"a block":          {"node { policy = \"read\" }\nquota { policy = \"read\" }", `line 2: unknown key "quota"`},
-		"near a block":     {`namespaces "a" { policy = "read" }`, `unknown key "namespaces"; did you mean "namespace"?`},
-		"near an argument": {"namespace \"a\" {\n  capabilitys = []\n}", `line 2: namespace "a": unknown key "capabilitys"; did you mean "capabilities"?`},
-		"a capability":     {"namespace \"a\" {\n  capabilities = [\"csi-read-volumes\"]\n}", `line 2: namespace "a".capabilities: "csi-read-volumes" is not one of`},
-		"near capability":  {`namespace "a" { capabilities = ["csi-read-volumes"] }`, `did you mean "csi-read-volume"?`},
-		"a policy":         {`namespace "a" { policy = "wirte" }`, `"wirte" is not one of "deny", "read", "write"; did you mean "write"?`},
-		"list of nodes":    {`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`},
-		"no policy":        {`plugin {}`, `plugin: missing required argument`},
-		"nothing in it":    {`namespace "a" {}`, `namespace "a": policy or capabilities is missing`},
-		"a number":         {`node { policy = 3 }`, `node.policy: a string is required`},
-		"null":             {`node { policy = null }`, `node.policy: a string is required`},
-		"not a list":       {`namespace "a" { capabilities = "deny" }`, `a list of strings is required`},
-		"a list of lists":  {`namespace "a" { capabilities = [[]] }`, `a list of strings is required`},
-		"a variable":       {`node { policy = x }`, `node.policy: variables not allowed`},
-		"twice":            {"node { policy = \"read\" }\nnode { policy = \"read\" }", `line 2: node: block given twice, first on line 1`},
+		"empty":        {``, "line 1: it says nothing"},
+		"syntax":       {"namespace \"a\" {\n  policy = \n}", "line 2:"},
+		"a block":      {"node { policy = \"read\" }\nquota { policy = \"read\" }", `line 2: unknown key "quota"`},
+		"near a block": {`namespaces "a" { policy = "read" }`, `unknown key "namespaces"; did you mean "namespace"?`},
+		"near an argument": {
+			"namespace \"a\" {\n  capabilitys = []\n}",
+			`line 2: namespace "a": unknown key "capabilitys"; did you mean "capabilities"?`,
+		},
+		"a capability": {
+			"namespace \"a\" {\n  capabilities = [\"csi-read-volumes\"]\n}",
+			`line 2: namespace "a".capabilities: "csi-read-volumes" is not one of`,
+		},
+		"near capability": {`namespace "a" { capabilities = ["csi-read-volumes"] }`, `did you mean "csi-read-volume"?`},
+		"a policy": {
+			`namespace "a" { policy = "wirte" }`,
+			`"wirte" is not one of "deny", "read", "write"; did you mean "write"?`,
+		},
+		"list of nodes":   {`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`},
+		"no policy":       {`plugin {}`, `plugin: missing required argument`},
+		"nothing in it":   {`namespace "a" {}`, `namespace "a": policy or capabilities is missing`},
+		"a number":        {`node { policy = 3 }`, `node.policy: a string is required`},
+		"null":            {`node { policy = null }`, `node.policy: a string is required`},
+		"not a list":      {`namespace "a" { capabilities = "deny" }`, `a list of strings is required`},
+		"a list of lists": {`namespace "a" { capabilities = [[]] }`, `a list of strings is required`},
+		"a variable":      {`node { policy = x }`, `node.policy: variables not allowed`},
+		"twice": {
+			"node { policy = \"read\" }\nnode { policy = \"read\" }",
+			`line 2: node: block given twice, first on line 1`,
+		},
 		"a namespace twice": {
-			"namespace \"a\" { policy = \"read\" }\nnamespace \"a\" { policy = \"deny\" }", `line 2: namespace "a": block given twice`,
+			"namespace \"a\" { policy = \"read\" }\nnamespace \"a\" { policy = \"deny\" }",
+			`line 2: namespace "a": block given twice`,
 		},
 		"a pattern":   {`namespace "a b" { policy = "read" }`, `letters, digits and - _ . only`},
 		"no pattern":  {`namespace { policy = "read" }`, `line 1: missing name`},
@@ -63,25 +76,108 @@ func TestNamespaces(t *testing.T) {
 		policies []string
 		yes, no  []string // NAMESPACE CAPABILITY
 	}{
-		"nothing":       {nil, nil, []string{"default csi-list-volume", "default deny"}},
-		"read":          {[]string{`namespace "a" { policy = "read" }`}, []string{"a csi-read-volume", "a csi-list-volume", "a read-workload", "a list-workloads"}, []string{"a csi-write-volume", "a csi-mount-volume", "a submit-workload", "b csi-read-volume", "ab csi-read-volume"}},
-		"write":         {[]string{`namespace "a" { policy = "write" }`}, []string{"a csi-read-volume", "a csi-write-volume", "a csi-mount-volume", "a submit-workload"}, []string{"b submit-workload"}},
-		"capabilities":  {[]string{`namespace "a" { capabilities = ["csi-read-volume"] }`}, []string{"a csi-read-volume", "a csi-list-volume"}, []string{"a read-workload", "a csi-write-volume"}},
-		"both":          {[]string{"namespace \"a\" {\npolicy = \"read\"\ncapabilities = [\"csi-mount-volume\"]\n}"}, []string{"a csi-read-volume", "a csi-mount-volume"}, []string{"a submit-workload"}},
-		"json":          {[]string{`{"namespace": {"a": {"policy": "read"}}}`}, []string{"a csi-read-volume"}, []string{"b csi-read-volume"}},
-		"union":         {[]string{`namespace "a" { policy = "read" }`, `namespace "a" { capabilities = ["submit-workload"] }`}, []string{"a csi-read-volume", "a submit-workload"}, []string{"a csi-write-volume"}},
-		"deny wins":     {[]string{`namespace "a" { policy = "write" }`, `namespace "a" { policy = "deny" }`}, nil, []string{"a csi-read-volume", "a submit-workload"}},
-		"deny first":    {[]string{`namespace "a" { policy = "deny" }`, `namespace "a" { policy = "write" }`}, nil, []string{"a csi-read-volume"}},
-		"in one":        {[]string{"namespace \"a\" {\npolicy = \"write\"\ncapabilities = [\"deny\"]\n}"}, nil, []string{"a csi-read-volume"}},
-		"all":           {[]string{`namespace "*" { policy = "read" }`}, []string{"a csi-read-volume", "default csi-read-volume"}, []string{"a csi-write-volume"}},
-		"exact counts":  {[]string{`namespace "*" { policy = "write" }`, `namespace "a" { policy = "read" }`}, []string{"b csi-write-volume", "a csi-read-volume"}, []string{"a csi-write-volume"}},
-		"exact deny":    {[]string{`namespace "prod*" { policy = "write" }`, `namespace "prod-db" { policy = "deny" }`}, []string{"prod-web csi-write-volume"}, []string{"prod-db csi-read-volume"}},
-		"longest":       {[]string{`namespace "*" { policy = "deny" }`, `namespace "prod*" { policy = "read" }`, `namespace "prod-d*" { policy = "write" }`}, []string{"prod-db csi-write-volume", "prod csi-read-volume"}, []string{"prod-x csi-write-volume", "dev csi-read-volume"}},
-		"equally exact": {[]string{`namespace "a*" { policy = "write" }`, `namespace "*z" { policy = "deny" }`}, []string{"ab csi-write-volume"}, []string{"az csi-read-volume", "bz csi-read-volume"}},
-		"inside":        {[]string{`namespace "a*c*e" { policy = "read" }`}, []string{"ace csi-read-volume", "abcde csi-read-volume", "accce csi-read-volume"}, []string{"ae csi-read-volume", "aec csi-read-volume", "xace csi-read-volume"}},
-		"overlap":       {[]string{`namespace "ab*ba" { policy = "read" }`}, []string{"abba csi-read-volume"}, []string{"aba csi-read-volume"}},
-		"two stars":     {[]string{`namespace "a**b" { policy = "read" }`}, []string{"ab csi-read-volume"}, []string{"a csi-read-volume"}},
-		"a dot is none": {[]string{`namespace "a.c" { policy = "read" }`}, []string{"a.c csi-read-volume"}, []string{"abc csi-read-volume"}},
+		"nothing": {nil, nil, []string{"default csi-list-volume", "default deny"}},
+		"read": {
+			[]string{`namespace "a" { policy = "read" }`},
+			[]string{
+				"a csi-read-volume", "a csi-list-volume", "a read-workload",
+				"a list-workloads",
+			},
+			[]string{"a csi-write-volume", "a csi-mount-volume", "a submit-workload", "b csi-read-volume", "ab csi-read-volume"},
+		},
+		"write": {
+			[]string{`namespace "a" { policy = "write" }`},
+			[]string{
+				"a csi-read-volume", "a csi-write-volume", "a csi-mount-volume",
+				"a submit-workload",
+			},
+			[]string{"b submit-workload"},
+		},
+		"capabilities": {
+			[]string{`namespace "a" { capabilities = ["csi-read-volume"] }`},
+			[]string{"a csi-read-volume", "a csi-list-volume"},
+			[]string{"a read-workload", "a csi-write-volume"},
+		},
+		"both": {
+			[]string{"namespace \"a\" {\npolicy = \"read\"\ncapabilities = [\"csi-mount-volume\"]\n}"},
+			[]string{"a csi-read-volume", "a csi-mount-volume"},
+			[]string{"a submit-workload"},
+		},
+		"json": {
+			[]string{`{"namespace": {"a": {"policy": "read"}}}`},
+			[]string{"a csi-read-volume"},
+			[]string{"b csi-read-volume"},
+		},
+		"union": {[]string{
+			`namespace "a" { policy = "read" }`,
+			`namespace "a" { capabilities = ["submit-workload"] }`,
+		}, []string{"a csi-read-volume", "a submit-workload"}, []string{"a csi-write-volume"}},
+		"deny wins": {
+			[]string{`namespace "a" { policy = "write" }`, `namespace "a" { policy = "deny" }`},
+			nil,
+			[]string{"a csi-read-volume", "a submit-workload"},
+		},
+		"deny first": {
+			[]string{`namespace "a" { policy = "deny" }`, `namespace "a" { policy = "write" }`},
+			nil,
+			[]string{"a csi-read-volume"},
+		},
+		"in one": {
+			[]string{"namespace \"a\" {\npolicy = \"write\"\ncapabilities = [\"deny\"]\n}"},
+			nil,
+			[]string{"a csi-read-volume"},
+		},
+		"all": {
+			[]string{`namespace "*" { policy = "read" }`},
+			[]string{"a csi-read-volume", "default csi-read-volume"},
+			[]string{"a csi-write-volume"},
+		},
+		"exact counts": {
+			[]string{`namespace "*" { policy = "write" }`, `namespace "a" { policy = "read" }`},
+			[]string{"b csi-write-volume", "a csi-read-volume"},
+			[]string{"a csi-write-volume"},
+		},
+		"exact deny": {
+			[]string{`namespace "prod*" { policy = "write" }`, `namespace "prod-db" { policy = "deny" }`},
+			[]string{"prod-web csi-write-volume"},
+			[]string{"prod-db csi-read-volume"},
+		},
+		"longest": {
+			[]string{
+				`namespace "*" { policy = "deny" }`, `namespace "prod*" { policy = "read" }`,
+				`namespace "prod-d*" { policy = "write" }`,
+			},
+			[]string{"prod-db csi-write-volume", "prod csi-read-volume"},
+			[]string{"prod-x csi-write-volume", "dev csi-read-volume"},
+		},
+		"equally exact": {
+			[]string{`namespace "a*" { policy = "write" }`, `namespace "*z" { policy = "deny" }`},
+			[]string{"ab csi-write-volume"},
+			[]string{"az csi-read-volume", "bz csi-read-volume"},
+		},
+		"inside": {
+			[]string{`namespace "a*c*e" { policy = "read" }`},
+			[]string{"ace csi-read-volume", "abcde csi-read-volume", "accce csi-read-volume"},
+			[]string{
+				"ae csi-read-volume",
+				"aec csi-read-volume", "xace csi-read-volume",
+			},
+		},
+		"overlap": {
+			[]string{`namespace "ab*ba" { policy = "read" }`},
+			[]string{"abba csi-read-volume"},
+			[]string{"aba csi-read-volume"},
+		},
+		"two stars": {
+			[]string{`namespace "a**b" { policy = "read" }`},
+			[]string{"ab csi-read-volume"},
+			[]string{"a csi-read-volume"},
+		},
+		"a dot is none": {
+			[]string{`namespace "a.c" { policy = "read" }`},
+			[]string{"a.c csi-read-volume"},
+			[]string{"abc csi-read-volume"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rules := parse(t, c.policies...)
@@ -104,13 +200,19 @@ func TestAreas(t *testing.T) {
 		policies []string
 		want     Level // the highest level that is allowed
 	}{
-		"nothing":   {nil, None},
-		"another":   {[]string{`node { policy = "write" }`}, None},
-		"list":      {[]string{`plugin { policy = "list" }`}, List},
-		"read":      {[]string{`plugin { policy = "read" }`}, Read},
-		"write":     {[]string{`plugin { policy = "write" }`}, Write},
-		"the most":  {[]string{`plugin { policy = "list" }`, `plugin { policy = "write" }`, `plugin { policy = "read" }`}, Write},
-		"deny wins": {[]string{`plugin { policy = "write" }`, `plugin { policy = "deny" }`, `plugin { policy = "write" }`}, None},
+		"nothing": {nil, None},
+		"another": {[]string{`node { policy = "write" }`}, None},
+		"list":    {[]string{`plugin { policy = "list" }`}, List},
+		"read":    {[]string{`plugin { policy = "read" }`}, Read},
+		"write":   {[]string{`plugin { policy = "write" }`}, Write},
+		"the most": {
+			[]string{`plugin { policy = "list" }`, `plugin { policy = "write" }`, `plugin { policy = "read" }`},
+			Write,
+		},
+		"deny wins": {
+			[]string{`plugin { policy = "write" }`, `plugin { policy = "deny" }`, `plugin { policy = "write" }`},
+			None,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rules := parse(t, c.policies...)
@@ -124,11 +226,13 @@ func TestAreas(t *testing.T) {
 }
 
 func TestManagement(t *testing.T) {
-	if !Management.IsManagement() || !Management.AllowNamespace("x", SubmitWorkload) || !Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) {
+	if !Management.IsManagement() || !Management.AllowNamespace("x", SubmitWorkload) ||
+		!Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) {
 		t.Error("management does not allow everything")
 	}
 	for _, none := range []*Rules{parse(t), {}, nil} {
-		if none.IsManagement() || none.AllowSomewhere(CSIListVolume) || none.AllowNamespace("default", CSIListVolume) || none.Allow(Plugin, List) {
+		if none.IsManagement() || none.AllowSomewhere(CSIListVolume) || none.AllowNamespace("default", CSIListVolume) ||
+			none.Allow(Plugin, List) {
 			t.Errorf("%+v allows something", none)
 		}
 	}
@@ -139,7 +243,10 @@ func TestManagement(t *testing.T) {
 
 // Any text is parsed or refused, and never allows what no policy names.
 func FuzzParse(f *testing.F) {
-	for _, text := range []string{`namespace "a" { policy = "read" }`, `{"node": {"policy": "write"}}`, `plugin {`, `namespace "*" { capabilities = ["deny"] }`} {
+	for _, text := range []string{
+		`namespace "a" { policy = "read" }`, `{"node": {"policy": "write"}}`, `plugin {`,
+		`namespace "*" { capabilities = ["deny"] }`,
+	} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -151,7 +258,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		rules := Merge(p)
-		if !strings.Contains(text, "write") && (rules.Allow(Node, Write) || rules.AllowNamespace("a", CSIWriteVolume)) && !strings.Contains(text, `\`) {
+		if !strings.Contains(text, "write") && (rules.Allow(Node, Write) || rules.AllowNamespace("a", CSIWriteVolume)) &&
+			!strings.Contains(text, `\`) {
 			t.Fatalf("%q allows writing", text)
 		}
 	})

@@ -32,7 +32,8 @@ type Identity struct {
 // Errors of Resolve.
 var (
 	// ErrUnknownToken is returned if no token has the secret.
-	ErrUnknownToken = errcode.Unauthenticated.New("the ACL token is not known here: it was deleted, or its secret is not right")
+	ErrUnknownToken = errcode.Unauthenticated.New(
+		"the ACL token is not known here: it was deleted, or its secret is not right")
 	// ErrExpired is returned for a token that has expired.
 	ErrExpired = errcode.Unauthenticated.New("the ACL token has expired")
 )
@@ -103,7 +104,10 @@ const maxKept = 1024
 // NewResolver returns a resolver. keep is how long an answer of the finder is reused; answers are reused for longer
 // while the finder fails. It is 0 where the finder reads the ledger on this host, which is then read for each call.
 func NewResolver(finder Finder, keep time.Duration, log hclog.Logger) *Resolver {
-	return &Resolver{finder: finder, keep: keep, log: log, now: time.Now, found: map[string]finding{}, rules: map[string]*Rules{}}
+	return &Resolver{
+		finder: finder, keep: keep, log: log, now: time.Now, found: map[string]finding{},
+		rules: map[string]*Rules{},
+	}
 }
 
 // Resolve returns what the token with this secret allows; an empty secret stands for calls without a token. Errors:
@@ -120,7 +124,8 @@ func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error)
 	case err != nil:
 		return Identity{}, err
 	case g.Token.Expired(r.now()):
-		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ErrExpired, g.Token.Name, g.Token.Accessor, g.Token.ExpiresAt.UTC().Format(time.RFC3339))
+		return Identity{}, fmt.Errorf("%w: token %q (accessor %s) ended at %s", ErrExpired, g.Token.Name, g.Token.Accessor,
+			g.Token.ExpiresAt.UTC().Format(time.RFC3339))
 	}
 	id := Identity{Accessor: g.Token.Accessor, Name: g.Token.Name, ExpiresAt: g.Token.ExpiresAt, Rules: Management}
 	if g.Token.Type != ledger.Management {

@@ -63,13 +63,19 @@ func TestResolve(t *testing.T) {
 	f := &fakeLedger{tokens: map[string]ledger.Granted{
 		"m": {Token: ledger.Token{Accessor: "a-m", Name: "boss", Type: ledger.Management}},
 		"c": {
-			Token:    ledger.Token{Accessor: "a-c", Name: "ci", Type: ledger.Client, ExpiresAt: noon.Add(time.Hour)},
-			Policies: []ledger.Policy{policy("read", 3, `namespace "a" { policy = "read" }`), policy("nodes", 4, `node { policy = "write" }`)},
+			Token: ledger.Token{Accessor: "a-c", Name: "ci", Type: ledger.Client, ExpiresAt: noon.Add(time.Hour)},
+			Policies: []ledger.Policy{
+				policy("read", 3, `namespace "a" { policy = "read" }`),
+				policy("nodes", 4, `node { policy = "write" }`),
+			},
 		},
 		"none": {Token: ledger.Token{Accessor: "a-n", Type: ledger.Client}}, // its policies were deleted
 		"new": {
-			Token:    ledger.Token{Accessor: "a-x", Type: ledger.Client},
-			Policies: []ledger.Policy{policy("read", 3, `namespace "a" { policy = "read" }`), policy("newer", 9, `galaxy { policy = "deny" }`)},
+			Token: ledger.Token{Accessor: "a-x", Type: ledger.Client},
+			Policies: []ledger.Policy{
+				policy("read", 3, `namespace "a" { policy = "read" }`),
+				policy("newer", 9, `galaxy { policy = "deny" }`),
+			},
 		},
 	}}
 	r, now := newResolver(f, 0)
@@ -85,7 +91,8 @@ func TestResolve(t *testing.T) {
 		t.Errorf("%+v", id)
 	}
 	id := resolve("c")
-	if id.IsManagement() || !id.AllowNamespace("a", CSIReadVolume) || id.AllowNamespace("b", CSIReadVolume) || !id.Allow(Node, Write) ||
+	if id.IsManagement() || !id.AllowNamespace("a", CSIReadVolume) || id.AllowNamespace("b", CSIReadVolume) ||
+		!id.Allow(Node, Write) ||
 		strings.Join(id.Policies, " ") != "read nodes" || !id.ExpiresAt.Equal(noon.Add(time.Hour)) {
 		t.Errorf("%+v", id)
 	}
@@ -108,18 +115,23 @@ func TestResolve(t *testing.T) {
 	}
 	p := policy(ledger.Anonymous, 8, `namespace "open" { policy = "read" }`)
 	f.anonymous = &p
-	if id := resolve(""); !id.AllowNamespace("open", CSIReadVolume) || id.AllowNamespace("a", CSIReadVolume) || id.Accessor != "" {
+	if id := resolve(""); !id.AllowNamespace("open", CSIReadVolume) || id.AllowNamespace("a", CSIReadVolume) ||
+		id.Accessor != "" {
 		t.Error("the anonymous policy does not count")
 	}
 	*now = noon.Add(time.Hour)
-	if _, err := r.Resolve(t.Context(), "c"); !errors.Is(err, ErrExpired) || !strings.Contains(err.Error(), `token "ci" (accessor a-c) ended at 2026-01-01T13:00:00Z`) {
+	if _, err := r.Resolve(t.Context(), "c"); !errors.Is(err, ErrExpired) ||
+		!strings.Contains(err.Error(), `token "ci" (accessor a-c) ended at 2026-01-01T13:00:00Z`) {
 		t.Errorf("got %v", err)
 	}
 }
 
 // A plain node reuses answers for a while, and for longer while no server answers.
 func TestResolveFarAway(t *testing.T) {
-	f := &fakeLedger{tokens: map[string]ledger.Granted{"m": {Token: ledger.Token{Accessor: "a", Type: ledger.Management, ExpiresAt: noon.Add(time.Hour)}}}}
+	f := &fakeLedger{tokens: map[string]ledger.Granted{"m": {Token: ledger.Token{
+		Accessor: "a", Type: ledger.Management,
+		ExpiresAt: noon.Add(time.Hour),
+	}}}}
 	r, now := newResolver(f, time.Minute)
 	try := func(asked int, want error) {
 		t.Helper()
@@ -168,7 +180,8 @@ func TestResolveManyAtOnce(t *testing.T) {
 			for i := range 2 * maxKept {
 				n := fmt.Sprint((i + worker*100) % (2 * maxKept))
 				id, err := r.Resolve(t.Context(), n)
-				if err != nil || id.Accessor != n || !id.AllowNamespace("n"+n, CSIReadVolume) || id.AllowNamespace("n", CSIReadVolume) {
+				if err != nil || id.Accessor != n || !id.AllowNamespace("n"+n, CSIReadVolume) ||
+					id.AllowNamespace("n", CSIReadVolume) {
 					t.Errorf("%s: %+v %v", n, id, err)
 					return
 				}

@@ -66,10 +66,19 @@ func measureClaims(b *testing.B, r *table.Report) {
 			ratios = append(ratios, rates[0][turn]/max(rates[1][turn], rates[2][turn]))
 		}
 		for n, c := range all {
-			r.Add(table.Row{What: fmt.Sprintf("%s, clients: %d", c.name, load.clients), Value: table.Median(rates[n]), Unit: "/s"})
-			r.Add(table.Row{What: "CPU time of one, clients and servers together", Value: float64(c.cpu.Microseconds()) / float64(c.done) / 1000, Unit: "ms"})
+			r.Add(table.Row{
+				What: fmt.Sprintf("%s, clients: %d", c.name, load.clients), Value: table.Median(rates[n]),
+				Unit: "/s",
+			})
+			r.Add(table.Row{
+				What:  "CPU time of one, clients and servers together",
+				Value: float64(c.cpu.Microseconds()) / float64(c.done) / 1000, Unit: "ms",
+			})
 		}
-		row := table.Row{What: fmt.Sprintf("the first over the better of the others, clients: %d", load.clients), Value: table.Median(ratios)}
+		row := table.Row{
+			What:  fmt.Sprintf("the first over the better of the others, clients: %d", load.clients),
+			Value: table.Median(ratios),
+		}
 		if load.clients > 1 {
 			row.AtLeast = 1.5
 		}
@@ -156,7 +165,10 @@ func volume(i int, driver string) claim.Volume {
 }
 
 func wanted(i int) claim.Claim {
-	return claim.Claim{Volume: volumeRef(i), Mode: claim.Write, AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
+	return claim.Claim{
+		Volume: volumeRef(i), Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
+		AttachmentMode: claim.FileSystem,
+	}
 }
 
 func volumeRef(i int) claim.VolumeRef {
@@ -189,7 +201,10 @@ func consuls(b *testing.B) *contender {
 	var kv *api.KV
 	for _, s := range c.Servers {
 		if strings.HasSuffix(leader, fmt.Sprint(":", s.Ports.RPC)) {
-			client, err := api.NewClient(&api.Config{Address: fmt.Sprint("127.0.0.1:", s.Ports.HTTP), Transport: &http.Transport{MaxIdleConnsPerHost: 1024}})
+			client, err := api.NewClient(&api.Config{
+				Address:   fmt.Sprint("127.0.0.1:", s.Ports.HTTP),
+				Transport: &http.Transport{MaxIdleConnsPerHost: 1024},
+			})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -204,7 +219,8 @@ func consuls(b *testing.B) *contender {
 		pids = append(pids, s.PID())
 	}
 	return &contender{name: "Consul: check-and-set of a key", pids: pids, take: func(ctx context.Context, i int) error {
-		done, _, err := kv.CAS(&api.KVPair{Key: "claims/" + volumeRef(i).ID, Value: claimText(i)}, new(api.WriteOptions).WithContext(ctx))
+		done, _, err := kv.CAS(&api.KVPair{Key: "claims/" + volumeRef(i).ID, Value: claimText(i)},
+			new(api.WriteOptions).WithContext(ctx))
 		if err == nil && !done {
 			err = errors.New("the key has a value")
 		}
@@ -215,11 +231,14 @@ func consuls(b *testing.B) *contender {
 func etcds(b *testing.B) *contender {
 	b.Helper()
 	e := startEtcd(b)
-	return &contender{name: "etcd: transaction that compares and puts", pids: e.pids, take: func(ctx context.Context, i int) error {
-		done, err := e.take(ctx, "claims/"+volumeRef(i).ID, claimText(i))
-		if err == nil && !done {
-			err = errors.New("the key has a value")
-		}
-		return err
-	}}
+	return &contender{
+		name: "etcd: transaction that compares and puts", pids: e.pids,
+		take: func(ctx context.Context, i int) error {
+			done, err := e.take(ctx, "claims/"+volumeRef(i).ID, claimText(i))
+			if err == nil && !done {
+				err = errors.New("the key has a value")
+			}
+			return err
+		},
+	}
 }

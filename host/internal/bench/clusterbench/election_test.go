@@ -44,7 +44,13 @@ func measureElection(b *testing.B, r *table.Report) {
 	}
 	r.Add(
 		table.Row{What: "kill -9 of the leader → a node's next claim is taken, p50", Value: outages.P50(), Unit: "ms"},
-		table.Row{What: "kill -9 of the leader → a node's next claim is taken, p99", Value: outages.P99(), Unit: "ms", AtMost: 3000},
-		table.Row{What: fmt.Sprintf("the worst of the %d kills", kills), Value: float64(outages.Quantile(1)) / float64(time.Millisecond), Unit: "ms"},
+		table.Row{
+			What: "kill -9 of the leader → a node's next claim is taken, p99", Value: outages.P99(), Unit: "ms",
+			AtMost: 3000,
+		},
+		table.Row{
+			What:  fmt.Sprintf("the worst of the %d kills", kills),
+			Value: float64(outages.Quantile(1)) / float64(time.Millisecond), Unit: "ms",
+		},
 	)
 }

@@ -45,8 +45,10 @@ func startEtcd(b *testing.B) *etcd {
 			b.Fatal(err)
 		}
 		cmd := exec.Command(etcdProgram, "--name", fmt.Sprint("m", n), "--data-dir", filepath.Join(dir, fmt.Sprint("m", n)),
-			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--listen-client-urls", clients, "--advertise-client-urls", clients,
-			"--initial-cluster", strings.Join(all, ","), "--initial-cluster-state", "new", "--logger", "zap", "--log-level", "warn")
+			"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--listen-client-urls", clients,
+			"--advertise-client-urls", clients,
+			"--initial-cluster", strings.Join(all,
+				","), "--initial-cluster-state", "new", "--logger", "zap", "--log-level", "warn")
 		cmd.Stdout, cmd.Stderr = log, log
 		cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 		if err := errors.Join(cmd.Start(), log.Close()); err != nil {
@@ -56,7 +58,8 @@ func startEtcd(b *testing.B) *etcd {
 		e.pids = append(e.pids, cmd.Process.Pid)
 	}
 	for n := range 3 {
-		conn, err := grpc.NewClient(fmt.Sprint("127.0.0.1:", ports[2*n+1]), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn, err := grpc.NewClient(fmt.Sprint("127.0.0.1:", ports[2*n+1]),
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
 		if err != nil {
 			b.Fatal(err)

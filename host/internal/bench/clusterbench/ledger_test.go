@@ -32,7 +32,10 @@ func measureLedger(b *testing.B, r *table.Report) {
 	r.Add(
 		table.Row{What: "`operator snapshot save`", Value: saved.Seconds(), Unit: "s", AtMost: 10},
 		table.Row{What: "`operator snapshot restore`", Value: restored.Seconds(), Unit: "s", AtMost: 10},
-		table.Row{What: "exec of a fourth server with an empty disk → it has caught up", Value: caughtUp.Seconds(), Unit: "s", AtMost: 10},
+		table.Row{
+			What: "exec of a fourth server with an empty disk → it has caught up", Value: caughtUp.Seconds(),
+			Unit: "s", AtMost: 10,
+		},
 	)
 }
 

@@ -77,18 +77,30 @@ func measureNodes(b *testing.B, r *table.Report) {
 		b.Fatalf("%s leads, no more %s", now.Name, leader.Name)
 	}
 	r.Add(
-		table.Row{What: "joined, at most six a second: each knows of all others but one, on average, after", Value: joined.at.Seconds(), Unit: "s"},
+		table.Row{
+			What:  "joined, at most six a second: each knows of all others but one, on average, after",
+			Value: joined.at.Seconds(), Unit: "s",
+		},
 		table.Row{What: "the last five of them", Value: last.Seconds(), Unit: "s"},
 		table.Row{What: "CPU time of the three servers for that", Value: joined.servers.Seconds(), Unit: "s"},
 		table.Row{What: "CPU time of the nodes, all in one process", Value: joined.here.Seconds(), Unit: "s"},
-		table.Row{What: "every node's serf knows of every other one and the servers, after", Value: healed.at.Seconds(), Unit: "s"},
-		table.Row{What: "nodes registered in the ledger, with a driver each, 8 at a time, in", Value: enrolled.at.Seconds(), Unit: "s"},
+		table.Row{
+			What: "every node's serf knows of every other one and the servers, after", Value: healed.at.Seconds(),
+			Unit: "s",
+		},
+		table.Row{
+			What: "nodes registered in the ledger, with a driver each, 8 at a time, in", Value: enrolled.at.Seconds(),
+			Unit: "s",
+		},
 		table.Row{What: "CPU time of the three servers for that", Value: enrolled.servers.Seconds(), Unit: "s"},
 		table.Row{What: "nodes that somebody takes for failed, half a minute later", Value: float64(all.missing())},
 		table.Row{What: "CPU of the three servers together in it, of one core", Value: idle.share(idle.servers), Unit: "%"},
 		table.Row{What: "CPU of the nodes together in it, of one core", Value: idle.share(idle.here), Unit: "%"},
 		table.Row{What: "resident memory of the leader", Value: usage.Memory(b, leader.PID(), "VmRSS"), Unit: "MiB"},
-		table.Row{What: "resident memory of the leader, not mapped from files", Value: usage.Memory(b, leader.PID(), "RssAnon"), Unit: "MiB"},
+		table.Row{
+			What:  "resident memory of the leader, not mapped from files",
+			Value: usage.Memory(b, leader.PID(), "RssAnon"), Unit: "MiB",
+		},
 	)
 }
 
@@ -118,8 +130,12 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 		at = time.Now()
 		for range wave {
 			d, err := discovery.Open(discovery.Config{
-				Self: discovery.Self{Name: nodeName(len(all)), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark", Ledger: command.Level},
-				Bind: "127.0.0.1", RetryJoin: []string{s.all[len(all)%len(s.all)].gossip()}, Memberlist: patient(), Logger: hclog.NewNullLogger(),
+				Self: discovery.Self{
+					Name: nodeName(len(all)), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark",
+					Ledger: command.Level,
+				},
+				Bind: "127.0.0.1", RetryJoin: []string{s.all[len(all)%len(s.all)].gossip()}, Memberlist: patient(),
+				Logger: hclog.NewNullLogger(),
 			})
 			if err != nil {
 				b.Fatal(err)
@@ -134,9 +150,11 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 // await waits until all have joined, and each knows of all others but some, on average.
 func (all swarm) await(b *testing.B, some int) {
 	b.Helper()
-	for late := time.Now().Add(patience); all.alone() > 0 || all.missing() > some*len(all); time.Sleep(50 * time.Millisecond) {
+	for late := time.Now().Add(patience); all.alone() > 0 ||
+		all.missing() > some*len(all); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(late) {
-			b.Fatalf("of %d nodes with %d others each, %d have met nobody, and %d others are not known somewhere or taken for failed, a minute after the last ones came",
+			b.Fatalf(
+				"of %d nodes with %d others each, %d have met nobody, and %d others are not known somewhere or taken for failed, a minute after the last ones came",
 				len(all), len(all)+servers-1, all.alone(), all.missing())
 		}
 	}
@@ -173,7 +191,8 @@ func (all swarm) alone() (n int) {
 func (all swarm) heal() error {
 	for late := time.Now().Add(healing); all.missing() > 0; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(late) {
-			return fmt.Errorf("of %d nodes and %d servers, %d are not known somewhere, %v after the last joined", len(all), servers, all.missing(), healing)
+			return fmt.Errorf("of %d nodes and %d servers, %d are not known somewhere, %v after the last joined", len(all),
+				servers, all.missing(), healing)
 		}
 	}
 	return nil
@@ -198,10 +217,13 @@ func (s *formed) enrol(b *testing.B, name string) error {
 	n := s.agent(b, pki.Node, name)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
-	_, err := n.PutNode(ctx, claim.Node{Name: n.name, SecretHash: n.secret.Hash(), Drivers: map[string]claim.NodeDriver{"shared": {
-		ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
-		Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
-	}}})
+	_, err := n.PutNode(ctx, claim.Node{
+		Name: n.name, SecretHash: n.secret.Hash(),
+		Drivers: map[string]claim.NodeDriver{"shared": {
+			ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
+			Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
+		}},
+	})
 	if err == nil {
 		n.live(b)
 	}
@@ -222,7 +244,10 @@ func (s *formed) use(b *testing.B) use {
 }
 
 func (u use) since(before use) use {
-	return use{moment: u.moment, at: u.moment.Sub(before.moment), servers: u.servers - before.servers, here: u.here - before.here}
+	return use{
+		moment: u.moment, at: u.moment.Sub(before.moment), servers: u.servers - before.servers,
+		here: u.here - before.here,
+	}
 }
 
 // share is what part of the time that was, in per cent of one core.

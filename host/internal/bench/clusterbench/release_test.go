@@ -53,10 +53,13 @@ csi_driver "shared" {
 	}
 
 	n := s.agent(b, pki.Node, name)
-	_, err = n.PutNode(ctx, claim.Node{Name: n.name, SecretHash: n.secret.Hash(), Drivers: map[string]claim.NodeDriver{"shared": {
-		ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
-		Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
-	}}})
+	_, err = n.PutNode(ctx, claim.Node{
+		Name: n.name, SecretHash: n.secret.Hash(),
+		Drivers: map[string]claim.NodeDriver{"shared": {
+			ID: "shared", Type: claim.Monolith, Healthy: true, NodeID: n.name,
+			Controller: &claim.ControllerCapabilities{AttachDetach: true}, Node: &claim.NodeCapabilities{},
+		}},
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -65,7 +68,8 @@ csi_driver "shared" {
 		if err := take(ctx, n.Client, i, n.name); err != nil {
 			return err
 		}
-		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)}, claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}, n.name)
+		_, err := n.Attach(ctx, claim.Volume{VolumeRef: volumeRef(i)},
+			claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}, n.name)
 		return err
 	})
 	if err != nil {
@@ -108,7 +112,9 @@ func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Du
 	}
 	err = parallel(releases, atOnce, func(i int) error {
 		_, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-			Name: volumeRef(i).ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{writer},
+			Name: volumeRef(
+				i).ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
+			VolumeCapabilities: []*csi.VolumeCapability{writer},
 		})
 		if err == nil {
 			_, err = controller.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
@@ -122,7 +128,8 @@ func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Du
 	}
 	at := time.Now()
 	err = parallel(releases, atOnce, func(i int) error {
-		_, err := controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
+		_, err := controller.ControllerUnpublishVolume(ctx,
+			&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
 		return err
 	})
 	if err != nil {

@@ -215,7 +215,10 @@ func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 		}
 	})
 	n := &node{name: name, secret: secret}
-	n.Servers = peer.NewServers(peer.ServersConfig{Name: name, Secret: secret, Servers: s.members, Dialer: dialer, Terms: &peer.Terms{}})
+	n.Servers = peer.NewServers(peer.ServersConfig{
+		Name: name, Secret: secret, Servers: s.members, Dialer: dialer,
+		Terms: &peer.Terms{},
+	})
 	n.Client = cluster.NewClient(n.Servers)
 	return n
 }

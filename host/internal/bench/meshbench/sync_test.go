@@ -24,7 +24,10 @@ var owner = registration.Owner{Cluster: "bench", Node: node}
 func instance(name string) registration.Instance {
 	return registration.Instance{
 		ID: "pannier:a:default:" + name + ":" + name, Owner: owner, Namespace: "default", Workload: name,
-		Service: service.Service{Name: name, Port: "8080", Tags: []string{"v1", "bench"}, Meta: map[string]string{"team": "bench"}},
+		Service: service.Service{
+			Name: name, Port: "8080", Tags: []string{"v1", "bench"},
+			Meta: map[string]string{"team": "bench"},
+		},
 	}
 }
 
@@ -96,7 +99,10 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 		table.Row{What: "a pass without drift, p50", Value: direct.P50(), Unit: "ms"},
 		table.Row{What: "a pass that finds 10 services missing: queries, at most", Value: float64(repairReads)},
 		table.Row{What: "a pass that finds 10 services missing: writes, at most", Value: float64(repairWrites)},
-		table.Row{What: "a pass that finds 10 services missing, until the catalog has them, p50", Value: repair.P50(), Unit: "ms"},
+		table.Row{
+			What: "a pass that finds 10 services missing, until the catalog has them, p50", Value: repair.P50(),
+			Unit: "ms",
+		},
 	)
 }
 

@@ -104,7 +104,10 @@ func then(first, second way) way {
 
 func token(id string) claim.Token {
 	return claim.Token{
-		ID: id, Workload: claim.WorkloadRef{Namespace: "default", ID: id}, Node: node, Service: "web", Consul: service.DefaultConsul,
+		ID: id, Workload: claim.WorkloadRef{
+			Namespace: "default",
+			ID:        id,
+		}, Node: node, Service: "web", Consul: service.DefaultConsul,
 	}
 }
 
@@ -139,17 +142,32 @@ func (t *tokenBench) rates(b *testing.B, r *table.Report) {
 		whole.add(t.load(b, newIDs(perTurn), then(t.intend, t.derive)))
 	}
 	r.Add(
-		table.Row{What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare.rates), Unit: "/s"},
-		table.Row{What: "derived through Pannier, the intents in the ledger already", Value: table.Median(derived.rates), Unit: "/s"},
+		table.Row{
+			What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare.rates),
+			Unit: "/s",
+		},
+		table.Row{
+			What: "derived through Pannier, the intents in the ledger already", Value: table.Median(derived.rates),
+			Unit: "/s",
+		},
 		table.Row{What: "the second over the first, median of the turns", Value: derived.over(&bare), AtLeast: 0.9},
-		table.Row{What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started.rates), Unit: "/s"},
+		table.Row{
+			What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started.rates),
+			Unit: "/s",
+		},
 		table.Row{What: "a start in the ledger with the intent, and derived", Value: table.Median(whole.rates), Unit: "/s"},
 		table.Row{What: "the second over the first, median of the turns", Value: whole.over(&started), AtLeast: 0.9},
 		table.Row{What: "a token, 64 at once: Consul's API alone, p50", Value: bare.took.P50(), Unit: "ms"},
 		table.Row{What: "derived through Pannier, p50", Value: derived.took.P50(), Unit: "ms"},
-		table.Row{What: "added by Pannier, 64 at once, p50", Value: derived.took.P50() - bare.took.P50(), Unit: "ms", AtMost: 1},
+		table.Row{
+			What: "added by Pannier, 64 at once, p50", Value: derived.took.P50() - bare.took.P50(), Unit: "ms",
+			AtMost: 1,
+		},
 		table.Row{What: "CPU time of all processes for a token: Consul's API alone", Value: bare.cpuPerToken(), Unit: "ms"},
-		table.Row{What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(), Unit: "ms"},
+		table.Row{
+			What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(),
+			Unit: "ms",
+		},
 	)
 }
 
@@ -208,7 +226,8 @@ func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 			_, _, err := t.bare.ACL().TokenReadSelf(stale.WithContext(ctx))
 			return err
 		}))
-		read = append(read, took(b, func(ctx context.Context) error { return t.authority.Read(ctx, service.DefaultConsul, secret) }))
+		read = append(read,
+			took(b, func(ctx context.Context) error { return t.authority.Read(ctx, service.DefaultConsul, secret) }))
 	}
 	r.Add(
 		table.Row{What: "a token, one at a time: Consul's API alone, p50", Value: bare.P50(), Unit: "ms"},

@@ -136,7 +136,8 @@ func startDriver(b *testing.B) storage.Driver {
 	dir := shortDir(b)
 	d := storage.Driver{ID: "local", Endpoint: "unix://" + filepath.Join(dir, "csi.sock")}
 	var said bytes.Buffer
-	cmd := exec.Command(testbin.Build(b, "drivers/csi-local"), "-endpoint", d.Endpoint, "-node-id", "a", "-data-dir", filepath.Join(dir, "volumes"))
+	cmd := exec.Command(testbin.Build(b, "drivers/csi-local"), "-endpoint", d.Endpoint, "-node-id", "a", "-data-dir",
+		filepath.Join(dir, "volumes"))
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)

@@ -63,7 +63,10 @@ func measureSwaps(b *testing.B, r *table.Report) {
 		r.Add(
 			table.Row{What: kind + ": calls in that time", Value: float64(len(swapping.times))},
 			table.Row{What: kind + ": calls that failed", Value: float64(len(swapping.failed))},
-			table.Row{What: kind + ": extra delay of a call, p99.9", Value: extra(swapping.times, 0.999), Unit: "ms", AtMost: 20},
+			table.Row{
+				What: kind + ": extra delay of a call, p99.9", Value: extra(swapping.times, 0.999), Unit: "ms",
+				AtMost: 20,
+			},
 			table.Row{What: kind + ": the longest extra delay", Value: extra(swapping.times, 1), Unit: "ms"},
 			table.Row{What: kind + ": the same without swaps, p99.9", Value: extra(quiet.times, 0.999), Unit: "ms"},
 			table.Row{What: kind + ": the longest without swaps", Value: extra(quiet.times, 1), Unit: "ms"},

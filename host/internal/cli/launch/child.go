@@ -111,7 +111,10 @@ func execProgram(plan Plan) error {
 	}
 	path, err := lookPath(plan.Command, plan.Env)
 	if err == nil {
-		err = &fs.PathError{Op: "exec", Path: path, Err: syscall.Exec(path, append([]string{plan.Command}, plan.Args...), plan.Env)}
+		err = &fs.PathError{
+			Op: "exec", Path: path,
+			Err: syscall.Exec(path, append([]string{plan.Command}, plan.Args...), plan.Env),
+		}
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, exec.ErrNotFound) {
 		return &Error{CodeNotFound, fmt.Sprintf("command %q not found: %v", plan.Command, err)}

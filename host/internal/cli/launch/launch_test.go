@@ -151,7 +151,8 @@ func TestUserIsDropped(t *testing.T) {
 		User:   &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}},
 		Env:    []string{"PATH=/usr/bin:/bin", "GREETING=hello"},
 	}
-	if code := run(t, plan, "(id -u; id -g; id -G; echo $GREETING; umask 0 && touch /root/x 2>&1 | wc -l) > "+dst+"/id"); code != 0 {
+	if code := run(t, plan, "(id -u; id -g; id -G; echo $GREETING; umask 0 && touch /root/x 2>&1 | wc -l) > "+dst+
+		"/id"); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
 	text, err := os.ReadFile(filepath.Join(out, "id"))
@@ -215,7 +216,10 @@ func TestAbortedProgramNeverRuns(t *testing.T) {
 func TestSignals(t *testing.T) {
 	requireRoot(t)
 	ready := filepath.Join(t.TempDir(), "ready")
-	p, err := Start(Plan{Command: "/bin/sh", Args: []string{"-c", "trap 'exit 9' USR1; touch " + ready + "; while :; do sleep 0.01; done"}, Env: os.Environ()})
+	p, err := Start(Plan{
+		Command: "/bin/sh",
+		Args:    []string{"-c", "trap 'exit 9' USR1; touch " + ready + "; while :; do sleep 0.01; done"}, Env: os.Environ(),
+	})
 	check.NoError(t, err)
 	t.Cleanup(p.Abort)
 	check.NoError(t, p.Go())

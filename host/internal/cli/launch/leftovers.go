@@ -41,7 +41,9 @@ func endSession(ctx context.Context, leader int) error {
 }
 
 // end ends the processes that look finds, until none is left.
-func end(ctx context.Context, grace time.Duration, look func() (pids []int, left bool, err error)) (ended int, err error) {
+func end(ctx context.Context, grace time.Duration, look func() (pids []int, left bool, err error)) (ended int,
+	err error,
+) {
 	deadline := time.Now().Add(grace)
 	hurry := ctx.Done()
 	asked := map[int]bool{}

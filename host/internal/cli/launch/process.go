@@ -88,7 +88,10 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = append([]*os.File{ordersOut, reportsIn}, cmd.ExtraFiles...)
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	p := &Process{cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut, done: make(chan struct{})}
+	p := &Process{
+		cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut,
+		done: make(chan struct{}),
+	}
 	err = p.start()
 	// Close our copies, so that the reports end when the child dies.
 	err = errors.Join(err, reportsIn.Close(), ordersOut.Close())

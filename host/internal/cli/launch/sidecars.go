@@ -143,7 +143,10 @@ func (c *sidecar) launch() (*Process, error) {
 func (c *sidecar) supervise(ctx context.Context, p *Process) {
 	defer close(c.done)
 	t := c.of.timing
-	pause := &backoff.ExponentialBackOff{InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2, RandomizationFactor: 0.3}
+	pause := &backoff.ExponentialBackOff{
+		InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2,
+		RandomizationFactor: 0.3,
+	}
 	for {
 		began := time.Now()
 		var replaced bool
@@ -164,7 +167,8 @@ func (c *sidecar) supervise(ctx context.Context, p *Process) {
 			wait = pause.NextBackOff()
 		}
 		if p != nil && !replaced {
-			c.of.note("sidecar %q %s after %s; it is started again in %s", c.name, how, lived.Round(100*time.Millisecond), wait.Round(100*time.Millisecond))
+			c.of.note("sidecar %q %s after %s; it is started again in %s", c.name, how, lived.Round(100*time.Millisecond),
+				wait.Round(100*time.Millisecond))
 		}
 		select {
 		case <-c.of.stopping:

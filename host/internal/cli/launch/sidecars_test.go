@@ -100,12 +100,14 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	// Outside of the test's folder, which others may not enter.
 	destination := filepath.Join(os.TempDir(), fmt.Sprintf("sidecar-test-%d", os.Getpid()))
 	t.Cleanup(func() { os.Remove(destination) })
-	program := script("echo program >> " + destination + "/order; ls -i /proc/self/ns/mnt > " + destination + "/program; exit 3")
+	program := script("echo program >> " + destination + "/order; ls -i /proc/self/ns/mnt > " + destination +
+		"/program; exit 3")
 	program.Mounts = []Mount{{Source: source, Destination: destination}}
 	p, s, n := beside(t, program)
 
 	sidecar := script(`cd ` + destination + ` && pwd -P > cwd && echo sidecar >> order
-(readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING; cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
+(readlink /proc/self/ns/mnt; id -u; id -G; echo $GREETING
+cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
@@ -163,7 +165,10 @@ esac
 exec sleep 60`, dir)), "")
 	check.NoError(t, err)
 	check.Eventually(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
-	for i, want := range []string{"ended with exit code 0 after", "ended with exit code 7 after", "was ended by signal 9 (killed) after"} {
+	for i, want := range []string{
+		"ended with exit code 0 after", "ended with exit code 7 after",
+		"was ended by signal 9 (killed) after",
+	} {
 		if n.count(want) != 1 {
 			t.Errorf("%q is not among %q", want, n.all())
 		}
@@ -203,7 +208,8 @@ func TestPausesOfASidecar(t *testing.T) {
 				}
 			}
 			// 100, 200, 400, 400 ms, 30 % off and rounded to 100.
-			if last := pauses[3]; pauses[0] > 200*time.Millisecond || c.grow != (last > 200*time.Millisecond) || last > 600*time.Millisecond {
+			if last := pauses[3]; pauses[0] > 200*time.Millisecond || c.grow != (last > 200*time.Millisecond) ||
+				last > 600*time.Millisecond {
 				t.Errorf("pauses %v", pauses)
 			}
 		})
@@ -214,7 +220,8 @@ func TestSidecarThatCannotBeStarted(t *testing.T) {
 	_, s, n := beside(t, Plan{Command: "true"})
 	err := s.Start(t.Context(), "envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}, "")
 	failure := (*Error)(nil)
-	if !errors.As(err, &failure) || failure.Code != CodeNotRun || !strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
+	if !errors.As(err, &failure) || failure.Code != CodeNotRun ||
+		!strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
 		t.Fatalf("%v", err)
 	}
 	if got := s.StopRestarts(); len(got) > 0 || len(n.all()) > 0 {
@@ -300,7 +307,8 @@ func TestSidecarReadsANewFile(t *testing.T) {
 				s.timing.grace = time.Minute
 			}
 			write("first\n")
-			err := s.Start(t.Context(), "envoy", script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
+			err := s.Start(t.Context(), "envoy",
+				script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
 			check.NoError(t, err)
 			check.Eventually(t, "the first file", func() bool { return read(seen) == "first" })
 			write("second\n")
@@ -341,7 +349,8 @@ func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("it is kept")
 	}
-	if got := s.StopRestarts(); len(got) > 0 || read(filepath.Join(dir, "starts")) != strconv.Itoa(pid) || len(n.all()) > 0 {
+	if got := s.StopRestarts(); len(got) > 0 || read(filepath.Join(dir, "starts")) != strconv.Itoa(pid) ||
+		len(n.all()) > 0 {
 		t.Errorf("sessions %v, starts %q, notes %q", got, read(filepath.Join(dir, "starts")), n.all())
 	}
 }
@@ -359,7 +368,8 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, Plan{Command: "true"})
-			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done"), ""); err != nil {
+			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done"),
+				""); err != nil {
 				t.Fatal(err)
 			}
 			pid := awaitPID(t, out)

@@ -130,7 +130,8 @@ func (p Plugin) check() (*filled, error) {
 	}
 	f := &filled{Plugin: p, Name: filepath.Base(abs), SDK: SDK}
 	if !goodName.MatchString(f.Name) {
-		return nil, fmt.Errorf("the folder's name is the plugin's, and %q is none: take 1 to 64 letters, digits, - and _", f.Name)
+		return nil, fmt.Errorf("the folder's name is the plugin's, and %q is none: take 1 to 64 letters, digits, - and _",
+			f.Name)
 	}
 	entries, err := os.ReadDir(abs)
 	switch {

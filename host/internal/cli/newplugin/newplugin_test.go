@@ -38,7 +38,8 @@ func TestEachKindBuildsAndTests(t *testing.T) {
 			}
 			// It says itself what it is.
 			out, err := exec.Command(filepath.Join(dir, "my-"+kind)).CombinedOutput()
-			if want := "my-" + kind + " 0.1.0 is a plugin for pannier (" + kind + ".v1)"; err == nil || !strings.Contains(string(out), want) {
+			if want := "my-" + kind + " 0.1.0 is a plugin for pannier (" + kind + ".v1)"; err == nil ||
+				!strings.Contains(string(out), want) {
 				t.Errorf("run by hand: %s, %v", out, err)
 			}
 		})
@@ -73,7 +74,10 @@ func TestRefused(t *testing.T) {
 		"a name that is none":      {Plugin{Kind: "storage", Dir: filepath.Join(full, "a b")}, `"a b"`},
 		"a module that is none":    {Plugin{Kind: "storage", Dir: empty(), Module: "a b"}, `"a b"`},
 		"a checkout of nothing":    {Plugin{Kind: "storage", Dir: empty(), SDKDir: full}, "go.mod"},
-		"a checkout of another":    {Plugin{Kind: "storage", Dir: empty(), SDKDir: filepath.Join(testbin.Root(), "tools")}, "not a checkout"},
+		"a checkout of another": {
+			Plugin{Kind: "storage", Dir: empty(), SDKDir: filepath.Join(testbin.Root(), "tools")},
+			"not a checkout",
+		},
 	} {
 		files, err := Write(tc.p)
 		if err == nil || !strings.Contains(err.Error(), tc.says) {
@@ -87,7 +91,10 @@ func TestRefused(t *testing.T) {
 
 func TestWithARelease(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "p")
-	if _, err := Write(Plugin{Kind: "storage", Dir: dir, Module: "git.example.com/me/p", SDKVersion: "v1.2.3"}); err != nil {
+	if _, err := Write(Plugin{
+		Kind: "storage", Dir: dir, Module: "git.example.com/me/p",
+		SDKVersion: "v1.2.3",
+	}); err != nil {
 		t.Fatal(err)
 	}
 	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))

@@ -163,7 +163,8 @@ func unused(port int) error {
 		}
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w: %d is used by a program that is not a workload's (see: ss -lntup sport = :%d)", ErrTaken, port, port)
+		return fmt.Errorf("%w: %d is used by a program that is not a workload's (see: ss -lntup sport = :%d)", ErrTaken, port,
+			port)
 	}
 	var call *os.SyscallError
 	if errors.As(err, &call) {

@@ -54,7 +54,8 @@ func TestNeverTwice(t *testing.T) {
 	if all = slices.Compact(all); len(all) != size || all[0] < first || all[size-1] >= first+size {
 		t.Errorf("got %v", all)
 	}
-	if _, err := a.Take("late", dynamic(1)...); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), fmt.Sprintf(`port "x": no port is free: all of %d to %d`, first, first+size-1)) {
+	if _, err := a.Take("late", dynamic(1)...); !errors.Is(err, ErrExhausted) ||
+		!strings.Contains(err.Error(), fmt.Sprintf(`port "x": no port is free: all of %d to %d`, first, first+size-1)) {
 		t.Errorf("got %v", err)
 	}
 	a.Release("w3")
@@ -74,12 +75,14 @@ func TestAllOrNone(t *testing.T) {
 		err.Error() != fmt.Sprintf(`port "web": the port is taken: %d is held by a`, first+2) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if _, err := a.Take("b", Request{Label: "same", Static: first}, Request{Label: "again", Static: first}); !errors.Is(err, ErrTaken) {
+	if _, err := a.Take("b", Request{Label: "same", Static: first},
+		Request{Label: "again", Static: first}); !errors.Is(err, ErrTaken) {
 		t.Errorf("one static port twice: %v", err)
 	}
 	// A static port is never picked for another label of the same holder.
 	for range 20 {
-		got, err := a.Take("b", Request{Label: "dyn"}, Request{Label: "fixed", Static: first}, Request{Label: "free", Static: first + 3})
+		got, err := a.Take("b", Request{Label: "dyn"}, Request{Label: "fixed", Static: first},
+			Request{Label: "free", Static: first + 3})
 		if err != nil || !slices.Equal(got, []int{first + 1, first, first + 3}) {
 			t.Fatalf("got %v, %v", got, err)
 		}
@@ -108,7 +111,8 @@ func TestOthersListen(t *testing.T) {
 				defer l.Close()
 			}
 			a := New(first, first+1)
-			if _, err := a.Take("w", Request{Label: "http", Static: first}); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), fmt.Sprintf("%d is used by a program", first)) {
+			if _, err := a.Take("w", Request{Label: "http", Static: first}); !errors.Is(err, ErrTaken) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("%d is used by a program", first)) {
 				t.Errorf("got %v", err)
 			}
 			if got, err := a.Take("w", dynamic(1)...); err != nil || got[0] != first+1 {
@@ -127,7 +131,8 @@ func TestRestored(t *testing.T) {
 	for range 2 { // it may be repeated
 		check.NoError(t, a.Restore("before", first))
 	}
-	if err := a.Restore("other", first+1, first); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "held by before") {
+	if err := a.Restore("other", first+1, first); !errors.Is(err, ErrTaken) ||
+		!strings.Contains(err.Error(), "held by before") {
 		t.Errorf("got %v", err)
 	}
 	if got, err := a.Take("w", dynamic(1)...); err != nil || got[0] != first+1 {

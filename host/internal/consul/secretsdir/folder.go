@@ -109,7 +109,8 @@ func (f folder) replace(name string, data []byte, uid int) (err error) {
 	}
 	// The directory belongs to the user, who may have replaced the temporary file.
 	var written, there unix.Stat_t
-	if err := errors.Join(unix.Fstat(fd, &written), unix.Fstatat(f.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
+	if err := errors.Join(unix.Fstat(fd, &written),
+		unix.Fstatat(f.fd, name, &there, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
 		return err
 	}
 	if written.Ino != there.Ino || written.Dev != there.Dev {

@@ -61,8 +61,10 @@ func (d *Dir) own() error {
 		return fmt.Errorf("%w: it holds %q: set secrets_dir to an empty directory", ErrForeign, entries[0].Name())
 	}
 	if !inMemory {
-		if err := unix.Mount(source, d.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711,size="+size); err != nil {
-			return fmt.Errorf("it is on a disk, and a tmpfs cannot be mounted there: %w: run the agent as root, or set secrets_dir to a directory on a tmpfs, such as one below /run", err)
+		if err := unix.Mount(source, d.path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+			"mode=0711,size="+size); err != nil {
+			return fmt.Errorf(
+				"it is on a disk, and a tmpfs cannot be mounted there: %w: run the agent as root, or set secrets_dir to a directory on a tmpfs, such as one below /run", err)
 		}
 	}
 	if err := os.Chmod(d.path, 0o711); err != nil { // the umask may have removed some bits

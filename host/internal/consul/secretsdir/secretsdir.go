@@ -84,7 +84,8 @@ func (d *Dir) Write(p Place, file string, data []byte, uid int) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fmt.Errorf("write %s: %w: remove what workloads have written below %s, or mount a larger tmpfs there: %w", d.Path(p, file), ErrFull, d.path, err)
+		return fmt.Errorf("write %s: %w: remove what workloads have written below %s, or mount a larger tmpfs there: %w",
+			d.Path(p, file), ErrFull, d.path, err)
 	default:
 		return fmt.Errorf("write %s: %w", d.Path(p, file), err)
 	}

@@ -64,7 +64,13 @@ func TestOnlyItsUserReadsIt(t *testing.T) {
 	if out, err := as(alice, "cat", path); err != nil || out != "secret" {
 		t.Errorf("its user reads %q, %v", out, err)
 	}
-	for _, command := range [][]string{{"cat", path}, {"ls", d.Folder(web)}, {"ls", d.Workload(web)}, {"ls", d.path}, {"touch", d.Workload(web) + "/x"}} {
+	for _, command := range [][]string{
+		{"cat", path},
+		{"ls", d.Folder(web)},
+		{"ls", d.Workload(web)},
+		{"ls", d.path},
+		{"touch", d.Workload(web) + "/x"},
+	} {
 		if out, err := as(bob, command...); err == nil {
 			t.Errorf("another user may %q: %q", command, out)
 		}
@@ -84,7 +90,8 @@ func TestOnlyItsUserReadsIt(t *testing.T) {
 	}
 	var st unix.Statfs_t
 	check.NoError(t, unix.Statfs(d.path, &st))
-	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); st.Flags&want != want || int64(st.Blocks)*st.Bsize != 64<<20 {
+	if want := int64(unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC); st.Flags&want != want ||
+		int64(st.Blocks)*st.Bsize != 64<<20 {
 		t.Errorf("mounted with flags %#x, %d blocks", st.Flags, st.Blocks)
 	}
 }
@@ -150,12 +157,31 @@ func TestForeignFilesAreRefused(t *testing.T) {
 		spoil func(t *testing.T, d *Dir, victim string) error
 		want  string
 	}{
-		"a link":             {func(_ *testing.T, d *Dir, v string) error { return os.Symlink(v, d.Path(web, "si_token")) }, "it is a link"},
-		"a hard link":        {func(_ *testing.T, d *Dir, v string) error { return os.Link(v, d.Path(web, "si_token")) }, "it has 2 hard links"},
-		"a folder":           {func(_ *testing.T, d *Dir, _ string) error { return os.Mkdir(d.Path(web, "si_token"), 0o700) }, "not a regular file"},
-		"a pipe":             {func(_ *testing.T, d *Dir, _ string) error { return unix.Mkfifo(d.Path(web, "si_token"), 0o400) }, "not a regular file"},
-		"another's":          {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o400, bob) }, "belongs to uid 64002"},
-		"readable by others": {func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o444, alice) }, "others may read it"},
+		"a link": {
+			func(_ *testing.T, d *Dir, v string) error { return os.Symlink(v, d.Path(web, "si_token")) },
+			"it is a link",
+		},
+		"a hard link": {
+			func(_ *testing.T, d *Dir, v string) error { return os.Link(v, d.Path(web, "si_token")) },
+			"it has 2 hard links",
+		},
+		"a folder": {
+			func(_ *testing.T, d *Dir, _ string) error { return os.Mkdir(d.Path(web, "si_token"), 0o700) },
+			"not a regular file",
+		},
+		"a pipe": {func(_ *testing.T, d *Dir,
+			_ string,
+		) error {
+			return unix.Mkfifo(d.Path(web, "si_token"), 0o400)
+		}, "not a regular file"},
+		"another's": {
+			func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o400, bob) },
+			"belongs to uid 64002",
+		},
+		"readable by others": {
+			func(_ *testing.T, d *Dir, _ string) error { return write(d, 0o444, alice) },
+			"others may read it",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDir(t)
@@ -165,7 +191,8 @@ func TestForeignFilesAreRefused(t *testing.T) {
 			check.NoError(t, os.Chown(victim, alice, -1))
 			check.NoError(t, os.Remove(d.Path(web, "si_token")))
 			check.NoError(t, c.spoil(t, d, victim))
-			if got, err := d.Read(web, "si_token", alice); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), c.want) {
+			if got, err := d.Read(web, "si_token", alice); !errors.Is(err, ErrForeign) ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("read %q, %v", got, err)
 			}
 			err := d.Write(web, "si_token", []byte("new"), alice)
@@ -233,7 +260,8 @@ func TestLinksAreNotFollowed(t *testing.T) {
 func TestAFolderOfAnotherUser(t *testing.T) {
 	d := newDir(t)
 	check.NoError(t, d.Write(web, "si_token", nil, alice))
-	if err := d.Write(web, "si_token", nil, bob); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "belongs to uid 64001, not to 64002") {
+	if err := d.Write(web, "si_token", nil, bob); !errors.Is(err, ErrForeign) ||
+		!strings.Contains(err.Error(), "belongs to uid 64001, not to 64002") {
 		t.Errorf("got %v", err)
 	}
 	check.NoError(t, d.Remove(web))
@@ -250,7 +278,8 @@ func TestAFullTmpfs(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.Write(web, "si_token", bytes.Repeat([]byte("y"), 100), alice)
-	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) || !strings.Contains(err.Error(), "larger tmpfs") {
+	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), d.Path(web, "si_token")) ||
+		!strings.Contains(err.Error(), "larger tmpfs") {
 		t.Errorf("got %v", err)
 	}
 	if got, err := d.Read(web, "si_token", alice); err != nil || string(got) != "old" {

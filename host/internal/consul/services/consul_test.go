@@ -40,7 +40,10 @@ func start(t *testing.T) *supervisor.Supervisor {
 	cfg := supervisor.Config{
 		PluginDir: filepath.Join(dir, "plugins"), DataDir: filepath.Join(dir, "data"), StopPlugins: true,
 		Restart: supervisor.Restart{Min: 10 * time.Millisecond},
-		Plugins: []supervisor.Plugin{{Name: "consul-services", Config: json.RawMessage("{}"), Env: []string{"GORACE=atexit_sleep_ms=0"}}},
+		Plugins: []supervisor.Plugin{{
+			Name: "consul-services", Config: json.RawMessage("{}"),
+			Env: []string{"GORACE=atexit_sleep_ms=0"},
+		}},
 	}
 	check.NoError(t, os.MkdirAll(cfg.PluginDir, 0o755))
 	program, err := os.ReadFile(testbin.Build(t, "plugins/consul-services"))
@@ -70,7 +73,9 @@ func TestRealConsul(t *testing.T) {
 	life := func() (*Registrar, *world) {
 		r, w := build(nil, nil)
 		r.cfg.Consuls = map[string]service.Consul{"default": reached}
-		r.cfg.Registration = func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error {
+		r.cfg.Registration = func(ctx context.Context,
+			fn func(ctx context.Context, c registration.Registration) error,
+		) error {
 			return catalog.New(plugins).DoRegistration(ctx, func(ctx context.Context, c registration.Registration) error {
 				return fn(ctx, watched{c, seen})
 			})
@@ -81,7 +86,10 @@ func TestRealConsul(t *testing.T) {
 	before, _ := life()
 	check.NoError(t, errOf(before.Register(t.Context(), "default", instance("left"))))
 	check.NoError(t, errOf(before.Register(t.Context(), "default", instance("kept"))))
-	check.NoError(t, c.Client(c.Management).Agent().ServiceRegister(&api.AgentServiceRegistration{ID: "foreign", Name: "foreign"}))
+	check.NoError(t, c.Client(c.Management).Agent().ServiceRegister(&api.AgentServiceRegistration{
+		ID:   "foreign",
+		Name: "foreign",
+	}))
 
 	r, w := life()
 	w.list("kept", true)
@@ -210,7 +218,9 @@ type watched struct {
 	spy *spy
 }
 
-func (w watched) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (w watched) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
+	[]registration.Change, error,
+) {
 	w.spy.set(&req)
 	defer w.spy.set(nil)
 	return w.Registration.Sync(ctx, c, req)

@@ -43,7 +43,10 @@ type plugin struct {
 }
 
 func newPlugin() *plugin {
-	return &plugin{catalog: map[string]registration.Instance{}, changed: make(chan struct{}), fail: map[string]error{}, index: 1}
+	return &plugin{
+		catalog: map[string]registration.Instance{}, changed: make(chan struct{}), fail: map[string]error{},
+		index: 1,
+	}
 }
 
 func (p *plugin) failure(call string, c service.Consul) error {
@@ -58,7 +61,9 @@ func (p *plugin) setFailure(call string, err error) {
 }
 
 // seen returns the syncs and the beats so far, with their times.
-func (p *plugin) seen() (syncs []registration.SyncRequest, began []time.Time, beats [][]registration.Beat, beatAt []time.Time) {
+func (p *plugin) seen() (syncs []registration.SyncRequest, began []time.Time, beats [][]registration.Beat,
+	beatAt []time.Time,
+) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.syncs), slices.Clone(p.began), slices.Clone(p.beats), slices.Clone(p.beatAt)
@@ -120,7 +125,9 @@ func (p *plugin) Deregister(_ context.Context, c service.Consul, id string) erro
 	return nil
 }
 
-func (p *plugin) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (p *plugin) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
+	[]registration.Change, error,
+) {
 	p.mu.Lock()
 	p.syncs, p.began = append(p.syncs, req), append(p.began, time.Now())
 	err, changed := p.failure("sync", c), p.changed
@@ -198,7 +205,8 @@ func (w *world) set(consul string, instances ...registration.Instance) {
 func (w *world) list(id string, is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := slices.DeleteFunc(slices.Clone(w.instances["default"]), func(i registration.Instance) bool { return i.ID == id })
+	now := slices.DeleteFunc(slices.Clone(w.instances["default"]),
+		func(i registration.Instance) bool { return i.ID == id })
 	if is {
 		now = append(now, instance(id))
 	}
@@ -227,7 +235,10 @@ func run(t *testing.T, p *plugin, first []registration.Instance, fn func(t *test
 func build(p *plugin, consuls []string) (*Registrar, *world) {
 	w := &world{}
 	cfg := Config{
-		Node: owner.Node, ClusterID: func(context.Context) (string, error) { return owner.Cluster, nil }, Consuls: map[string]service.Consul{},
+		Node: owner.Node, ClusterID: func(context.Context) (string, error) {
+			return owner.Cluster,
+				nil
+		}, Consuls: map[string]service.Consul{},
 		Registration: func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error {
 			ctx, cancel := context.WithTimeout(ctx, callBound)
 			defer cancel()
@@ -255,7 +266,10 @@ func build(p *plugin, consuls []string) (*Registrar, *world) {
 }
 
 func instance(id string, checks ...service.Check) registration.Instance {
-	return registration.Instance{ID: id, Namespace: "default", Workload: "w", Service: service.Service{Name: id, Checks: checks}}
+	return registration.Instance{
+		ID: id, Namespace: "default", Workload: "w",
+		Service: service.Service{Name: id, Checks: checks},
+	}
 }
 
 // told returns the events so far, as "type subject".

@@ -184,7 +184,8 @@ func (k *keeper) report(what activity, err error) {
 
 func (k *keeper) event(kind, subject, message string) {
 	k.r.cfg.Events.Publish(events.Event{
-		Topic: events.TopicService, Type: kind, Subject: subject, Message: message, Details: map[string]string{"consul": k.name},
+		Topic: events.TopicService, Type: kind, Subject: subject, Message: message,
+		Details: map[string]string{"consul": k.name},
 	})
 }
 

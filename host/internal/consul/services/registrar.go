@@ -91,7 +91,8 @@ func (r *Registrar) keeper(consul string) (*keeper, error) {
 	if len(r.keepers) > 0 {
 		known = "it has " + strings.Join(slices.Sorted(maps.Keys(r.keepers)), ", ")
 	}
-	return nil, fmt.Errorf("%w %q: the agent has no such consul block, %s: add `%s { address = \"127.0.0.1:8500\" }` to its configuration and restart it",
+	return nil, fmt.Errorf(
+		"%w %q: the agent has no such consul block, %s: add `%s { address = \"127.0.0.1:8500\" }` to its configuration and restart it",
 		ErrUnknownConsul, consul, known, block)
 }
 

@@ -45,7 +45,10 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 	}
 	_, registered := r.Register(t.Context(), "default", instance("a"))
 	_, made := r.Bootstrap(t.Context(), "default", bootstrap.Request{})
-	for what, err := range map[string]error{"register": registered, "deregister": r.Deregister(t.Context(), "default", "a"), "bootstrap": made} {
+	for what, err := range map[string]error{
+		"register":   registered,
+		"deregister": r.Deregister(t.Context(), "default", "a"), "bootstrap": made,
+	} {
 		if s, ok := status.FromError(err); !ok || s.Code() != codes.ResourceExhausted {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -58,7 +61,10 @@ func TestUnknownConsul(t *testing.T) {
 	none, _ := build(p, nil)
 	_, registered := r.Register(t.Context(), "west", instance("a"))
 	_, made := r.Bootstrap(t.Context(), "west", bootstrap.Request{})
-	for _, err := range []error{r.Check("west"), registered, made, r.Deregister(t.Context(), "west", "a"), none.Check("")} {
+	for _, err := range []error{
+		r.Check("west"), registered, made, r.Deregister(t.Context(), "west", "a"),
+		none.Check(""),
+	} {
 		if !errors.Is(err, ErrUnknownConsul) {
 			t.Errorf("%v", err)
 		}

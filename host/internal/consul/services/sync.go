@@ -23,7 +23,10 @@ const (
 
 // keep makes Consul match the instances whenever either changes. It stops asking when neither has any.
 func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
-	retry := &backoff.ExponentialBackOff{InitialInterval: 100 * time.Millisecond, MaxInterval: 30 * time.Second, Multiplier: 2, RandomizationFactor: 0.3}
+	retry := &backoff.ExponentialBackOff{
+		InitialInterval: 100 * time.Millisecond, MaxInterval: 30 * time.Second,
+		Multiplier: 2, RandomizationFactor: 0.3,
+	}
 	var index uint64
 	for alive := ctx.Err() == nil; alive; {
 		began := time.Now()
@@ -53,7 +56,9 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 }
 
 // sync makes one call of Sync, for n instances. changed says that a change cancelled it.
-func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool, err error) {
+func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool,
+	err error,
+) {
 	ctx, end := k.begin(ctx)
 	defer end()
 	req := registration.SyncRequest{Owner: owner, Instances: k.instances()}
@@ -69,7 +74,8 @@ func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint6
 		return err
 	})
 	for _, c := range changes {
-		k.r.cfg.Log.Info("a service was brought in sync", "consul", k.name, "id", c.ID, "action", c.Action, "reason", c.Reason)
+		k.r.cfg.Log.Info("a service was brought in sync", "consul", k.name, "id", c.ID, "action", c.Action, "reason",
+			c.Reason)
 		k.event(string(c.Action), c.ID, fmt.Sprintf("service %s was %s in Consul %q: %s", c.ID, c.Action, k.name, c.Reason))
 	}
 	return next, len(req.Instances), errors.Is(context.Cause(ctx), errChanged), err

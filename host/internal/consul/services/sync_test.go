@@ -36,7 +36,8 @@ func TestNoServicesAreSyncedOnce(t *testing.T) {
 	p.write("left", &left)
 	run(t, p, nil, func(t *testing.T, r *Registrar, _ *world) {
 		time.Sleep(time.Hour)
-		if syncs, _, _, _ := p.seen(); len(syncs) != 1 || len(p.ids()) != 0 || !slices.Equal(told(r), []string{"removed left"}) {
+		if syncs, _, _, _ := p.seen(); len(syncs) != 1 || len(p.ids()) != 0 ||
+			!slices.Equal(told(r), []string{"removed left"}) {
 			t.Errorf("%d syncs, %v is left, %q", len(syncs), p.ids(), told(r))
 		}
 		r.Changed()
@@ -81,7 +82,10 @@ func TestTheWaitFitsTheCall(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), callBound)
 		defer cancel()
-		for at, want := range map[time.Duration]time.Duration{0: syncWait, 100 * time.Second: 30 * time.Second, 149 * time.Second: 0} {
+		for at, want := range map[time.Duration]time.Duration{
+			0: syncWait, 100 * time.Second: 30 * time.Second,
+			149 * time.Second: 0,
+		} {
 			ctx, cancel := context.WithTimeout(ctx, callBound-at)
 			if got := waitWithin(ctx); got != want {
 				t.Errorf("after %s: %s, want %s", at, got, want)
@@ -129,7 +133,8 @@ func TestUnreachableConsul(t *testing.T) {
 		if pause := first[len(first)-1].Sub(first[len(first)-2]); pause < 20*time.Second || pause > 40*time.Second {
 			t.Errorf("the last pause is %s", pause)
 		}
-		if got := r.Problems()["default"]; !strings.Contains(got, `sync with Consul "default" fails`) || !strings.Contains(got, "no route") {
+		if got := r.Problems()["default"]; !strings.Contains(got, `sync with Consul "default" fails`) ||
+			!strings.Contains(got, "no route") {
 			t.Errorf("the problem: %q", got)
 		}
 		p.setFailure("sync", status.Error(codes.PermissionDenied, "no policy"))
@@ -155,7 +160,9 @@ func TestConsulsAreApart(t *testing.T) {
 	west.setFailure("sync", errors.New("stalls"))
 	synctest.Test(t, func(t *testing.T) {
 		r, w := build(west, []string{"west", "east"})
-		r.cfg.Registration = func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error {
+		r.cfg.Registration = func(ctx context.Context,
+			fn func(ctx context.Context, c registration.Registration) error,
+		) error {
 			return fn(ctx, both{west, east})
 		}
 		w.set("east", instance("a"))
@@ -177,7 +184,9 @@ type both struct {
 	east *plugin
 }
 
-func (b both) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (b both) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change,
+	error,
+) {
 	if c.Name == "east" {
 		return b.east.Sync(ctx, c, req)
 	}
@@ -195,10 +204,15 @@ func TestHeartbeats(t *testing.T) {
 		if _, _, beats, _ := p.seen(); len(beats) > 0 {
 			t.Errorf("beats without services: %v", beats)
 		}
-		w.set("default", instance("slow", process("1m")), instance("a", service.Check{Type: service.CheckTCP, Interval: "1s"}, process("30s")),
+		w.set("default", instance("slow", process("1m")),
+			instance("a", service.Check{Type: service.CheckTCP, Interval: "1s"}, process("30s")),
 			instance("none", service.Check{Type: service.CheckHTTP, Interval: "1s"}), instance("odd", process("soon")))
 		w.mu.Lock()
-		w.beats = map[string][]registration.Beat{"default": {{ID: "a", Healthy: true}, {ID: "none", Healthy: true}, {ID: "slow"}}}
+		w.beats = map[string][]registration.Beat{"default": {
+			{ID: "a", Healthy: true},
+			{ID: "none", Healthy: true},
+			{ID: "slow"},
+		}}
 		w.mu.Unlock()
 		changed := time.Now()
 		r.Changed()
@@ -212,7 +226,8 @@ func TestHeartbeats(t *testing.T) {
 		}
 		p.setFailure("heartbeat", status.Error(codes.Unavailable, "gone"))
 		time.Sleep(time.Minute)
-		if got := r.Problems()["default"]; !strings.Contains(got, `heartbeat with Consul "default" fails`) || !strings.Contains(got, "gone") {
+		if got := r.Problems()["default"]; !strings.Contains(got, `heartbeat with Consul "default" fails`) ||
+			!strings.Contains(got, "gone") {
 			t.Errorf("the problem: %q", got)
 		}
 		p.setFailure("heartbeat", nil)
@@ -220,7 +235,8 @@ func TestHeartbeats(t *testing.T) {
 		if got := r.Problems()["default"]; got != "" {
 			t.Errorf("the problem: %q", got)
 		}
-		if all := told(r); !slices.Equal(all[len(all)-2:], []string{"heartbeat-failed default", "heartbeat-restored default"}) {
+		if all := told(r); !slices.Equal(all[len(all)-2:],
+			[]string{"heartbeat-failed default", "heartbeat-restored default"}) {
 			t.Errorf("told %q", all)
 		}
 		// A new check gets its health as soon as it is registered, however long that takes.

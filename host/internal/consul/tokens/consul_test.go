@@ -202,7 +202,8 @@ func TestMinted(t *testing.T) {
 		}
 		w.stop("w")
 		report := w.sweep(false)
-		if len(report.Problems) != 1 || status.Code(report.Problems[0]) != codes.Unavailable || len(report.Swept) != 1 || report.Swept[0].Revoked {
+		if len(report.Problems) != 1 || status.Code(report.Problems[0]) != codes.Unavailable || len(report.Swept) != 1 ||
+			report.Swept[0].Revoked {
 			t.Errorf("the report is %+v", report)
 		}
 		if !slices.Equal(w.noted(), []string{token.ID}) {
@@ -264,7 +265,8 @@ func TestGivenByLogin(t *testing.T) {
 	token := w.start("w", "a", "default", "web")[0]
 	derived, secret := w.derive(token)
 	got := w.has(c)[derived.Accessor]
-	if got == nil || len(got.ServiceIdentities) != 1 || got.ServiceIdentities[0].ServiceName != "web" || got.ExpirationTime == nil || !derived.ExpiresAt.Equal(*got.ExpirationTime) {
+	if got == nil || len(got.ServiceIdentities) != 1 || got.ServiceIdentities[0].ServiceName != "web" ||
+		got.ExpirationTime == nil || !derived.ExpiresAt.Equal(*got.ExpirationTime) {
 		t.Errorf("derived %+v, Consul has %+v", derived, got)
 	}
 	if noted := w.token(token.ID); noted != derived || noted.Accessor == "" {
@@ -286,7 +288,8 @@ func TestGivenByLogin(t *testing.T) {
 	}
 	w.stop("lost")
 	report := w.sweep(false)
-	if _, left := swept(report); report.Err() != nil || len(left) != 1 || !strings.Contains(left[lost.ID], "cannot be revoked and expires at "+kept.ExpiresAt.UTC().Format(time.RFC3339)) {
+	if _, left := swept(report); report.Err() != nil || len(left) != 1 ||
+		!strings.Contains(left[lost.ID], "cannot be revoked and expires at "+kept.ExpiresAt.UTC().Format(time.RFC3339)) {
 		t.Errorf("without a token of the plugin's own: %v, left %v", report.Err(), left)
 	}
 	if len(w.noted()) != 1 {

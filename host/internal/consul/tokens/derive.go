@@ -95,7 +95,8 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	case got.Accessor == "" && secret == "":
 		return t, "", nil // this Consul has ACLs disabled
 	case got.Accessor == "" || secret == "":
-		return t, "", coded(codes.Internal, errors.New("the identity plugin returned an incomplete token and no error: report this to its author"))
+		return t, "", coded(codes.Internal,
+			errors.New("the identity plugin returned an incomplete token and no error: report this to its author"))
 	case got.Accessor == t.ID: // the ledger has this accessor already
 		t.Accessor = t.ID
 		return t, secret, nil
@@ -133,7 +134,9 @@ func (a *Authority) inDoubt(id string) bool {
 
 // note records the accessor of a token from a login. If that fails, the token is revoked, because nobody would
 // know of it.
-func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token, secret string) (claim.Token, string, error) {
+func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token, secret string) (claim.Token, string,
+	error,
+) {
 	t.Accessor, t.ExpiresAt = got.Accessor, got.ExpiresAt
 	result, err := a.Ledger.PutToken(ctx, t)
 	if err == nil {
@@ -143,7 +146,8 @@ func (a *Authority) note(ctx context.Context, t claim.Token, got identity.Token,
 	undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if _, undoErr := a.end(undoing, t, secret); undoErr != nil {
-		a.Log.Warn("a token that was issued could be neither recorded nor revoked", "workload", t.Workload, "service", t.Service,
+		a.Log.Warn("a token that was issued could be neither recorded nor revoked", "workload", t.Workload, "service",
+			t.Service,
 			"accessor", t.Accessor, "ends", t.ExpiresAt, "error", undoErr)
 	}
 	return t, "", err

@@ -45,22 +45,38 @@ func TestWhoMayDerive(t *testing.T) {
 		code   codes.Code
 		says   string
 	}{
-		"not noted":            {func(c *claim.Token) { c.ID = w.nextID() }, mine, codes.FailedPrecondition, "token not found"},
-		"another service":      {func(c *claim.Token) { c.Service = "admin" }, mine, codes.PermissionDenied, "another purpose"},
-		"another workload":     {func(c *claim.Token) { c.Workload = ref("x") }, mine, codes.PermissionDenied, "another purpose"},
-		"another node":         {func(c *claim.Token) { c.Node = "b" }, mine, codes.PermissionDenied, "another purpose"},
-		"another Consul":       {func(c *claim.Token) { c.Consul = "other" }, mine, codes.PermissionDenied, "another purpose"},
-		"ended":                {nil, ended, codes.FailedPrecondition, `workload "ended" has ended`},
-		"runs elsewhere":       {nil, moved, codes.FailedPrecondition, `workload "moved" runs on node "b", not on node "a"`},
-		"of a run before":      {nil, again, codes.FailedPrecondition, `workload "again" was started again`},
-		"a Consul of no block": {nil, elsewhere, codes.FailedPrecondition, `no consul block is named "other": known are default`},
+		"not noted": {
+			func(c *claim.Token) { c.ID = w.nextID() }, mine, codes.FailedPrecondition,
+			"token not found",
+		},
+		"another service": {
+			func(c *claim.Token) { c.Service = "admin" }, mine, codes.PermissionDenied,
+			"another purpose",
+		},
+		"another workload": {
+			func(c *claim.Token) { c.Workload = ref("x") }, mine, codes.PermissionDenied,
+			"another purpose",
+		},
+		"another node": {func(c *claim.Token) { c.Node = "b" }, mine, codes.PermissionDenied, "another purpose"},
+		"another Consul": {
+			func(c *claim.Token) { c.Consul = "other" }, mine, codes.PermissionDenied,
+			"another purpose",
+		},
+		"ended":           {nil, ended, codes.FailedPrecondition, `workload "ended" has ended`},
+		"runs elsewhere":  {nil, moved, codes.FailedPrecondition, `workload "moved" runs on node "b", not on node "a"`},
+		"of a run before": {nil, again, codes.FailedPrecondition, `workload "again" was started again`},
+		"a Consul of no block": {
+			nil, elsewhere, codes.FailedPrecondition,
+			`no consul block is named "other": known are default`,
+		},
 	} {
 		ask := row.of
 		if row.change != nil {
 			row.change(&ask)
 		}
 		derived, secret, err := w.Derive(w.within(), ask)
-		if status.Code(err) != row.code || !strings.Contains(err.Error(), row.says) || secret != "" || derived != (claim.Token{}) {
+		if status.Code(err) != row.code || !strings.Contains(err.Error(), row.says) || secret != "" ||
+			derived != (claim.Token{}) {
 			t.Errorf("%s: %s %v, want %s with %q", name, status.Code(err), err, row.code, row.says)
 		}
 	}
@@ -72,7 +88,11 @@ func TestWhoMayDerive(t *testing.T) {
 	if err := w.Revoke(w.within(), other, ""); status.Code(err) != codes.PermissionDenied || f.count("revoke") != 0 {
 		t.Errorf("revoke another workload's: %v", err)
 	}
-	if err := w.Intend(w.within(), claim.Token{ID: w.nextID(), Workload: ref("ended"), Node: "a", Service: "web", Consul: "default"}); status.Code(err) != codes.FailedPrecondition {
+	if err := w.Intend(w.within(),
+		claim.Token{
+			ID: w.nextID(), Workload: ref("ended"), Node: "a", Service: "web",
+			Consul: "default",
+		}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("intent of an ended workload: %v", err)
 	}
 	if err := w.Intend(w.within(), elsewhere); status.Code(err) != codes.FailedPrecondition {
@@ -110,10 +130,17 @@ func TestCodes(t *testing.T) {
 	l := &failing{Ledger: w.Ledger}
 	w.Ledger = l
 	token := w.start("w", "a", "default", "web")[0]
-	for _, code := range []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.PermissionDenied, codes.Internal} {
-		f.fail["derive"], f.fail["read"], f.fail["revoke"] = status.Error(code, "Consul"), status.Error(code, "Consul"), status.Error(code, "Consul")
+	for _, code := range []codes.Code{
+		codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted,
+		codes.PermissionDenied, codes.Internal,
+	} {
+		f.fail["derive"], f.fail["read"], f.fail["revoke"] = status.Error(code, "Consul"), status.Error(code,
+			"Consul"), status.Error(code, "Consul")
 		_, _, err := w.Derive(w.within(), token)
-		for call, err := range map[string]error{"derive": err, "read": w.Read(w.within(), "default", "s"), "revoke": w.Revoke(w.within(), token, "")} {
+		for call, err := range map[string]error{
+			"derive": err, "read": w.Read(w.within(), "default", "s"),
+			"revoke": w.Revoke(w.within(), token, ""),
+		} {
 			if status.Code(err) != code {
 				t.Errorf("%s: %s (%v), want %s", call, status.Code(err), err, code)
 			}
@@ -126,7 +153,10 @@ func TestCodes(t *testing.T) {
 		codes.FailedPrecondition: claim.ErrConflict, codes.InvalidArgument: claim.ErrInvalid,
 	} {
 		l.put, l.delete = fmt.Errorf("ledger: %w", fault), fmt.Errorf("ledger: %w", fault)
-		for call, err := range map[string]error{"intend": w.Intend(w.within(), token), "revoke": w.Revoke(w.within(), token, "")} {
+		for call, err := range map[string]error{
+			"intend": w.Intend(w.within(), token),
+			"revoke": w.Revoke(w.within(), token, ""),
+		} {
 			if status.Code(err) != code || !errors.Is(err, fault) {
 				t.Errorf("%s: %s (%v), want %s", call, status.Code(err), err, code)
 			}
@@ -228,7 +258,8 @@ func TestLogin(t *testing.T) {
 		}
 	}
 	if noted := w.noted(); !slices.Equal(noted, []string{both[0].ID}) || len(f.has("login")) != 0 {
-		t.Errorf("with the plugin's token: the ledger has %v, not only the one of no known accessor, Consul %v", noted, f.has("login"))
+		t.Errorf("with the plugin's token: the ledger has %v, not only the one of no known accessor, Consul %v", noted,
+			f.has("login"))
 	}
 }
 
@@ -237,7 +268,8 @@ func TestLoginsEndByThemselves(t *testing.T) {
 	f := newFake()
 	w := newWorld(t, f.ask, login)
 	f.fail["list"] = status.Error(codes.FailedPrecondition, "the plugin has no token for it")
-	young, old, never, unanswered := w.start("w", "a", "login", "young")[0], w.start("x", "a", "login", "old")[0], w.start("y", "a", "login", "never")[0], w.start("z", "a", "login", "unanswered")[0]
+	young, old, never, unanswered := w.start("w", "a", "login", "young")[0], w.start("x", "a", "login",
+		"old")[0], w.start("y", "a", "login", "never")[0], w.start("z", "a", "login", "unanswered")[0]
 	w.derive(young)
 	for token, ends := range map[claim.Token]time.Time{old: time.Now().Add(-2 * clockMargin), never: {}} {
 		token.Accessor, token.ExpiresAt = w.nextID(), ends
@@ -253,14 +285,16 @@ func TestLoginsEndByThemselves(t *testing.T) {
 	if !slices.Equal(revoked, []string{old.ID}) {
 		t.Errorf("gone are %v", revoked)
 	}
-	if !strings.Contains(left[young.ID], "cannot be revoked and expires at ") || !strings.Contains(left[unanswered.ID], "cannot be revoked and expires at ") ||
+	if !strings.Contains(left[young.ID], "cannot be revoked and expires at ") ||
+		!strings.Contains(left[unanswered.ID], "cannot be revoked and expires at ") ||
 		!strings.Contains(left[never.ID], "consul acl token delete -accessor-id ") {
 		t.Errorf("left are %q", left)
 	}
 	if len(report.Problems) != 0 {
 		t.Errorf("problems: %v", report.Problems)
 	}
-	if err := report.Err(); err == nil || strings.Contains(err.Error(), young.ID) || !strings.Contains(err.Error(), never.ID) {
+	if err := report.Err(); err == nil || strings.Contains(err.Error(), young.ID) ||
+		!strings.Contains(err.Error(), never.ID) {
 		t.Errorf("to be done better: %v", err)
 	}
 
@@ -296,22 +330,26 @@ func TestSweepGoesOn(t *testing.T) {
 	f := newFake()
 	other := service.Consul{Name: "other"}
 	w := newWorld(t, f.ask, minting, other)
-	here, there, lost := w.start("w", "a", "default", "web")[0], w.start("x", "a", "other", "web")[0], w.start("y", "a", "removed", "web")[0]
+	here, there, lost := w.start("w", "a", "default", "web")[0], w.start("x", "a", "other", "web")[0], w.start("y", "a",
+		"removed", "web")[0]
 	w.derive(here)
 	w.derive(there)
 	for _, id := range []string{"w", "x", "y"} {
 		w.stop(id)
 	}
-	f.fail["list other"], f.fail["revoke default"] = status.Error(codes.Unavailable, "no leader"), status.Error(codes.PermissionDenied, "acl")
+	f.fail["list other"], f.fail["revoke default"] = status.Error(codes.Unavailable,
+		"no leader"), status.Error(codes.PermissionDenied, "acl")
 	report := w.sweep(false)
 	revoked, left := swept(report)
-	if !slices.Equal(revoked, []string{there.ID}) || !strings.Contains(left[here.ID], "acl") || !strings.Contains(left[lost.ID], `no consul block is named "removed"`) {
+	if !slices.Equal(revoked, []string{there.ID}) || !strings.Contains(left[here.ID], "acl") ||
+		!strings.Contains(left[lost.ID], `no consul block is named "removed"`) {
 		t.Errorf("revoked %v, left %v", revoked, left)
 	}
 	if len(report.Problems) != 1 || !strings.Contains(report.Problems[0].Error(), "no leader") {
 		t.Errorf("problems: %v", report.Problems)
 	}
-	if err := report.Err(); err == nil || !strings.Contains(err.Error(), "no leader") || !strings.Contains(err.Error(), here.ID) {
+	if err := report.Err(); err == nil || !strings.Contains(err.Error(), "no leader") ||
+		!strings.Contains(err.Error(), here.ID) {
 		t.Errorf("to be done better: %v", err)
 	}
 	clear(f.fail)
@@ -431,11 +469,18 @@ func TestTwoBlocksOfOneConsul(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unknown := identity.Token{Accessor: w.nextID(), Subject: identity.Subject{Cluster: cluster, Node: "a", Namespace: "default", Workload: "gone", Service: "web"}}
-	foreign := identity.Token{Accessor: w.nextID(), Subject: identity.Subject{Cluster: "another", Node: "a", Namespace: "default", Workload: "gone", Service: "web"}}
+	unknown := identity.Token{
+		Accessor: w.nextID(),
+		Subject:  identity.Subject{Cluster: cluster, Node: "a", Namespace: "default", Workload: "gone", Service: "web"},
+	}
+	foreign := identity.Token{
+		Accessor: w.nextID(),
+		Subject:  identity.Subject{Cluster: "another", Node: "a", Namespace: "default", Workload: "gone", Service: "web"},
+	}
 	f.tokens["default"][unknown.Accessor], f.tokens["default"][foreign.Accessor] = unknown, foreign
 	f.tokens["other"] = f.tokens["default"]
-	if revoked, left := swept(w.sweep(true)); len(revoked) != 0 || len(left) != 1 || left[unknown.Accessor] != `Consul "default" has it, but the ledger has not` {
+	if revoked, left := swept(w.sweep(true)); len(revoked) != 0 || len(left) != 1 ||
+		left[unknown.Accessor] != `Consul "default" has it, but the ledger has not` {
 		t.Errorf("a dry run: revoked %v, found %v", revoked, left)
 	}
 	if len(f.has("default")) != 3 {
@@ -475,7 +520,8 @@ func TestNoConsulIsAsked(t *testing.T) {
 	if report := w.sweep(false); len(report.Swept)+len(report.Problems) != 0 || len(f.calls) != 0 {
 		t.Errorf("a sweep of nothing: %+v, %v", report, f.calls)
 	}
-	if err := w.Read(w.within(), "default", "s"); err == nil || !strings.Contains(err.Error(), "the agent's configuration has none") {
+	if err := w.Read(w.within(), "default", "s"); err == nil ||
+		!strings.Contains(err.Error(), "the agent's configuration has none") {
 		t.Errorf("got %v", err)
 	}
 }

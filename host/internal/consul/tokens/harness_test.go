@@ -55,7 +55,9 @@ type world struct {
 }
 
 // newWorld makes an authority with an identity plugin or a fake one.
-func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Context, identity.Identity) error) error, consuls ...service.Consul) *world {
+func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Context, identity.Identity) error) error,
+	consuls ...service.Consul,
+) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), log: &bytes.Buffer{}}
 	w.ledger = clustertest.StartWith(t, cluster.Config{Dir: filepath.Join(w.dir, "cluster")})
@@ -254,7 +256,9 @@ func (f *fake) ask(ctx context.Context, fn func(context.Context, identity.Identi
 }
 
 // call applies the fault that was set for a call.
-func (f *fake) call(ctx context.Context, name string, c service.Consul, do func(has map[string]identity.Token) error) error {
+func (f *fake) call(ctx context.Context, name string, c service.Consul,
+	do func(has map[string]identity.Token) error,
+) error {
 	f.mu.Lock()
 	f.calls = append(f.calls, name)
 	before, after := f.before[name], f.after[name]
@@ -280,11 +284,14 @@ func (f *fake) call(ctx context.Context, name string, c service.Consul, do func(
 	return err
 }
 
-func (f *fake) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (token identity.Token, secret string, err error) {
+func (f *fake) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (token identity.Token,
+	secret string, err error,
+) {
 	err = f.call(ctx, "derive", c, func(has map[string]identity.Token) error {
 		token = identity.Token{Accessor: req.ID, Subject: req.Subject, CreatedAt: time.Now()}
 		if c.AuthMethod != "" {
-			token.Accessor, token.ExpiresAt = fmt.Sprintf("99999999-0000-4000-8000-%012d", len(f.jwts)), time.Now().Add(time.Hour)
+			token.Accessor, token.ExpiresAt = fmt.Sprintf("99999999-0000-4000-8000-%012d",
+				len(f.jwts)), time.Now().Add(time.Hour)
 			f.jwts = append(f.jwts, req.JWT)
 		}
 		has[token.Accessor] = token

@@ -60,7 +60,8 @@ func (a *Authority) sign(ctx context.Context, consul string, s identity.Subject)
 	now := time.Now()
 	text, err := jwt.Signed(key).Claims(jwtClaims{
 		Claims: jwt.Claims{
-			Issuer: jwtIssuer, Subject: s.Namespace + "/" + s.Workload + "/" + s.Service, Audience: jwt.Audience{cmp.Or(a.Audiences[consul], DefaultAudience)},
+			Issuer: jwtIssuer, Subject: s.Namespace + "/" + s.Workload + "/" +
+				s.Service, Audience: jwt.Audience{cmp.Or(a.Audiences[consul], DefaultAudience)},
 			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(jwtLife)),
 			ID: rand.Text(),
 		},
@@ -131,7 +132,8 @@ func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error
 	if err != nil {
 		return k, err
 	}
-	if k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)}, ForSigningKey(k.ID)); err != nil {
+	if k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)},
+		ForSigningKey(k.ID)); err != nil {
 		return k, err
 	}
 	return a.Ledger.PutSigningKey(ctx, k)
@@ -145,7 +147,8 @@ func (a *Authority) open(k claim.SigningKey) (*signer, error) {
 	opened, err := a.Sealer.Unseal(k.Sealed, ForSigningKey(k.ID))
 	switch {
 	case errors.Is(err, secrets.ErrKey):
-		return nil, errors.New("it was sealed with a secrets key other than this agent's: restore the file of that key in the data directory from a backup")
+		return nil, errors.New(
+			"it was sealed with a secrets key other than this agent's: restore the file of that key in the data directory from a backup")
 	case err != nil:
 		return nil, errors.New("the sealed value in the ledger is damaged: restore the ledger from a backup")
 	}

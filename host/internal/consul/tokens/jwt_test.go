@@ -60,7 +60,8 @@ func TestJWTNamesItsSubject(t *testing.T) {
 		t.Fatal(err)
 	}
 	set := keySet(t, w)
-	if len(set.Keys) != 1 || !set.Keys[0].IsPublic() || set.Keys[0].KeyID != parsed.Headers[0].KeyID || set.Keys[0].KeyID == "" || set.Keys[0].Use != "sig" {
+	if len(set.Keys) != 1 || !set.Keys[0].IsPublic() || set.Keys[0].KeyID != parsed.Headers[0].KeyID ||
+		set.Keys[0].KeyID == "" || set.Keys[0].Use != "sig" {
 		t.Errorf("the key set is %+v, the JWT's key %q", set, parsed.Headers[0].KeyID)
 	}
 	var got map[string]any
@@ -78,8 +79,12 @@ func TestJWTNamesItsSubject(t *testing.T) {
 			t.Errorf("%s is %v, want %v", claim, got[claim], want)
 		}
 	}
-	err = registered.ValidateWithLeeway(jwt.Expected{Issuer: "pannier", AnyAudience: jwt.Audience{"consul.io"}, Time: time.Now()}, time.Second)
-	if err != nil || registered.ID == "" || registered.Expiry.Time().Sub(registered.IssuedAt.Time()) != 5*time.Minute || registered.NotBefore == nil {
+	err = registered.ValidateWithLeeway(jwt.Expected{
+		Issuer: "pannier", AnyAudience: jwt.Audience{"consul.io"},
+		Time: time.Now(),
+	}, time.Second)
+	if err != nil || registered.ID == "" || registered.Expiry.Time().Sub(registered.IssuedAt.Time()) != 5*time.Minute ||
+		registered.NotBefore == nil {
 		t.Errorf("the registered claims are %+v: %v", registered, err)
 	}
 }
@@ -95,7 +100,8 @@ func TestJWTIsForItsConsul(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got jwt.Claims
-	if err := parsed.UnsafeClaimsWithoutVerification(&got); err != nil || !got.Audience.Contains("consul.example") || len(got.Audience) != 1 {
+	if err := parsed.UnsafeClaimsWithoutVerification(&got); err != nil || !got.Audience.Contains("consul.example") ||
+		len(got.Audience) != 1 {
 		t.Errorf("the audience is %v, %v", got.Audience, err)
 	}
 }

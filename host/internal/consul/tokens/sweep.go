@@ -54,7 +54,8 @@ func (r Report) Err() error {
 	errs := slices.Clone(r.Problems)
 	for _, s := range r.Swept {
 		if s.Err != nil && !errors.Is(s.Err, ErrEndsByItself) {
-			errs = append(errs, fmt.Errorf("revoke the token %s of workload %q for service %q: %w", s.Token.ID, s.Token.Workload, s.Token.Service, s.Err))
+			errs = append(errs, fmt.Errorf("revoke the token %s of workload %q for service %q: %w", s.Token.ID, s.Token.Workload,
+				s.Token.Service, s.Err))
 		}
 	}
 	return errors.Join(errs...)
@@ -232,7 +233,9 @@ func (a *Authority) endOrphan(ctx context.Context, o *orphan) (gone bool, err er
 	if ends := endsAt(o.Token); !ends.IsZero() {
 		return false, fmt.Errorf("%w at %s", ErrEndsByItself, ends.UTC().Format(time.RFC3339))
 	}
-	return false, fmt.Errorf("it was issued by login without an expiry and its secret is lost: consul acl token delete -accessor-id %s", o.Token.Accessor)
+	return false, fmt.Errorf(
+		"it was issued by login without an expiry and its secret is lost: consul acl token delete -accessor-id %s",
+		o.Token.Accessor)
 }
 
 // tell reports the tokens that had to be revoked; normally they are revoked earlier.

@@ -61,7 +61,8 @@ func (e *UnknownError) Error() string {
 	if len(e.Known) == 0 {
 		return fmt.Sprintf("unknown variable ${%s}; there are none here; write $${ for a literal ${", e.Name)
 	}
-	return fmt.Sprintf("unknown variable ${%s}; known are ${%s}; write $${ for a literal ${", e.Name, strings.Join(e.Known, "}, ${"))
+	return fmt.Sprintf("unknown variable ${%s}; known are ${%s}; write $${ for a literal ${", e.Name,
+		strings.Join(e.Known, "}, ${"))
 }
 
 // Expand replaces each ${NAME} in text by the value of NAME in vars, and $${ by ${. Values are not expanded again.

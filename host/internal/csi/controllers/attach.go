@@ -18,14 +18,18 @@ const defaultAttachWait = 30 * time.Second
 // Attach attaches a volume, with its mount options, to a node and returns the driver's publish context (CSI spec,
 // ControllerPublishVolume). If the driver's controller lacks PUBLISH_UNPUBLISH_VOLUME it does
 // nothing. It may be repeated.
-func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability, node string) (publishContext map[string]string, err error) {
+func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Capability,
+	node string,
+) (publishContext map[string]string, err error) {
 	return c.AttachIf(ctx, v, modes, node, func(context.Context) error { return nil })
 }
 
 // AttachIf is Attach for a caller on another node, which may have given up: claimed returns an error
 // if the caller no longer holds its claim. It is called while no detach of the volume from the node
 // can run.
-func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string, claimed func(ctx context.Context) error) (publishContext map[string]string, err error) {
+func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
+	claimed func(ctx context.Context) error,
+) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
@@ -40,20 +44,21 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 			return nil, fmt.Errorf("%s: %w", doing, err)
 		}
 	}
-	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, attaching, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		id, err := c.driverNodeID(v.PluginID, node)
-		if err != nil {
+	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, attaching,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			id, err := c.driverNodeID(v.PluginID, node)
+			if err != nil {
+				return err
+			}
+			volume, err := c.callVolume(ctx, v, modes, nil)
+			if err != nil {
+				return err
+			}
+			publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
+				Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
+			})
 			return err
-		}
-		volume, err := c.callVolume(ctx, v, modes, nil)
-		if err != nil {
-			return err
-		}
-		publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
-			Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
 		})
-		return err
-	})
 	return publishContext, err
 }
 
@@ -67,7 +72,9 @@ func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
 // (ControllerUnpublishVolume). stillNeeded reports whether another claim stands on the node; it is
 // called while no attach of the volume to the node can run. driverNodeID is the driver's own id of
 // the node, from the claim. Detach may be repeated; called reports whether the driver was called.
-func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error) {
+func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
+	stillNeeded func(ctx context.Context) (bool, error),
+) (called bool, err error) {
 	doing := fmt.Sprintf("detach volume %q from node %q", v.VolumeRef, node)
 	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
@@ -84,24 +91,27 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
 		return false, err
 	}
-	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		id := driverNodeID
-		if id == "" {
-			if id, err = c.driverNodeID(v.PluginID, node); err != nil {
+	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			id := driverNodeID
+			if id == "" {
+				if id, err = c.driverNodeID(v.PluginID, node); err != nil {
+					return err
+				}
+			}
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			if err != nil {
 				return err
 			}
-		}
-		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
-		if err != nil {
-			return err
-		}
-		called = true
-		return s.Detach(ctx, d.Ref(), volume, id)
-	})
+			called = true
+			return s.Detach(ctx, d.Ref(), volume, id)
+		})
 	return called, err
 }
 
-func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref claim.VolumeRef, node string) (unlock func(), err error) {
+func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref claim.VolumeRef,
+	node string,
+) (unlock func(), err error) {
 	unlock, err = c.attachments.Lock(ctx, attachment{ref, node})
 	if err != nil {
 		return nil, fmt.Errorf("%s: wait for another call on it there: %w", doing, err)
@@ -140,7 +150,8 @@ func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at mounts.Place
 		target, staging := translate(d, at)
 		// NodeGetVolumeStats takes no secrets.
 		volume := drivers.StorageVolume(v, v.Modes())
-		stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{Volume: volume, VolumePath: target, StagingPath: staging})
+		stats, err = s.VolumeStats(ctx, d.Ref(),
+			storage.StatsRequest{Volume: volume, VolumePath: target, StagingPath: staging})
 		return err
 	})
 	return stats, err

@@ -93,7 +93,9 @@ func (c *Controllers) call(ctx context.Context, doing, driver string, need abili
 }
 
 // callWithin is call with another limit on the wait for a healthy controller.
-func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, need ability, fn call) error {
+func (c *Controllers) callWithin(ctx context.Context, wait time.Duration, doing, driver string, need ability,
+	fn call,
+) error {
 	return done(doing, driver, c.reach.call(ctx, driver, need, wait, fn))
 }
 
@@ -128,12 +130,27 @@ type ability struct {
 var anyController = ability{has: func(*storage.ControllerCapabilities) bool { return true }}
 
 var (
-	attaching    = ability{what: "attach volumes", has: func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true}
-	provisioning = ability{what: "create and delete volumes", has: func(c *storage.ControllerCapabilities) bool { return c.CreateDelete }}
-	listing      = ability{what: "list volumes", has: func(c *storage.ControllerCapabilities) bool { return c.ListVolumes }}
+	attaching = ability{
+		what: "attach volumes",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.AttachDetach }, optional: true,
+	}
+	provisioning = ability{
+		what: "create and delete volumes",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.CreateDelete },
+	}
+	listing = ability{
+		what: "list volumes",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.ListVolumes },
+	}
 	expanding    = ability{what: "expand volumes", has: func(c *storage.ControllerCapabilities) bool { return c.Expand }}
-	snapshotting = ability{what: "take and delete snapshots", has: func(c *storage.ControllerCapabilities) bool { return c.CreateDeleteSnapshot }}
-	listingSnaps = ability{what: "list snapshots", has: func(c *storage.ControllerCapabilities) bool { return c.ListSnapshots }}
+	snapshotting = ability{
+		what: "take and delete snapshots",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.CreateDeleteSnapshot },
+	}
+	listingSnaps = ability{
+		what: "list snapshots",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.ListSnapshots },
+	}
 )
 
 // reach calls the controllers of drivers, and knows the drivers' state.
@@ -168,7 +185,8 @@ func (h host) attaches(driver string) (bool, error) {
 		return false, err
 	}
 	if fp := d.Fingerprint; !d.Healthy && fp.Provider == "" && fp.Controller == nil && fp.Node == nil {
-		return false, fmt.Errorf("driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
+		return false, fmt.Errorf(
+			"driver %q: %w, so it is not known whether it attaches volumes: %s (see: pannier driver status %s)",
 			driver, drivers.ErrUnhealthy, d.Message, driver)
 	}
 	ctl := d.Fingerprint.Controller

@@ -69,7 +69,9 @@ func (p *plugin) Detach(ctx context.Context, _ storage.Driver, v storage.Volume,
 	return err
 }
 
-func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+	error,
+) {
 	err := p.begin(ctx, "create", storage.Volume{Secrets: req.Secrets})
 	p.created = append(p.created, req)
 	return storage.CreateResponse{
@@ -82,7 +84,9 @@ func (p *plugin) Delete(ctx context.Context, _ storage.Driver, v storage.Volume)
 	return p.begin(ctx, "delete", v)
 }
 
-func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse, error) {
+func (p *plugin) Expand(ctx context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
+	error,
+) {
 	return storage.ExpandResponse{Capacity: req.CapacityMin}, p.begin(ctx, "expand", req.Volume)
 }
 
@@ -119,12 +123,17 @@ func open(p *plugin, all ...drivers.Driver) *Controllers {
 	for _, d := range all {
 		r[d.ID] = d
 	}
-	c := New(Config{Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: drivers.Caller{Drivers: r, Storage: p.do}, Secrets: func(_ context.Context, v claim.Volume) (map[string]string, error) {
-		if string(v.SealedSecrets) == "damaged" {
-			return nil, errSecrets
-		}
-		return map[string]string{"password": "of " + v.ID}, nil
-	}})
+	c := New(Config{
+		Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil },
+		Calls: drivers.Caller{Drivers: r, Storage: p.do}, Secrets: func(_ context.Context, v claim.Volume) (map[string]string,
+			error,
+		) {
+			if string(v.SealedSecrets) == "damaged" {
+				return nil, errSecrets
+			}
+			return map[string]string{"password": "of " + v.ID}, nil
+		},
+	})
 	c.attachWait, c.wait = 0, 0
 	return c
 }
@@ -149,7 +158,8 @@ func TestAttach(t *testing.T) {
 	}
 	req := p.attached[0]
 	if req.NodeID != "driver-n1" || req.ReadOnly || req.Volume.ExternalID != "ext-0" || req.Volume.Name != "mysql" ||
-		req.Volume.Secrets["password"] != "of mysql" || req.Volume.Context["endpoint"] != "e" || req.Volume.Capability.AccessMode != storage.SingleNodeWriter {
+		req.Volume.Secrets["password"] != "of mysql" || req.Volume.Context["endpoint"] != "e" ||
+		req.Volume.Capability.AccessMode != storage.SingleNodeWriter {
 		t.Errorf("the driver was asked %+v", req)
 	}
 	reader := claim.Capability{AccessMode: claim.MultiNodeReaderOnly, AttachmentMode: claim.FileSystem}
@@ -197,12 +207,21 @@ func TestErrorsNameWhatWasTried(t *testing.T) {
 		code   codes.Code
 		says   []string
 	}{
-		"unknown driver":    {volume: on("other"), node: "n1", is: drivers.ErrNotFound, says: []string{`attach volume "mysql"`, `node "n1"`, `driver "other"`}},
-		"unhealthy driver":  {volume: on("sick"), node: "n1", is: drivers.ErrUnhealthy, says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"}},
-		"other node":        {volume: on("d"), node: "n2", says: []string{`node "n2"`, "not known"}},
-		"no node id":        {volume: on("nameless"), node: "n1", says: []string{"NodeGetInfo"}},
-		"secrets":           {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
-		"the driver's code": {volume: on("d"), node: "n1", code: codes.ResourceExhausted, says: []string{`attach volume "mysql" to node "n1" on driver "d": no slot is left`}},
+		"unknown driver": {
+			volume: on("other"), node: "n1", is: drivers.ErrNotFound,
+			says: []string{`attach volume "mysql"`, `node "n1"`, `driver "other"`},
+		},
+		"unhealthy driver": {
+			volume: on("sick"), node: "n1", is: drivers.ErrUnhealthy,
+			says: []string{`driver "sick"`, "socket is gone", "pannier driver status sick"},
+		},
+		"other node": {volume: on("d"), node: "n2", says: []string{`node "n2"`, "not known"}},
+		"no node id": {volume: on("nameless"), node: "n1", says: []string{"NodeGetInfo"}},
+		"secrets":    {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
+		"the driver's code": {
+			volume: on("d"), node: "n1", code: codes.ResourceExhausted,
+			says: []string{`attach volume "mysql" to node "n1" on driver "d": no slot is left`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &plugin{}
@@ -260,7 +279,8 @@ func TestDetach(t *testing.T) {
 		t.Errorf("another claim stands there: %v, %v", called, err)
 	}
 	lost := errors.New("ledger is closed")
-	if called, err := c.Detach(t.Context(), vol, "n1", "driver-n1", func(context.Context) (bool, error) { return false, lost }); !errors.Is(err, lost) || called {
+	if called, err := c.Detach(t.Context(), vol, "n1", "driver-n1",
+		func(context.Context) (bool, error) { return false, lost }); !errors.Is(err, lost) || called {
 		t.Errorf("the claims cannot be read: %v, %v", called, err)
 	}
 	if len(p.detached) != 2 {
@@ -293,7 +313,8 @@ func TestAttachAndDetachDoNotOverlap(t *testing.T) {
 			t.Error(called, err)
 		}
 	})
-	check.Eventually(t, "the detach waits", func() bool { return c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 })
+	check.Eventually(t, "the detach waits",
+		func() bool { return c.attachments.Users(attachment{vol.VolumeRef, "n1"}) == 2 })
 	if called, err := c.Detach(t.Context(), vol, "n2", "driver-n2", never); !called || err != nil {
 		t.Error(called, err)
 	}
@@ -343,7 +364,8 @@ func TestCreate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made.ExternalID != "ext-1" || made.Capacity != 7 || made.Context["k"] != "v" || made.Topologies[0].Segments["rack"] != "r1" || made.ID != "mysql" {
+	if made.ExternalID != "ext-1" || made.Capacity != 7 || made.Context["k"] != "v" ||
+		made.Topologies[0].Segments["rack"] != "r1" || made.ID != "mysql" {
 		t.Errorf("got %+v", made)
 	}
 	req := p.created[0]
@@ -403,7 +425,8 @@ func TestSecretsOfTheRequestReplaceTheStored(t *testing.T) {
 	c := open(p, driver("d"))
 	damaged := vol
 	damaged.SealedSecrets = []byte("damaged")
-	if err := c.Delete(t.Context(), damaged, map[string]string{"password": "new"}); err != nil || p.volumes[0].Secrets["password"] != "new" {
+	if err := c.Delete(t.Context(), damaged, map[string]string{"password": "new"}); err != nil ||
+		p.volumes[0].Secrets["password"] != "new" {
 		t.Errorf("%v, %v", p.volumes, err)
 	}
 	if err := c.Delete(t.Context(), damaged, nil); !errors.Is(err, errSecrets) {

@@ -189,7 +189,8 @@ func (p *picker) ordered(nodes []string) []string {
 	}
 	slices.SortStableFunc(nodes, func(a, b string) int {
 		la, lb := p.load(a), p.load(b)
-		return cmp.Or(cmp.Compare(avoided(la), avoided(lb)), cmp.Compare(la.inFlight, lb.inFlight), cmp.Compare(la.turn, lb.turn))
+		return cmp.Or(cmp.Compare(avoided(la), avoided(lb)), cmp.Compare(la.inFlight, lb.inFlight),
+			cmp.Compare(la.turn, lb.turn))
 	})
 	return nodes
 }
@@ -260,7 +261,8 @@ func (p *picker) attaches(driver string) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, fmt.Errorf("driver %q: %w on any node that may have its controller, so it is not known whether it attaches volumes (see: pannier driver status %s)",
+	return false, fmt.Errorf(
+		"driver %q: %w on any node that may have its controller, so it is not known whether it attaches volumes (see: pannier driver status %s)",
 		driver, drivers.ErrUnhealthy, driver)
 }
 
@@ -279,7 +281,8 @@ func (p *picker) on(driver, node string) (claim.NodeDriver, error) {
 // isAway reports whether another controller may be tried because the node or its driver is
 // unreachable. A driver's answer is final.
 func isAway(err error) bool {
-	return errors.Is(err, drivers.ErrUnhealthy) || errors.Is(err, drivers.ErrNotFound) || status.Code(err) == codes.Unavailable
+	return errors.Is(err, drivers.ErrUnhealthy) || errors.Is(err, drivers.ErrNotFound) ||
+		status.Code(err) == codes.Unavailable
 }
 
 // awayError says that no controller of the driver is reachable. It is a drivers.ErrUnhealthy, and

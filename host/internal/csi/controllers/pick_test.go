@@ -64,11 +64,17 @@ func (m *many) set(node string, change func(d *claim.NodeDriver)) {
 
 // openMany returns the controllers of the leader "n1" of a cluster whose nodes all have driver "d".
 func openMany(names ...string) (*Controllers, *many) {
-	m := &many{nodes: map[string]claim.NodeDriver{}, status: map[string]claim.NodeStatus{}, plugins: map[string]*plugin{}, changed: make(chan struct{})}
+	m := &many{
+		nodes: map[string]claim.NodeDriver{}, status: map[string]claim.NodeStatus{}, plugins: map[string]*plugin{},
+		changed: make(chan struct{}),
+	}
 	for _, n := range names {
 		m.nodes[n] = claim.NodeDriver{
 			ID: "d", Type: claim.Monolith, Healthy: true, Provider: "p", NodeID: "driver-" + n,
-			Controller: &claim.ControllerCapabilities{AttachDetach: true, CreateDelete: true}, Topology: map[string]string{"rack": "r-" + n},
+			Controller: &claim.ControllerCapabilities{
+				AttachDetach: true,
+				CreateDelete: true,
+			}, Topology: map[string]string{"rack": "r-" + n},
 		}
 		m.plugins[n] = &plugin{}
 	}
@@ -78,7 +84,10 @@ func openMany(names ...string) (*Controllers, *many) {
 		here["d"], local = driver("d"), own
 	}
 	c := New(Config{
-		Node: "n1", ClusterID: func(context.Context) (string, error) { return "c1", nil }, Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
+		Node: "n1", ClusterID: func(context.Context) (string, error) {
+			return "c1",
+				nil
+		}, Calls: drivers.Caller{Drivers: here, Storage: local.do}, Cluster: m,
 		Secrets: func(context.Context, claim.Volume) (map[string]string, error) { return nil, nil },
 	})
 	c.attachWait, c.wait = 0, 0
@@ -154,13 +163,17 @@ func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 }
 
 func TestADriversAnswerStands(t *testing.T) {
-	for _, code := range []codes.Code{codes.InvalidArgument, codes.ResourceExhausted, codes.FailedPrecondition, codes.Internal, codes.DeadlineExceeded} {
+	for _, code := range []codes.Code{
+		codes.InvalidArgument, codes.ResourceExhausted, codes.FailedPrecondition,
+		codes.Internal, codes.DeadlineExceeded,
+	} {
 		c, m := openMany("n2", "n3")
 		for _, p := range m.plugins {
 			p.err = status.Error(code, "no")
 		}
 		_, err := c.Attach(t.Context(), vol, writer, "n2")
-		if status.Code(err) != code || !strings.Contains(err.Error(), `attach volume "mysql" to node "n2" on driver "d": on node "n2": `) {
+		if status.Code(err) != code ||
+			!strings.Contains(err.Error(), `attach volume "mysql" to node "n2" on driver "d": on node "n2": `) {
 			t.Errorf("%s: %v", code, err)
 		}
 		if got := m.asked(); got["n2"]+got["n3"] != 1 {
@@ -197,7 +210,8 @@ func TestTheErrorNamesEveryNode(t *testing.T) {
 
 func TestWhatNoControllerCanIsRefused(t *testing.T) {
 	c, m := openMany("n1", "n2")
-	if _, err := c.List(t.Context(), "d", storage.Page{}); status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "none of its controllers can list volumes") {
+	if _, err := c.List(t.Context(), "d", storage.Page{}); status.Code(err) != codes.Unimplemented ||
+		!strings.Contains(err.Error(), "none of its controllers can list volumes") {
 		t.Errorf("%v", err)
 	}
 	// Only the controller with the ability is called.
@@ -214,14 +228,18 @@ func TestWhatNoControllerCanIsRefused(t *testing.T) {
 
 // Which drivers attach, and what is not known.
 func TestNeedsDetachInACluster(t *testing.T) {
-	none, noAttach, attaches := (*claim.ControllerCapabilities)(nil), &claim.ControllerCapabilities{}, &claim.ControllerCapabilities{AttachDetach: true}
+	none, noAttach, attaches := (*claim.ControllerCapabilities)(nil), &claim.ControllerCapabilities{},
+		&claim.ControllerCapabilities{AttachDetach: true}
 	for name, test := range map[string]struct {
 		nodes map[string]claim.NodeDriver
 		needs bool
 		err   error
 	}{
 		"node service only": {nodes: map[string]claim.NodeDriver{"a": {Type: claim.NodeService, Healthy: true}}},
-		"no PUBLISH":        {nodes: map[string]claim.NodeDriver{"a": {Type: claim.Monolith, Healthy: true, Controller: noAttach}}},
+		"no PUBLISH": {nodes: map[string]claim.NodeDriver{"a": {
+			Type: claim.Monolith, Healthy: true,
+			Controller: noAttach,
+		}}},
 		"no service after all": {nodes: map[string]claim.NodeDriver{
 			"a": {Type: claim.Monolith, Healthy: true, Controller: none},
 		}},
@@ -276,7 +294,8 @@ func TestACallWaitsForAController(t *testing.T) {
 	cancel(gone)
 	wg.Wait()
 	c.wait = time.Millisecond
-	if _, err := c.Create(t.Context(), vol); !errors.Is(err, drivers.ErrUnhealthy) || !strings.Contains(err.Error(), "after 1ms: ") {
+	if _, err := c.Create(t.Context(), vol); !errors.Is(err, drivers.ErrUnhealthy) ||
+		!strings.Contains(err.Error(), "after 1ms: ") {
 		t.Error(err)
 	}
 }
@@ -286,7 +305,8 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 	far := vol
 	far.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "r-n2"}}}
 	if _, err := c.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) ||
-		!strings.Contains(err.Error(), `attach volume "mysql" to node "n1": `) || !strings.Contains(err.Error(), "rack=r-n1") {
+		!strings.Contains(err.Error(), `attach volume "mysql" to node "n1": `) ||
+		!strings.Contains(err.Error(), "rack=r-n1") {
 		t.Error(err)
 	}
 	if _, err := c.Attach(t.Context(), far, writer, "n2"); err != nil {
@@ -297,15 +317,20 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 	}
 
 	p := &plugin{}
-	alone := open(p, driver("d", func(d *drivers.Driver) { d.Fingerprint.Node.AccessibleTopology = map[string]string{"rack": "r-n1"} }))
-	if _, err := alone.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) || len(p.attached) > 0 {
+	alone := open(p,
+		driver("d", func(d *drivers.Driver) { d.Fingerprint.Node.AccessibleTopology = map[string]string{"rack": "r-n1"} }))
+	if _, err := alone.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) ||
+		len(p.attached) > 0 {
 		t.Errorf("a host alone: %v", err)
 	}
 }
 
 func TestOrder(t *testing.T) {
 	p := &picker{nodes: map[string]*load{
-		"busy": {inFlight: 2}, "late": {turn: 9}, "early": {turn: 3}, "away": {awayAt: time.Now()}, "back": {turn: 1, awayAt: time.Now().Add(-avoidFor)},
+		"busy": {inFlight: 2}, "late": {turn: 9}, "early": {turn: 3}, "away": {awayAt: time.Now()}, "back": {
+			turn:   1,
+			awayAt: time.Now().Add(-avoidFor),
+		},
 	}}
 	got := p.ordered([]string{"away", "busy", "late", "new", "early", "back"})
 	if want := []string{"new", "back", "early", "late", "busy", "away"}; !slices.Equal(got, want) {

@@ -17,16 +17,17 @@ import (
 // (ValidateVolumeCapabilities). warnings are for the operator.
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, anyController, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
-		if err != nil {
+	err = c.call(ctx, doing, v.PluginID, anyController,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			if err != nil {
+				return err
+			}
+			warnings, err = s.ValidateVolume(ctx, d.Ref(), storage.ValidateRequest{
+				Volume: volume, Capabilities: capabilities(v), Parameters: v.Parameters,
+			})
 			return err
-		}
-		warnings, err = s.ValidateVolume(ctx, d.Ref(), storage.ValidateRequest{
-			Volume: volume, Capabilities: capabilities(v), Parameters: v.Parameters,
 		})
-		return err
-	})
 	return warnings, err
 }
 
@@ -34,35 +35,36 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 // with the driver's external id, capacity, context and topologies.
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
-	err := c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
-		if err != nil {
-			return err
-		}
-		cluster, err := c.cfg.ClusterID(ctx)
-		if err != nil {
-			return fmt.Errorf("read the cluster's id: %w", err)
-		}
-		made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
-			Name:        driverName(cluster, "volume", v.Namespace, v.ID),
-			CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
-			Capabilities: capabilities(v),
-			Parameters:   v.Parameters, Secrets: volume.Secrets,
-			SnapshotID: v.SnapshotID, CloneID: v.CloneID,
-			Topology: storage.TopologyRequirement{
-				Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
-			},
+	err := c.call(ctx, doing, v.PluginID, provisioning,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			if err != nil {
+				return err
+			}
+			cluster, err := c.cfg.ClusterID(ctx)
+			if err != nil {
+				return fmt.Errorf("read the cluster's id: %w", err)
+			}
+			made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
+				Name:        driverName(cluster, "volume", v.Namespace, v.ID),
+				CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
+				Capabilities: capabilities(v),
+				Parameters:   v.Parameters, Secrets: volume.Secrets,
+				SnapshotID: v.SnapshotID, CloneID: v.CloneID,
+				Topology: storage.TopologyRequirement{
+					Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
+				},
+			})
+			if err != nil {
+				return err
+			}
+			if made.ExternalID == "" {
+				return errors.New("the driver answered with success, but without a volume id")
+			}
+			v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
+			v.Topologies = claimTopologies(made.AccessibleTopology)
+			return nil
 		})
-		if err != nil {
-			return err
-		}
-		if made.ExternalID == "" {
-			return errors.New("the driver answered with success, but without a volume id")
-		}
-		v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
-		v.Topologies = claimTopologies(made.AccessibleTopology)
-		return nil
-	})
 	return v, err
 }
 
@@ -70,27 +72,33 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 // volume's own.
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.call(ctx, doing, v.PluginID, provisioning, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
-		if err != nil {
-			return err
-		}
-		return s.Delete(ctx, d.Ref(), volume)
-	})
+	return c.call(ctx, doing, v.PluginID, provisioning,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
+			if err != nil {
+				return err
+			}
+			return s.Delete(ctx, d.Ref(), volume)
+		})
 }
 
 // List returns a page of the driver's volumes, registered or not.
-func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse, err error) {
-	err = c.call(ctx, "list the volumes", driverID, listing, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		list, err = s.List(ctx, d.Ref(), page)
-		return err
-	})
+func (c *Controllers) List(ctx context.Context, driverID string, page storage.Page) (list storage.ListResponse,
+	err error,
+) {
+	err = c.call(ctx, "list the volumes", driverID, listing,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			list, err = s.List(ctx, d.Ref(), page)
+			return err
+		})
 	return list, err
 }
 
 // Expand grows the volume at its driver to at least minBytes and at most maxBytes (0: no limit).
 // inUse says that the volume is claimed. It may be repeated.
-func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64, inUse bool) (grown storage.ExpandResponse, err error) {
+func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64,
+	inUse bool,
+) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
 	err = c.call(ctx, doing, v.PluginID, expanding, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
@@ -100,7 +108,8 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 		if err != nil {
 			return err
 		}
-		grown, err = s.Expand(ctx, d.Ref(), storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
+		grown, err = s.Expand(ctx, d.Ref(),
+			storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
 		return err
 	})
 	return grown, err
@@ -109,28 +118,33 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 // CreateSnapshot takes a snapshot of the volume, or returns the existing one of that name. Names are
 // unique per volume; drivers want them unique among all snapshots, so they get a longer one.
 // secrets, if given, replace the volume's own.
-func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters, secrets map[string]string) (snapshot storage.Snapshot, err error) {
+func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name string, parameters,
+	secrets map[string]string,
+) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
-		if err != nil {
+	err = c.call(ctx, doing, v.PluginID, snapshotting,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
+			if err != nil {
+				return err
+			}
+			cluster, err := c.cfg.ClusterID(ctx)
+			if err != nil {
+				return fmt.Errorf("read the cluster's id: %w", err)
+			}
+			snapshot, err = s.CreateSnapshot(ctx, d.Ref(), storage.CreateSnapshotRequest{
+				Name:   driverName(cluster, "snapshot", v.Namespace, v.ID, name),
+				Volume: volume, Parameters: parameters,
+			})
 			return err
-		}
-		cluster, err := c.cfg.ClusterID(ctx)
-		if err != nil {
-			return fmt.Errorf("read the cluster's id: %w", err)
-		}
-		snapshot, err = s.CreateSnapshot(ctx, d.Ref(), storage.CreateSnapshotRequest{
-			Name:   driverName(cluster, "snapshot", v.Namespace, v.ID, name),
-			Volume: volume, Parameters: parameters,
 		})
-		return err
-	})
 	return snapshot, err
 }
 
 // DeleteSnapshot deletes a snapshot by the driver's id of it. It may be repeated.
-func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string, secrets map[string]string) error {
+func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID string,
+	secrets map[string]string,
+) error {
 	doing := fmt.Sprintf("delete snapshot %q", snapshotID)
 	return c.call(ctx, doing, driverID, snapshotting, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		return s.DeleteSnapshot(ctx, d.Ref(), snapshotID, secrets)
@@ -138,17 +152,22 @@ func (c *Controllers) DeleteSnapshot(ctx context.Context, driverID, snapshotID s
 }
 
 // ListSnapshots returns a page of the driver's snapshots.
-func (c *Controllers) ListSnapshots(ctx context.Context, driverID string, req storage.ListSnapshotsRequest) (list storage.ListSnapshotsResponse, err error) {
-	err = c.call(ctx, "list the snapshots", driverID, listingSnaps, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		list, err = s.ListSnapshots(ctx, d.Ref(), req)
-		return err
-	})
+func (c *Controllers) ListSnapshots(ctx context.Context, driverID string,
+	req storage.ListSnapshotsRequest,
+) (list storage.ListSnapshotsResponse, err error) {
+	err = c.call(ctx, "list the snapshots", driverID, listingSnaps,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			list, err = s.ListSnapshots(ctx, d.Ref(), req)
+			return err
+		})
 	return list, err
 }
 
 // callVolume is a registered volume in the form that a call needs, with its secrets opened for this
 // call. secrets, if given, replace the volume's own.
-func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, modes claim.Capability, secrets map[string]string) (storage.Volume, error) {
+func (c *Controllers) callVolume(ctx context.Context, v claim.Volume, modes claim.Capability,
+	secrets map[string]string,
+) (storage.Volume, error) {
 	if len(secrets) == 0 {
 		var err error
 		if secrets, err = c.cfg.Secrets(ctx, v); err != nil {

@@ -17,7 +17,9 @@ type other struct {
 	err  error
 }
 
-func (o *other) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (o *other) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	if o.err != nil {
 		return o.err
 	}
@@ -44,15 +46,24 @@ func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
 			n.NodeID = "x"
 			fp.Node = &n
 		}}, `driver "e": this process sees another fingerprint: node NodeID x, not node-1`},
-		"another provider": {other{see: func(fp *storage.Fingerprint) { fp.Provider = "x" }}, `provider "x", not "test.example.com"`},
+		"another provider": {
+			other{see: func(fp *storage.Fingerprint) { fp.Provider = "x" }},
+			`provider "x", not "test.example.com"`,
+		},
 		"more abilities": {other: other{see: func(fp *storage.Fingerprint) {
 			n := *fp.Node
 			n.StageUnstage, n.Expand = true, true
 			fp.Node, fp.Controller = &n, &storage.ControllerCapabilities{}
 		}}},
-		"fewer abilities": {other{see: func(fp *storage.Fingerprint) { fp.Node = nil }}, `finds it unhealthy: the type is monolith`},
-		"unhealthy":       {other{see: func(fp *storage.Fingerprint) { fp.Healthy, fp.Message = false, "no luck" }}, `driver "e" is healthy, and this process finds it unhealthy: no luck`},
-		"a failed call":   {other{err: errors.New("not today")}, `driver "e": not today`},
+		"fewer abilities": {
+			other{see: func(fp *storage.Fingerprint) { fp.Node = nil }},
+			`finds it unhealthy: the type is monolith`,
+		},
+		"unhealthy": {
+			other{see: func(fp *storage.Fingerprint) { fp.Healthy, fp.Message = false, "no luck" }},
+			`driver "e" is healthy, and this process finds it unhealthy: no luck`,
+		},
+		"a failed call": {other{err: errors.New("not today")}, `driver "e": not today`},
 	} {
 		tc.other.real = h.bridge
 		err := h.CheckCompatible(t.Context(), &tc.other)
@@ -76,7 +87,8 @@ func TestAnAbilityThatIsLostIsNamed(t *testing.T) {
 		Controller: &storage.ControllerCapabilities{AttachDetach: true, Expand: true},
 		Node:       &storage.NodeCapabilities{NodeID: "n", MaxVolumes: 5, StageUnstage: true},
 	}
-	if got := strings.Join(differences(was, is), "; "); got != "controller Clone false, not true; node MaxVolumes 5, not 4" {
+	if got := strings.Join(differences(was, is),
+		"; "); got != "controller Clone false, not true; node MaxVolumes 5, not 4" {
 		t.Errorf("got %s", got)
 	}
 	is.Node = nil

@@ -67,7 +67,8 @@ func notFound(id string, known []string) error {
 	if len(known) > 0 {
 		here = "known are " + strings.Join(known, ", ")
 	}
-	return fmt.Errorf("%w: %q is not on this node (%s): declare it with a csi_driver block, or run \"pannier driver register %s -endpoint unix:///path\"",
+	return fmt.Errorf(
+		"%w: %q is not on this node (%s): declare it with a csi_driver block, or run \"pannier driver register %s -endpoint unix:///path\"",
 		ErrNotFound, id, here, id)
 }
 
@@ -174,7 +175,9 @@ type Caller struct {
 
 // Call makes one call to a driver that is healthy, or becomes healthy within wait. The error is
 // ErrUnhealthy, or has the driver's own words and gRPC code.
-func (c Caller) Call(ctx context.Context, id string, wait time.Duration, fn func(ctx context.Context, c storage.Client, d Driver) error) error {
+func (c Caller) Call(ctx context.Context, id string, wait time.Duration,
+	fn func(ctx context.Context, c storage.Client, d Driver) error,
+) error {
 	d, err := c.Await(ctx, id, wait)
 	if err != nil {
 		return err

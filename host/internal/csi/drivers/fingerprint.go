@@ -105,7 +105,10 @@ func (i *instance) fingerprint(ctx context.Context, send func(streamState) error
 }
 
 func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
-	return &backoff.ExponentialBackOff{InitialInterval: first, MaxInterval: longest, Multiplier: 2, RandomizationFactor: 0.3}
+	return &backoff.ExponentialBackOff{
+		InitialInterval: first, MaxInterval: longest, Multiplier: 2,
+		RandomizationFactor: 0.3,
+	}
 }
 
 // sleep waits for d, and reports whether ctx is still alive.
@@ -132,10 +135,11 @@ func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client) e
 			continue // its fingerprint is not current
 		}
 		seen := d
-		err := client.Fingerprint(ctx, d.Ref(), storage.FingerprintOptions{ProbeTimeout: d.HealthTimeout}, func(fp storage.Fingerprint) error {
-			seen.conclude(fp)
-			return errReported
-		})
+		err := client.Fingerprint(ctx, d.Ref(), storage.FingerprintOptions{ProbeTimeout: d.HealthTimeout},
+			func(fp storage.Fingerprint) error {
+				seen.conclude(fp)
+				return errReported
+			})
 		if !errors.Is(err, errReported) {
 			return fmt.Errorf("driver %q: %w", d.ID, err)
 		}

@@ -135,7 +135,9 @@ func (b *bridge) lease(context.Context) (storage.Client, func(), error) {
 	return b, func() { b.held.Add(-1) }, nil
 }
 
-func (b *bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (b *bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	conn, err := grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}), grpc.WithIdleTimeout(0))
 	if err != nil {

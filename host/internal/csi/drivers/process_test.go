@@ -24,7 +24,8 @@ import (
 func TestSupervisedDriverIsStartedAgain(t *testing.T) {
 	h := open(t, shortDir(t), supervised("a"))
 	first := h.healthy("a")
-	if first.PID == 0 || first.Restarts != 0 || first.Fingerprint.Node.NodeID != "node-1" || first.Fingerprint.Provider != "test.example.com" {
+	if first.PID == 0 || first.Restarts != 0 || first.Fingerprint.Node.NodeID != "node-1" ||
+		first.Fingerprint.Provider != "test.example.com" {
 		t.Fatalf("got %+v", first)
 	}
 	if info, err := os.Stat(first.Dir()); err != nil || info.Mode().Perm() != 0o700 {
@@ -172,7 +173,8 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	spec.Source = SourceConfig
 	spec = spec.withDefaults(dataDir)
 	run := process.Spec{
-		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: environment(spec), LogPath: logPath(dataDir, "a"),
+		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: environment(spec), LogPath: logPath(
+			dataDir, "a"),
 	}
 	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
 	check.NoError(t, rec.save(dataDir))
@@ -197,7 +199,10 @@ func TestProcessOfAHostKilledDuringTheStartIsFound(t *testing.T) {
 	dataDir := shortDir(t)
 	spec := supervised("a")
 	driver := spec.Command
-	spec.Command = append([]string{"/bin/sh", "-c", `[ "$PPID" = "$0" ] || kill -9 "$PPID"; exec "$@"`, fmt.Sprint(os.Getpid())}, driver...)
+	spec.Command = append([]string{
+		"/bin/sh", "-c", `[ "$PPID" = "$0" ] || kill -9 "$PPID"; exec "$@"`,
+		fmt.Sprint(os.Getpid()),
+	}, driver...)
 	hostProcess(t, dataDir, spec).Wait()
 
 	h := open(t, dataDir, spec)
@@ -275,7 +280,8 @@ func TestCrashLoopIsReportedAndBacksOff(t *testing.T) {
 	begin := time.Now()
 	h.open(spec)
 	d := h.wait("a", "in a crash loop", func(d Driver) bool { return d.CrashLoop })
-	if d.Healthy || !strings.Contains(d.Message, "crash loop, 3 times in a row") || !strings.Contains(d.Message, "exit status 1") {
+	if d.Healthy || !strings.Contains(d.Message, "crash loop, 3 times in a row") ||
+		!strings.Contains(d.Message, "exit status 1") {
 		t.Errorf("got %+v", d)
 	}
 	h.wait("a", "started 5 times", func(d Driver) bool { return d.Restarts == 4 })
@@ -353,7 +359,10 @@ func TestSecondDriverIsNotStartedOnASocketInUse(t *testing.T) {
 	spec.Endpoint = socket
 	stop := serve(t, socket, &csiDriver{version: "other"})
 	h.open(spec)
-	h.wait("a", "refused", func(d Driver) bool { return strings.Contains(d.Message, "another process already answers on "+socket) })
+	h.wait("a", "refused", func(d Driver) bool {
+		return strings.Contains(d.Message,
+			"another process already answers on "+socket)
+	})
 	h.mustNotHaveHappened("started")
 	stop()
 	if d := h.healthy("a"); d.Fingerprint.Version != "1.0" {

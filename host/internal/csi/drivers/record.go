@@ -116,7 +116,8 @@ func loadRecord(path, id string) (record, error) {
 		err = fmt.Errorf("it has version %d and id %q", r.Version, r.Spec.ID)
 	}
 	if err != nil {
-		return record{}, fmt.Errorf("the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, id, err)
+		return record{}, fmt.Errorf(
+			"the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, id, err)
 	}
 	return r, nil
 }

@@ -72,11 +72,13 @@ func (r *Registry) mayRegister(spec Spec, before *instance) error {
 			return fmt.Errorf("%w: driver %q: endpoint %q is that of driver %q", ErrInvalid, spec.ID, spec.Endpoint, other.ID)
 		}
 	}
-	if before == nil || before.spec.MountDir == spec.MountDir && before.spec.StagePublishBaseDir == spec.StagePublishBaseDir {
+	if before == nil || before.spec.MountDir == spec.MountDir &&
+		before.spec.StagePublishBaseDir == spec.StagePublishBaseDir {
 		return nil
 	}
 	if users := r.cfg.InUse(spec.ID); len(users) > 0 {
-		return fmt.Errorf("register driver %q with other container paths: %w: release %s first", spec.ID, ErrInUse, strings.Join(users, ", "))
+		return fmt.Errorf("register driver %q with other container paths: %w: release %s first", spec.ID, ErrInUse,
+			strings.Join(users, ", "))
 	}
 	return nil
 }

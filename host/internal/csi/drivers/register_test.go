@@ -32,7 +32,8 @@ func TestRegisterAndDeregister(t *testing.T) {
 	next := open(t, dataDir) // it is remembered
 	next.healthy("r")
 	next.setUsers(`workload "db"`)
-	if err := next.Deregister(t.Context(), "r", false); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), `workload "db"`) {
+	if err := next.Deregister(t.Context(), "r", false); !errors.Is(err, ErrInUse) ||
+		!strings.Contains(err.Error(), `workload "db"`) {
 		t.Errorf("in use: got %v", err)
 	}
 	if err := next.Deregister(t.Context(), "r", true); err != nil {
@@ -41,7 +42,8 @@ func TestRegisterAndDeregister(t *testing.T) {
 	if err := next.Deregister(t.Context(), "r", true); !errors.Is(err, ErrNotFound) {
 		t.Errorf("twice: got %v", err)
 	}
-	if got := next.happened("deregistered"); len(got) != 1 || !strings.Contains(got[0], `by force, although in use by workload "db"`) {
+	if got := next.happened("deregistered"); len(got) != 1 ||
+		!strings.Contains(got[0], `by force, although in use by workload "db"`) {
 		t.Errorf("got %v", got)
 	}
 	next.Close(false)
@@ -69,7 +71,8 @@ func TestRegisterUpdates(t *testing.T) {
 		t.Errorf("other paths while in use: got %v", err)
 	}
 	h.setUsers()
-	if d, err := h.Register(t.Context(), moved); err != nil || d.Translate(d.Dir()+"/staging/x") != "/local/csi/staging/x" {
+	if d, err := h.Register(t.Context(), moved); err != nil ||
+		d.Translate(d.Dir()+"/staging/x") != "/local/csi/staging/x" {
 		t.Errorf("other paths: got %+v, %v", d, err)
 	}
 }
@@ -96,7 +99,8 @@ func TestRegisterRefuses(t *testing.T) {
 		t.Errorf("deregister a declared one: got %v", err)
 	}
 	_, err := h.Get("nobody")
-	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "known are declared") || !strings.Contains(err.Error(), "pannier driver register nobody") {
+	if !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "known are declared") ||
+		!strings.Contains(err.Error(), "pannier driver register nobody") {
 		t.Errorf("get: %v", err)
 	}
 	h.Close(false)
@@ -107,7 +111,13 @@ func TestRegisterRefuses(t *testing.T) {
 
 func TestDeclaredMistakesAreReportedTogether(t *testing.T) {
 	h := newHost(t, shortDir(t))
-	err := h.Open(t.Context(), []Spec{{ID: "a"}, {ID: "a"}, {ID: "b", Endpoint: "/run/s"}, {ID: "c", Endpoint: "unix:///run/s"}, {ID: "d", Type: "x"}})
+	err := h.Open(t.Context(), []Spec{
+		{ID: "a"},
+		{ID: "a"},
+		{ID: "b", Endpoint: "/run/s"},
+		{ID: "c", Endpoint: "unix:///run/s"},
+		{ID: "d", Type: "x"},
+	})
 	if !errors.Is(err, ErrInvalid) {
 		t.Fatalf("got %v", err)
 	}

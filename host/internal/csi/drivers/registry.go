@@ -185,7 +185,8 @@ func (r *Registry) check(s Spec) error {
 	err := s.Validate()
 	if s.User != "" && s.User != "root" && claim.CheckID(s.ID) == nil {
 		if _, inside := below(dir(r.cfg.DataDir, s.ID), s.socket()); inside {
-			err = errors.Join(err, fmt.Errorf("driver %q: user %q cannot make a socket in %s: set an endpoint in a folder that the user may write",
+			err = errors.Join(err, fmt.Errorf(
+				"driver %q: user %q cannot make a socket in %s: set an endpoint in a folder that the user may write",
 				s.ID, s.User, filepath.Dir(s.socket())))
 		}
 	}

@@ -132,7 +132,8 @@ func (s Spec) checkCommand() error {
 		return nil
 	}
 	if s.Source == SourceRegistered {
-		return errors.New("a driver registered at run time has no command: declare it with a csi_driver block, or run it yourself")
+		return errors.New(
+			"a driver registered at run time has no command: declare it with a csi_driver block, or run it yourself")
 	}
 	if !filepath.IsAbs(s.Command[0]) {
 		return fmt.Errorf("command %q is not an absolute path", s.Command[0])
@@ -154,7 +155,8 @@ func checkSocket(path string) error {
 	case !cleanAbs(path):
 		return errors.New("the socket needs a clean absolute path")
 	case len(path) > maxSocketPath:
-		return fmt.Errorf("the socket's path has %d bytes, the kernel takes %d: set a shorter endpoint, such as unix:///run/csi/driver.sock",
+		return fmt.Errorf(
+			"the socket's path has %d bytes, the kernel takes %d: set a shorter endpoint, such as unix:///run/csi/driver.sock",
 			len(path), maxSocketPath)
 	}
 	return nil

@@ -9,7 +9,8 @@ import (
 
 func TestDefaults(t *testing.T) {
 	got := Spec{ID: "a"}.withDefaults("/data")
-	if got.Type != TypeMonolith || got.Endpoint != "unix:///data/csi/a/csi.sock" || got.HealthTimeout != 30*time.Second || got.MountDir != "" {
+	if got.Type != TypeMonolith || got.Endpoint != "unix:///data/csi/a/csi.sock" || got.HealthTimeout != 30*time.Second ||
+		got.MountDir != "" {
 		t.Errorf("got %+v", got)
 	}
 	got = Spec{ID: "a", Endpoint: "/run/x.sock", MountDir: "/m"}.withDefaults("/data")
@@ -41,7 +42,10 @@ func TestValidate(t *testing.T) {
 		{"unclean socket", "clean absolute path", func(s *Spec) { s.Endpoint = "unix:///run/../etc/x" }},
 		{"network", "only unix sockets", func(s *Spec) { s.Endpoint = "tcp://127.0.0.1:1" }},
 		{"longest socket", "", func(s *Spec) { s.Endpoint = "unix:///" + strings.Repeat("a", 106) }},
-		{"long socket", "108 bytes, the kernel takes 107", func(s *Spec) { s.Endpoint = "unix:///" + strings.Repeat("a", 107) }},
+		{
+			"long socket", "108 bytes, the kernel takes 107",
+			func(s *Spec) { s.Endpoint = "unix:///" + strings.Repeat("a", 107) },
+		},
 		{"relative mount_dir", "mount_dir", func(s *Spec) { s.MountDir = "csi" }},
 		{"relative base", "stage_publish_base_dir", func(s *Spec) { s.StagePublishBaseDir = "csi/" }},
 		{"negative timeout", "health_timeout", func(s *Spec) { s.HealthTimeout = -1 }},
@@ -50,7 +54,10 @@ func TestValidate(t *testing.T) {
 		{"unknown user", "not known on this machine", func(s *Spec) { s.Command, s.User = []string{"/d"}, "no-such-user" }},
 		{"user by number", "", func(s *Spec) { s.Command, s.User = []string{"/d"}, "0" }},
 		{"user without a command", "without a command", func(s *Spec) { s.User = "root" }},
-		{"registered with a command", "has no command", func(s *Spec) { s.Command, s.Source = []string{"/d"}, SourceRegistered }},
+		{
+			"registered with a command", "has no command",
+			func(s *Spec) { s.Command, s.Source = []string{"/d"}, SourceRegistered },
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := Spec{ID: "a", Endpoint: "/run/a.sock", Source: SourceConfig}

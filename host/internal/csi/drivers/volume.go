@@ -7,7 +7,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// StorageVolume returns v as calls of the storage plugin take it, without secrets. modes are those that it is used with;
+// StorageVolume returns v as calls of the storage plugin take it, without secrets. modes are those that it is used
+// with;
 // zero where the call is about no use.
 func StorageVolume(v claim.Volume, modes claim.Capability) storage.Volume {
 	return storage.Volume{

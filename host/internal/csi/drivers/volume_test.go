@@ -24,7 +24,8 @@ func TestModesHaveOneName(t *testing.T) {
 	for _, a := range claim.AccessModes {
 		for _, m := range claim.AttachmentModes {
 			got := StorageCapability(claim.MountOptions{FSType: "xfs"}, claim.Capability{AccessMode: a, AttachmentMode: m})
-			if got.AccessMode != access[a] || got.AttachmentMode != attachment[m] || (got.FSType != "") != (m == claim.FileSystem) {
+			if got.AccessMode != access[a] || got.AttachmentMode != attachment[m] ||
+				(got.FSType != "") != (m == claim.FileSystem) {
 				t.Errorf("%s %s: %+v", a, m, got)
 			}
 		}

@@ -33,7 +33,8 @@ func (l Layout) Check() error {
 		return fmt.Errorf("resolve the folder of volumes: %w", err)
 	}
 	if resolved != l.Dir || !filepath.IsAbs(resolved) {
-		return fmt.Errorf("the folder of volumes, %s, is really %s: data_dir must be absolute, without links", l.Dir, resolved)
+		return fmt.Errorf("the folder of volumes, %s, is really %s: data_dir must be absolute, without links", l.Dir,
+			resolved)
 	}
 	return nil
 }
@@ -115,7 +116,8 @@ func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 // Published is Volume for paths where volumes are published.
 func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 	rel, err := filepath.Rel(l.Dir, path)
-	if parts := strings.SplitN(rel, string(filepath.Separator), 3); err != nil || len(parts) < 3 || parts[1] != workloadDir {
+	if parts := strings.SplitN(rel, string(filepath.Separator), 3); err != nil || len(parts) < 3 ||
+		parts[1] != workloadDir {
 		return claim.VolumeRef{}, false
 	}
 	return l.Volume(path)

@@ -21,12 +21,15 @@ func TestPathsAreTheDocumentedOnes(t *testing.T) {
 	ro := rw
 	ro.ReadOnly = true
 	for got, want := range map[string]string{
-		l.Driver("d"):                                "/var/lib/pannier/csi/d",
-		l.Staging("d", data, rw):                     "/var/lib/pannier/csi/d/staging/default/data/rw-file-system-single-node-writer",
-		l.Staging("d", data, ro):                     "/var/lib/pannier/csi/d/staging/default/data/ro-file-system-single-node-writer",
-		l.StagingOf("d", data):                       "/var/lib/pannier/csi/d/staging/default/data",
-		l.WorkloadVolume("d", redis, data):           "/var/lib/pannier/csi/d/per-workload/redis/default/data",
-		l.Target("d", redis, data, rw, "the-volume"): "/var/lib/pannier/csi/d/per-workload/redis/default/data/rw-file-system-single-node-writer/the-volume",
+		l.Driver("d"): "/var/lib/pannier/csi/d",
+		l.Staging("d", data,
+			rw): "/var/lib/pannier/csi/d/staging/default/data/rw-file-system-single-node-writer",
+		l.Staging("d", data,
+			ro): "/var/lib/pannier/csi/d/staging/default/data/ro-file-system-single-node-writer",
+		l.StagingOf("d", data):             "/var/lib/pannier/csi/d/staging/default/data",
+		l.WorkloadVolume("d", redis, data): "/var/lib/pannier/csi/d/per-workload/redis/default/data",
+		l.Target("d", redis, data, rw,
+			"the-volume"): "/var/lib/pannier/csi/d/per-workload/redis/default/data/rw-file-system-single-node-writer/the-volume",
 	} {
 		if got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
@@ -61,7 +64,8 @@ func TestVolumeOfAPath(t *testing.T) {
 
 // Every path of the layout is recognised, is in its driver's directory, and belongs to one object only.
 func TestVolumeReadsBackEveryPath(t *testing.T) {
-	id := rapid.StringMatching(`[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,20}`).Filter(func(s string) bool { return claim.CheckID(s) == nil })
+	id := rapid.StringMatching(`[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,20}`).Filter(
+		func(s string) bool { return claim.CheckID(s) == nil })
 	rapid.Check(t, func(t *rapid.T) {
 		l := Layout{Dir: rapid.SampledFrom([]string{"/csi", "/var/lib/a b/[x]*/staging/csi"}).Draw(t, "dir")}
 		driver, request := id.Draw(t, "driver"), id.Draw(t, "request")
@@ -87,7 +91,8 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 		if strings.HasPrefix(staging, target) || strings.HasPrefix(target, staging) {
 			t.Fatalf("%s and %s overlap", staging, target)
 		}
-		if filepath.Dir(staging) != l.StagingOf(driver, v) || filepath.Dir(filepath.Dir(target)) != l.WorkloadVolume(driver, w, v) {
+		if filepath.Dir(staging) != l.StagingOf(driver, v) ||
+			filepath.Dir(filepath.Dir(target)) != l.WorkloadVolume(driver, w, v) {
 			t.Fatal("the folders of a volume are not above its paths")
 		}
 	})

@@ -63,7 +63,8 @@ func TestAtTellsWhatIsMounted(t *testing.T) {
 	mount(t, "first", path, "tmpfs", 0)
 	first, err := At(path)
 	check.NoError(t, err)
-	if first == nil || first.Path != path || first.Source != "first" || first.FSType != "tmpfs" || first.Root != "/" || first.ReadOnly {
+	if first == nil || first.Path != path || first.Source != "first" || first.FSType != "tmpfs" || first.Root != "/" ||
+		first.ReadOnly {
 		t.Fatalf("got %+v", first)
 	}
 
@@ -214,7 +215,10 @@ func TestOnlyDriversFoldersAreTouched(t *testing.T) {
 
 // A driver in a container can put links into its directory; they are not followed.
 func TestLinksAreRefused(t *testing.T) {
-	for name, to := range map[string]string{"out, absolute": "", "out, relative": "../../../../out", "inside": "../../inside"} {
+	for name, to := range map[string]string{
+		"out, absolute": "", "out, relative": "../../../../out",
+		"inside": "../../inside",
+	} {
 		t.Run(name, func(t *testing.T) {
 			base := resolved(t, t.TempDir())
 			l := Layout{Dir: filepath.Join(base, "csi")}

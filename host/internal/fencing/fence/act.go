@@ -39,11 +39,12 @@ type actor struct {
 	// due reports whether the deadline has passed. A renewed lease can postpone it at any time.
 	due func() bool
 
-	search    mountuse.Search
-	guards    map[string]Mount         // the mounts to take away at this deadline, by their paths
-	copies    map[mountuse.Copy]string // as of the last round
-	unmounts  unmounts
-	slow      map[string]try       // unmounts that the kernel has not finished, by key; the mount table may not list them any more
+	search   mountuse.Search
+	guards   map[string]Mount         // the mounts to take away at this deadline, by their paths
+	copies   map[mountuse.Copy]string // as of the last round
+	unmounts unmounts
+	// unmounts that the kernel has not finished, by key; the mount table may not list them any more
+	slow      map[string]try
 	stuck     map[string]time.Time // by key: since when a mount has been busy although no process is seen to use it
 	report    *Report              // nil: nothing had to be done yet at this deadline
 	written   Report               // the report that was last handed to writeReports
@@ -99,7 +100,8 @@ func (a *actor) round(s State) (left bool) {
 	}
 	if a.report == nil || a.report.Done != 0 {
 		a.report = &Report{BootID: process.BootID(), Deadline: s.Times.Deadline, Began: time.Now()}
-		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes", len(holders), "mounts", len(sc.Places))
+		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes",
+			len(holders), "mounts", len(sc.Places))
 	}
 	a.report.Left = nil
 	for _, h := range holders {
@@ -131,7 +133,10 @@ type holder struct {
 func (a *actor) holders(sc *mountuse.Scene, own []Process) (found []holder) {
 	for _, p := range own {
 		if st, ok := sc.Processes[p.PID]; ok && st.StartTime == p.StartTime {
-			found = append(found, holder{mountuse.User{PID: p.PID, StartTime: p.StartTime, Why: "it is the workload's process"}, p.Workload})
+			found = append(found, holder{
+				mountuse.User{PID: p.PID, StartTime: p.StartTime, Why: "it is the workload's process"},
+				p.Workload,
+			})
 		}
 	}
 	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.locked(sc)...) {
@@ -148,7 +153,9 @@ func (a *actor) kill(sc *mountuse.Scene, h holder) {
 		return
 	}
 	if sc.Processes[h.PID].State == 'D' {
-		a.report.Left = append(a.report.Left, fmt.Sprintf("process %d (%s) is blocked in the kernel and will end when the kernel call returns: %s", k.PID, k.Command, k.Why))
+		a.report.Left = append(a.report.Left,
+			fmt.Sprintf("process %d (%s) is blocked in the kernel and will end when the kernel call returns: %s", k.PID,
+				k.Command, k.Why))
 	}
 	a.report.killed(k)
 }
@@ -186,9 +193,10 @@ func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 			continue // unmounting the original removes most copies
 		}
 		pid := sc.Member(c.Tree)
-		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard, func(flags int) error {
-			return unmountIn(pid, c.Path, flags)
-		}))
+		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard,
+			func(flags int) error {
+				return unmountIn(pid, c.Path, flags)
+			}))
 		tries[len(tries)-1].namespace = c.Tree.Namespace
 	}
 	a.wait(tries, busy)

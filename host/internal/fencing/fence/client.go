@@ -170,7 +170,8 @@ func (c *Client) keep(ctx context.Context) {
 	for {
 		var again <-chan time.Time
 		if err := c.tell(ctx); err != nil && ctx.Err() == nil {
-			c.cfg.Log.Error("the fence cannot be told what to guard, and no volume is published until it can: retrying", "error", err)
+			c.cfg.Log.Error("the fence cannot be told what to guard, and no volume is published until it can: retrying", "error",
+				err)
 			again = time.After(pause.NextBackOff())
 		} else {
 			pause.Reset()
@@ -271,7 +272,8 @@ func (c *Client) connect(ctx context.Context) (*connection, error) {
 		case <-ending:
 			cancel()
 		case <-ctx.Done():
-			return nil, fmt.Errorf("reach the fence that was started (it is %s, see %s): %w", c.proc.Exit(), filepath.Join(c.cfg.Dir, logFile), err)
+			return nil, fmt.Errorf("reach the fence that was started (it is %s, see %s): %w", c.proc.Exit(),
+				filepath.Join(c.cfg.Dir, logFile), err)
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
@@ -362,7 +364,10 @@ func (c *connection) kill() error {
 	}
 	var peer *unix.Ucred
 	var credErr error
-	if err := raw.Control(func(fd uintptr) { peer, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		peer,
+			credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
 		return err
 	}
 	if credErr != nil {

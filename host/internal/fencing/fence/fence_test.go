@@ -42,11 +42,13 @@ func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
 				return shell(t, "cp $(command -v sleep) $1/sleep; echo ready; exec $1/sleep 1000", v.target)
 			},
 			"has a mount of its own below it": func(t *testing.T, v volume) *child {
-				return shell(t, "mkdir $1/below; mount -t tmpfs below $1/below; exec 3>$1/below/file; echo ready; exec sleep 1000", v.target)
+				return shell(t, "mkdir $1/below; mount -t tmpfs below $1/below; exec 3>$1/below/file; echo ready; exec sleep 1000",
+					v.target)
 			},
 			"has it in a namespace at another path": func(t *testing.T, v volume) *child {
 				return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
-					"mkdir $2; mount --bind $1 $2; umount $1; exec 3>$2/file; echo ready; exec sleep 1000", "sh", v.target, filepath.Join(t.TempDir(), "data")))
+					"mkdir $2; mount --bind $1 $2; umount $1; exec 3>$2/file; echo ready; exec sleep 1000", "sh", v.target,
+					filepath.Join(t.TempDir(), "data")))
 			},
 			"has a file open in a copy of everything": func(t *testing.T, v volume) *child {
 				return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
@@ -96,7 +98,8 @@ func TestCopyIsUnmountedInItsNamespace(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	c := open(t, dir)
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
-	copied := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec", "echo ready; exec sleep 1000"))
+	copied := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
+		"echo ready; exec sleep 1000"))
 	has := func() bool {
 		table, err := mountuse.Read(procfs.Dir(copied.Process.Pid))
 		must(t, err)
@@ -126,7 +129,8 @@ func TestDetachedMountIsFoundByItsFileSystem(t *testing.T) {
 	c := open(t, dir)
 	update(t, c, func(c Change) { c.Protect(v.mounts...) })
 	must(t, os.Mkdir(filepath.Join(filepath.Dir(v.target), "aside"), 0o700))
-	h := shell(t, "mount --bind $1 $2; exec 3>$2/file; umount --lazy $2; echo ready; exec sleep 1000", v.target, filepath.Join(filepath.Dir(v.target), "aside"))
+	h := shell(t, "mount --bind $1 $2; exec 3>$2/file; umount --lazy $2; echo ready; exec sleep 1000", v.target,
+		filepath.Join(filepath.Dir(v.target), "aside"))
 	deadline := boottime.Now().Add(300 * time.Millisecond)
 	setDeadline(t, c, deadline)
 	notBefore(t, "it ended", h.ends(t), deadline)
@@ -140,7 +144,8 @@ func TestNamedProcessesAreKilled(t *testing.T) {
 	named, other := shell(t, "echo ready; exec sleep 1000"), shell(t, "echo ready; exec sleep 1000")
 	update(t, c, func(c Change) {
 		c.ProtectProcess(Process{PID: named.Process.Pid, StartTime: startTime(t, named), Workload: redis})
-		c.ProtectProcess(Process{PID: other.Process.Pid, StartTime: startTime(t, other) + 1, Workload: redis}) // the pid is another's
+		// the pid is another's
+		c.ProtectProcess(Process{PID: other.Process.Pid, StartTime: startTime(t, other) + 1, Workload: redis})
 	})
 	deadline := boottime.Now().Add(300 * time.Millisecond)
 	setDeadline(t, c, deadline)
@@ -206,12 +211,14 @@ func TestSlowUnmount(t *testing.T) {
 	written := make(chan struct{})
 	slow := a.try("1 /staged", Mount{Path: "/staged", Staging: true}, func(int) error { <-written; return nil })
 	a.wait([]try{slow}, map[string]bool{})
-	if !a.round(State{}) || a.report.Done != 0 || !slices.Equal(a.report.Left, []string{"unmount 1 /staged: the kernel has not finished"}) {
+	if !a.round(State{}) || a.report.Done != 0 ||
+		!slices.Equal(a.report.Left, []string{"unmount 1 /staged: the kernel has not finished"}) {
 		t.Errorf("while the kernel writes, the report is %+v", *a.report)
 	}
 	close(written)
 	<-slow.unmount.done
-	if !a.round(State{}) || a.round(State{}) || a.report.Done == 0 || !slices.Equal(a.report.Unmounted, []string{"/staged"}) || len(a.report.Left) != 0 {
+	if !a.round(State{}) || a.round(State{}) || a.report.Done == 0 ||
+		!slices.Equal(a.report.Unmounted, []string{"/staged"}) || len(a.report.Left) != 0 {
 		t.Errorf("after that, the report is %+v", *a.report)
 	}
 }

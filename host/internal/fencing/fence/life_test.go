@@ -215,7 +215,10 @@ func TestAFenceThatIsClosed(t *testing.T) {
 // The state of another boot is ignored.
 func TestStateOfAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
-	data, err := json.Marshal(kept{BootID: "another", State: State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}}})
+	data, err := json.Marshal(kept{
+		BootID: "another",
+		State:  State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}},
+	})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, stateFile), data, 0o600))
 	if s, err := loadState(dir); err != nil || !s.empty() || s.Times.Deadline != 0 {

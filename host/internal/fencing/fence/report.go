@@ -45,9 +45,13 @@ type Killed struct {
 
 // String describes the report in one line.
 func (r Report) String() string {
-	text := fmt.Sprintf("the fence killed %d processes and unmounted %d paths of volumes because the node's lease was over", len(r.Killed), len(r.Unmounted))
+	text := fmt.Sprintf(
+		"the fence killed %d processes and unmounted %d paths of volumes because the node's lease was over", len(
+			r.Killed), len(r.Unmounted))
 	if len(r.Detached) > 0 {
-		text += fmt.Sprintf("; %d mounts were busy for an unknown reason and were detached lazily; whatever keeps them busy may still write: %v", len(r.Detached), r.Detached)
+		text += fmt.Sprintf(
+			"; %d mounts were busy for an unknown reason and were detached lazily; whatever keeps them busy may still write: %v",
+			len(r.Detached), r.Detached)
 	}
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("; it could not do everything: %v", r.Left)

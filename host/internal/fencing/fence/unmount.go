@@ -63,7 +63,8 @@ func unmountIn(pid int, path string, flags int) error {
 
 // unmountBelow must be called on a thread that ends after it.
 func unmountBelow(namespace, root int, path string, flags int) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // setns(2) requires that the thread does not share its root directory
+	// setns(2) requires that the thread does not share its root directory
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unshare the thread's root directory: %w", err)
 	}
 	if err := unix.Setns(namespace, unix.CLONE_NEWNS); err != nil {

@@ -32,7 +32,8 @@ type Ledger interface {
 	// ReadLatest reads on the leader, after it has made sure that it leads.
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
-	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error)
+	SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult,
+		error)
 	PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error)
 }
 
@@ -117,7 +118,8 @@ func (t *Tracker) Run(ctx context.Context) {
 // server's promise and of earlier ones: nodes may have leases of these, and the next leader must know.
 func (t *Tracker) begin(ctx context.Context) (*leaderTerm, error) {
 	term := &leaderTerm{
-		began: time.Now(), promise: t.Liveness, nodes: map[string]*node{}, kick: make(chan struct{}, 1), work: make(chan *node),
+		began: time.Now(), promise: t.Liveness, nodes: map[string]*node{}, kick: make(chan struct{},
+			1), work: make(chan *node),
 	}
 	var before claim.Liveness
 	var nodes []claim.Node
@@ -173,7 +175,10 @@ func (t *Tracker) putPromise(ctx context.Context, term *leaderTerm) {
 
 // add begins to count a node. The tracker's lock is held, or the term is not set yet.
 func (term *leaderTerm) add(name string, status claim.NodeStatus) *node {
-	n := &node{name: name, status: status, heard: term.began, keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1}
+	n := &node{
+		name: name, status: status, heard: term.began,
+		keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1,
+	}
 	term.nodes[name] = n
 	term.schedule(n)
 	return n
@@ -227,7 +232,9 @@ func (t *Tracker) present(name string) (term *leaderTerm, changes int, err error
 }
 
 // promise notes what an answer promises. It is not done where the status was read before the last change of it.
-func (t *Tracker) promise(term *leaderTerm, name string, changes int, received time.Time, status claim.NodeStatus) (done bool, err error) {
+func (t *Tracker) promise(term *leaderTerm, name string, changes int, received time.Time,
+	status claim.NodeStatus,
+) (done bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.term != term {
@@ -247,7 +254,8 @@ func (t *Tracker) promise(term *leaderTerm, name string, changes int, received t
 	if received.After(n.heard) {
 		n.heard = received
 	}
-	if keepUntil := received.Add(lease.ReleaseAfter(term.promise)); status != claim.NodeDown && keepUntil.After(n.keepUntil) {
+	if keepUntil := received.Add(lease.ReleaseAfter(term.promise)); status != claim.NodeDown &&
+		keepUntil.After(n.keepUntil) {
 		n.keepUntil = keepUntil
 	}
 	term.schedule(n)

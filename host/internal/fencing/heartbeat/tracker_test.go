@@ -24,8 +24,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // quick timeouts expire in a test, and long ones do not.
 var (
-	quick = claim.Liveness{HeartbeatTTL: 400 * time.Millisecond, StopAfter: 600 * time.Millisecond, Margin: 2 * time.Second}
-	long  = claim.Liveness{HeartbeatTTL: time.Hour, StopAfter: time.Hour, Margin: 10 * time.Hour}
+	quick = claim.Liveness{
+		HeartbeatTTL: 400 * time.Millisecond, StopAfter: 600 * time.Millisecond,
+		Margin: 2 * time.Second,
+	}
+	long = claim.Liveness{HeartbeatTTL: time.Hour, StopAfter: time.Hour, Margin: 10 * time.Hour}
 )
 
 // fakeLedger is a real ledger that records when statuses were set, and returns errors as fail says.
@@ -42,7 +45,9 @@ type statusSet struct {
 	at     time.Time
 }
 
-func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus, by string) (command.SetNodeStatusResult, error) {
+func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status claim.NodeStatus,
+	by string,
+) (command.SetNodeStatusResult, error) {
 	l.mu.Lock()
 	l.sets = append(l.sets, statusSet{name, status, time.Now()})
 	err := l.fail
@@ -123,7 +128,10 @@ func TestSilentNodeBecomesDisconnectedThenDown(t *testing.T) {
 		t.Errorf("last heard at %v, its claims are kept until %v", at, until)
 	}
 	check.Eventually(t, "the node to be down", func() bool { return l.status(t, "a") == claim.NodeDown })
-	for status, after := range map[claim.NodeStatus]time.Duration{claim.NodeDisconnected: quick.HeartbeatTTL, claim.NodeDown: lease.ReleaseAfter(quick)} {
+	for status, after := range map[claim.NodeStatus]time.Duration{
+		claim.NodeDisconnected: quick.HeartbeatTTL,
+		claim.NodeDown:         lease.ReleaseAfter(quick),
+	} {
 		if at, ok := l.first("a", status); !ok || at.Sub(before) < after {
 			t.Errorf("%s after %v (%t), the promise is %v", status, at.Sub(before), ok, after)
 		}

@@ -158,7 +158,8 @@ func (k *Keeper) follow(ctx context.Context) {
 		case err == nil:
 			compared = epoch
 		case ctx.Err() == nil:
-			k.Log.Warn("what runs on this node could not be compared with the ledger: retrying with the next heartbeat", "error", err)
+			k.Log.Warn("what runs on this node could not be compared with the ledger: retrying with the next heartbeat", "error",
+				err)
 		}
 	}
 }

@@ -92,7 +92,10 @@ func TestServersThatRefuseANode(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	s.say(Answer{Status: claim.NodeReady, Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}}, nil)
+	s.say(Answer{
+		Status:   claim.NodeReady,
+		Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour},
+	}, nil)
 	next(t, "the comparison after the start", backs)
 	must(t, l.Valid())
 }
@@ -100,7 +103,13 @@ func TestServersThatRefuseANode(t *testing.T) {
 func TestBackIsRetried(t *testing.T) {
 	var mu sync.Mutex
 	failures := 2
-	_, _, backs := keep(t, &servers{answer: Answer{Status: claim.NodeReady, Liveness: claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}}}, func(Answer) error {
+	_, _, backs := keep(t, &servers{answer: Answer{
+		Status: claim.NodeReady,
+		Liveness: claim.Liveness{
+			HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour,
+			Margin: time.Hour,
+		},
+	}}, func(Answer) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if failures--; failures >= 0 {

@@ -188,7 +188,8 @@ func (l *Lease) Renew(ctx context.Context, sent boottime.Instant, timeouts claim
 	}
 	times := NodeTimes(sent, timeouts)
 	// A full disk (ErrNotKept) must not stop the workloads.
-	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil && !errors.Is(err, fence.ErrNotKept) {
+	if err := l.fence.Update(ctx, func(c fence.Change) { c.SetTimes(times) }); err != nil &&
+		!errors.Is(err, fence.ErrNotKept) {
 		return fmt.Errorf("renew the lease: tell the fence: %w", err)
 	}
 	l.sent = sent
@@ -260,7 +261,8 @@ func (l *Lease) begin() {
 // end marks the lease as over. l.mu is held.
 func (l *Lease) end(why string) {
 	if !l.over {
-		l.log.Warn("the lease on this node's claims is over: stopping its workloads with volumes", "since", l.times.Stop, "reason", why)
+		l.log.Warn("the lease on this node's claims is over: stopping its workloads with volumes", "since", l.times.Stop,
+			"reason", why)
 	}
 	l.over, l.why = true, why
 	select {

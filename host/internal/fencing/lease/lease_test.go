@@ -156,7 +156,8 @@ func TestOnlyANewerHeartbeatCounts(t *testing.T) {
 	now := boottime.Now()
 	must(t, l.Renew(t.Context(), now, long))
 	before := f.State()
-	must(t, l.Renew(t.Context(), now.Add(-time.Second), claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 20 * time.Hour, Margin: 3 * time.Hour}))
+	must(t, l.Renew(t.Context(), now.Add(-time.Second),
+		claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 20 * time.Hour, Margin: 3 * time.Hour}))
 	if after := f.State(); after.Times != before.Times {
 		t.Errorf("an older heartbeat changed %v to %v", before.Times, after.Times)
 	}
@@ -190,7 +191,8 @@ func TestTheNextProcessTakesTheLeaseOver(t *testing.T) {
 	if l.Valid() != nil || isLost(l) {
 		t.Errorf("one that still runs: %v", l.Valid())
 	}
-	if l = newLease(t, &noted{state: fence.State{Times: NodeTimes(now.Add(-24*time.Hour), long)}}); l.Valid() == nil || !isLost(l) {
+	if l = newLease(t, &noted{state: fence.State{Times: NodeTimes(now.Add(-24*time.Hour), long)}}); l.Valid() == nil ||
+		!isLost(l) {
 		t.Error("one that is over is not lost")
 	}
 }

@@ -36,12 +36,15 @@ func Check(l claim.Liveness) error {
 	case l.HeartbeatTTL < MinHeartbeatTTL:
 		return fmt.Errorf("%w: heartbeat_ttl is %v, at least %v is needed", ErrUnsafe, l.HeartbeatTTL, MinHeartbeatTTL)
 	case l.StopAfter < l.HeartbeatTTL:
-		return fmt.Errorf("%w: stop_after (%v) is shorter than heartbeat_ttl (%v): a node would stop its workloads while the servers consider it connected",
+		return fmt.Errorf(
+			"%w: stop_after (%v) is shorter than heartbeat_ttl (%v): a node would stop its workloads while the servers consider it connected",
 			ErrUnsafe, l.StopAfter, l.HeartbeatTTL)
 	case l.StopAfter > maxPeriod || l.Margin > maxPeriod:
-		return fmt.Errorf("%w: stop_after (%v) or stop_margin (%v) is longer than %v", ErrUnsafe, l.StopAfter, l.Margin, maxPeriod)
+		return fmt.Errorf("%w: stop_after (%v) or stop_margin (%v) is longer than %v", ErrUnsafe, l.StopAfter, l.Margin,
+			maxPeriod)
 	case StopTime(l) < MinStopTime:
-		return fmt.Errorf("%w: stop_margin %v leaves a node %v to stop what writes, at least %v is needed with clocks that drift by %v %%: set stop_margin to %v or more",
+		return fmt.Errorf(
+			"%w: stop_margin %v leaves a node %v to stop what writes, at least %v is needed with clocks that drift by %v %%: set stop_margin to %v or more",
 			ErrUnsafe, l.Margin, max(0, StopTime(l)).Round(time.Millisecond), MinStopTime, MaxDrift*100, MinMargin(l.StopAfter))
 	}
 	return nil
@@ -79,6 +82,7 @@ func ReleaseAfter(l claim.Liveness) time.Duration { return l.StopAfter + l.Margi
 // Longest returns timeouts that satisfy the promises made with a and with b.
 func Longest(a, b claim.Liveness) claim.Liveness {
 	return claim.Liveness{
-		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin, b.Margin),
+		HeartbeatTTL: max(a.HeartbeatTTL, b.HeartbeatTTL), StopAfter: max(a.StopAfter, b.StopAfter), Margin: max(a.Margin,
+			b.Margin),
 	}
 }

@@ -17,14 +17,23 @@ func TestUnsafeTimeouts(t *testing.T) {
 		timeouts claim.Liveness
 		safe     bool
 	}{
-		"default":                     {Default, true},
-		"short":                       {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 2 * s}, true},
-		"the least margin":            {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: MinMargin(time.Minute)}, true},
-		"no margin":                   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s}, false},
-		"too little margin":           {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: MinMargin(time.Minute) - 200*time.Millisecond}, false},
+		"default": {Default, true},
+		"short":   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 2 * s}, true},
+		"the least margin": {claim.Liveness{
+			HeartbeatTTL: s, StopAfter: time.Minute,
+			Margin: MinMargin(time.Minute),
+		}, true},
+		"no margin": {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s}, false},
+		"too little margin": {claim.Liveness{
+			HeartbeatTTL: s, StopAfter: time.Minute,
+			Margin: MinMargin(time.Minute) - 200*time.Millisecond,
+		}, false},
 		"a margin that drift eats up": {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Hour, Margin: 30 * s}, false},
 		"stop before it is missed":    {claim.Liveness{HeartbeatTTL: 61 * s, StopAfter: time.Minute, Margin: 30 * s}, false},
-		"heartbeats all the time":     {claim.Liveness{HeartbeatTTL: time.Millisecond, StopAfter: time.Minute, Margin: 30 * s}, false},
+		"heartbeats all the time": {claim.Liveness{
+			HeartbeatTTL: time.Millisecond, StopAfter: time.Minute,
+			Margin: 30 * s,
+		}, false},
 		"nothing":                     {claim.Liveness{}, false},
 		"negative":                    {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Minute, Margin: -time.Hour}, false},
 		"longer than anyone can wait": {claim.Liveness{HeartbeatTTL: s, StopAfter: 1 << 62, Margin: 1 << 62}, false},
@@ -76,7 +85,8 @@ func TestLongestKeepsBoth(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := draw(t, "a"), draw(t, "b")
 		l := Longest(a, b)
-		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longest(a, a) != a || Longest(b, a) != l {
+		if ReleaseAfter(l) < ReleaseAfter(a) || ReleaseAfter(l) < ReleaseAfter(b) || Longest(a, a) != a ||
+			Longest(b, a) != l {
 			t.Fatalf("%v and %v give %v", a, b, l)
 		}
 	})

@@ -133,12 +133,18 @@ func (e *NotLeader) Unwrap() error { return e.Err }
 // answered, the error is command.ErrNotLeader, or command.ErrUncertain if the call may have had its effect.
 func (r *Router) Do(ctx context.Context, c Call) error {
 	if c.Once && r.cfg.Probe != nil {
-		find := Call{Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Timeout: findTimeout, Search: findTimeout}
+		find := Call{
+			Here: func(context.Context) error { return nil }, There: r.cfg.Probe, Timeout: findTimeout,
+			Search: findTimeout,
+		}
 		if err := r.Do(ctx, find); err != nil {
 			return err
 		}
 	}
-	pause := &backoff.ExponentialBackOff{InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2, RandomizationFactor: 0.5}
+	pause := &backoff.ExponentialBackOff{
+		InitialInterval: firstPause, MaxInterval: longestPause, Multiplier: 2,
+		RandomizationFactor: 0.5,
+	}
 	pause.Reset()
 	var giveUp time.Time
 	tried := &attempts{why: map[string]error{}}

@@ -31,9 +31,12 @@ type world struct {
 func newWorld() *world {
 	w := &world{}
 	servers := []Member{{Name: "a", Addr: "a:1"}, {Name: "b", Addr: "b:1"}, {Name: "c", Addr: "c:1"}}
-	w.Router = New(Config{Name: "a", Servers: func() []Member { return slices.Clone(servers) }, Probe: func(_ context.Context, m Member) error {
-		return w.ask("probe "+m.Name, m.Name)
-	}})
+	w.Router = New(Config{
+		Name: "a", Servers: func() []Member { return slices.Clone(servers) },
+		Probe: func(_ context.Context, m Member) error {
+			return w.ask("probe "+m.Name, m.Name)
+		},
+	})
 	w.SetLocal(w)
 	return w
 }
@@ -46,7 +49,10 @@ func (w *world) Stats() cluster.Stats { return cluster.Stats{LeaderName: w.knows
 func (w *world) ask(what, server string) error {
 	w.asked = append(w.asked, what)
 	if w.leader != server {
-		return &NotLeader{Leader: Member{Name: w.hint, Addr: w.hint + ":1"}, Uncertain: true, Err: errors.New(server + " does not lead")}
+		return &NotLeader{
+			Leader: Member{Name: w.hint, Addr: w.hint + ":1"}, Uncertain: true,
+			Err: errors.New(server + " does not lead"),
+		}
 	}
 	return w.err
 }
@@ -124,7 +130,8 @@ func TestDoRetriesOverAnElection(t *testing.T) {
 func TestDoWithoutALeader(t *testing.T) {
 	w := newWorld()
 	err := w.do(t.Context(), Call{Search: 300 * time.Millisecond})
-	if !errors.Is(err, command.ErrUncertain) || !errors.Is(err, ErrNoLeader) || status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `server "c": c does not lead`) {
+	if !errors.Is(err, command.ErrUncertain) || !errors.Is(err, ErrNoLeader) || status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), `server "c": c does not lead`) {
 		t.Errorf("the search is over: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

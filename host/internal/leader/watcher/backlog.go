@@ -176,7 +176,8 @@ func fingerprint(claims []claim.Claim) string {
 	var text strings.Builder
 	for _, c := range claims {
 		if c.State.Releasing() {
-			text.WriteString(c.Workload.Namespace + "/" + c.Workload.ID + " " + strconv.FormatUint(c.Index, 36) + " " + string(c.State) + "\n")
+			text.WriteString(c.Workload.Namespace + "/" + c.Workload.ID + " " + strconv.FormatUint(c.Index, 36) + " " +
+				string(c.State) + "\n")
 		}
 	}
 	return text.String()

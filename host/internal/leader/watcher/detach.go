@@ -25,7 +25,9 @@ var ErrNoClaims = errcode.NotFound.New("no claim to detach")
 // Detach releases every claim of a volume on a node, and says for each what was done or why it could not be. It waits
 // for the release until ctx ends; the release continues after that. With force it frees the claims of a node that the
 // operator, by, vouches is down.
-func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, force bool, by string) ([]Detached, error) {
+func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, force bool, by string) ([]Detached,
+	error,
+) {
 	volume, claims, err := w.read(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -72,7 +74,8 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 			return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 		}
 	}
-	w.Log.Warn("a claim was freed by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State, "by", by)
+	w.Log.Warn("a claim was freed by force", "volume", c.Volume, "workload", c.Workload, "node", c.Node, "state", c.State,
+		"by", by)
 	// Another node can attach the volume only after the attachment to this one is gone.
 	w.tryNow(c.Volume)
 	waiting, cancel := context.WithTimeout(ctx, w.forceDelay)
@@ -92,7 +95,8 @@ func (w *Watcher) force(ctx context.Context, c claim.Claim, by string) (string, 
 }
 
 func (w *Watcher) forced(ctx context.Context, c claim.Claim, to claim.State, by string) error {
-	_, err := w.Cluster.AdvanceClaims(ctx, by, command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
+	_, err := w.Cluster.AdvanceClaims(ctx, by,
+		command.Advance{Volume: c.Volume, Workload: c.Workload, Index: c.Index, To: to})
 	if err != nil {
 		return fmt.Errorf("free the claim of workload %q: %w", c.Workload, err)
 	}
@@ -144,7 +148,8 @@ func (w *Watcher) end(ctx context.Context, c claim.Claim, v claim.Volume) (did s
 	if did, err = w.stop(ctx, c, v); err != nil || !known {
 		return did, err
 	}
-	if _, err := w.Cluster.EndRun(ctx, claim.Run{Ref: c.Workload, Node: before.Node, Index: before.CreateIndex}); err != nil {
+	if _, err := w.Cluster.EndRun(ctx,
+		claim.Run{Ref: c.Workload, Node: before.Node, Index: before.CreateIndex}); err != nil {
 		return "", fmt.Errorf("mark workload %q as ended: %w", c.Workload, err)
 	}
 	return did, nil
@@ -207,6 +212,7 @@ func (w *Watcher) away(c claim.Claim, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q, or cannot release it: %w; when that node is down for good: pannier volume detach -force %s %s",
+	return fmt.Errorf(
+		"volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q, or cannot release it: %w; when that node is down for good: pannier volume detach -force %s %s",
 		c.Volume, c.Workload, c.Node, w.NodeName, err, c.Volume.ID, c.Node)
 }

@@ -84,8 +84,16 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 		do   func(ctx context.Context, some []Garbage) (gone []Garbage, err error)
 	}{
 		{GarbageClaim, w.clearClaims},
-		{GarbageWorkload, func(ctx context.Context, some []Garbage) ([]Garbage, error) { return w.clearWorkloads(ctx, now, some) }},
-		{GarbageDriver, func(ctx context.Context, some []Garbage) ([]Garbage, error) { return w.clearDrivers(ctx, now, some) }},
+		{GarbageWorkload, func(ctx context.Context, some []Garbage) ([]Garbage,
+			error,
+		) {
+			return w.clearWorkloads(ctx, now, some)
+		}},
+		{GarbageDriver, func(ctx context.Context, some []Garbage) ([]Garbage,
+			error,
+		) {
+			return w.clearDrivers(ctx, now, some)
+		}},
 		{GarbageNode, w.clearNodes},
 		{GarbageACLToken, func(ctx context.Context, some []Garbage) ([]Garbage, error) {
 			if _, err := w.Cluster.ExpireACLTokens(ctx); err != nil {
@@ -209,7 +217,10 @@ func unused(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 			return nil, err
 		}
 		if len(volumes) == 0 {
-			found = append(found, Garbage{Kind: GarbageDriver, ID: d.ID, Since: d.ModifiedAt, Reason: "no node has it, and no volume names it"})
+			found = append(found, Garbage{
+				Kind: GarbageDriver, ID: d.ID, Since: d.ModifiedAt,
+				Reason: "no node has it, and no volume names it",
+			})
 		}
 	}
 	return found, nil
@@ -230,7 +241,10 @@ func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 			return nil, err
 		}
 		if len(held) == 0 {
-			found = append(found, Garbage{Kind: GarbageNode, ID: n.Name, Since: n.StatusAt, Reason: "it is down and holds nothing", node: n})
+			found = append(found, Garbage{
+				Kind: GarbageNode, ID: n.Name, Since: n.StatusAt,
+				Reason: "it is down and holds nothing", node: n,
+			})
 		}
 	}
 	return found, nil

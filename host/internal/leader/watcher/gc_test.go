@@ -32,10 +32,16 @@ func (r records) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
 func TestOverdueClaims(t *testing.T) {
 	now := time.Now()
 	of := func(workload string, s claim.State, age time.Duration) claim.Claim {
-		return claim.Claim{Volume: ref("v-" + workload), Workload: workloadRef(workload), State: s, TakenAt: now.Add(-age), Index: 7}
+		return claim.Claim{
+			Volume: ref("v-" + workload), Workload: workloadRef(workload), State: s, TakenAt: now.Add(-age),
+			Index: 7,
+		}
 	}
 	r := records{
-		workloads: map[string]claim.WorkloadStatus{"runs": claim.Running, "ended": claim.Ended, "young": claim.Ended, "leaving": claim.Ended},
+		workloads: map[string]claim.WorkloadStatus{
+			"runs": claim.Running, "ended": claim.Ended, "young": claim.Ended,
+			"leaving": claim.Ended,
+		},
 		claims: []claim.Claim{
 			of("runs", claim.Taken, time.Hour), of("ended", claim.Taken, time.Hour), of("unknown", claim.Taken, time.Hour),
 			of("young", claim.Taken, time.Minute), of("leaving", claim.Unpublishing, time.Hour),
@@ -93,7 +99,8 @@ func TestUnusedDriversAndEndedWorkloadsAreDeleted(t *testing.T) {
 	if !found {
 		t.Error("a workload that still has a claim was forgotten")
 	}
-	if _, err := w.ledger.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.Freed}); err != nil {
+	if _, err := w.ledger.AdvanceClaims(t.Context(), "",
+		command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.Freed}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Collect(t.Context(), false); err != nil {
@@ -121,7 +128,8 @@ func TestDownNodesAreDeleted(t *testing.T) {
 		t.Fatalf("found %q, %v", ids(found), err)
 	}
 	w.putNode("back", "boot")
-	if _, err := w.ledger.SetNodeStatus(t.Context(), "back", claim.NodeDisconnected, ""); err != nil { // it is away again, for a moment
+	// it is away again, for a moment
+	if _, err := w.ledger.SetNodeStatus(t.Context(), "back", claim.NodeDisconnected, ""); err != nil {
 		t.Fatal(err)
 	}
 	gone, err := w.clearNodes(t.Context(), found)

@@ -60,11 +60,15 @@ func TestANewNodeBringsADriver(t *testing.T) {
 	w.failing("detach v from a as d-a", errAway)
 	w.lead()
 	// It is attempted once more when its claim has changed, and then not for an hour.
-	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("v")); return a.Tries == 2 && !a.NextAt.IsZero() })
+	w.eventually("the release waits",
+		func() bool { a, _ := w.Attempt(ref("v")); return a.Tries == 2 && !a.NextAt.IsZero() })
 	w.mu.Lock()
 	clear(w.fail) // without a change of a driver of this node
 	w.mu.Unlock()
-	node := claim.Node{Name: "new", BootID: "b", Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}}}
+	node := claim.Node{
+		Name: "new", BootID: "b",
+		Drivers: map[string]claim.NodeDriver{"d": {ID: "d", Type: claim.Monolith}},
+	}
 	if _, err := w.ledger.PutNode(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +89,8 @@ func TestAClaimOnAnotherNode(t *testing.T) {
 	w.eventually("the release waits", func() bool {
 		a, _ := w.Attempt(ref("v"))
 		return strings.Contains(a.Error, `node "b"`) && strings.Contains(a.Error, errUnreachable.Error()) &&
-			strings.Contains(a.Error, "pannier volume detach -force v b") && !a.Since.IsZero() && time.Until(a.NextAt) > time.Minute
+			strings.Contains(a.Error, "pannier volume detach -force v b") && !a.Since.IsZero() &&
+			time.Until(a.NextAt) > time.Minute
 	})
 	w.mu.Lock()
 	delete(w.fail, "ask b")
@@ -195,7 +200,9 @@ func TestRefusedStateChange(t *testing.T) {
 	begun, proceed := make(chan struct{}), make(chan struct{})
 	var mu sync.Mutex
 	var sizes []int
-	marks := checkpoints{apply: func(_ context.Context, _ string, items ...command.Advance) (command.AdvanceClaimsResult, error) {
+	marks := checkpoints{apply: func(_ context.Context, _ string, items ...command.Advance) (command.AdvanceClaimsResult,
+		error,
+	) {
 		mu.Lock()
 		sizes = append(sizes, len(items))
 		first := len(sizes) == 1
@@ -292,7 +299,10 @@ func TestGarbage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	token := acl.Token{Accessor: "00000000-0000-4000-8000-000000000001", SecretHash: strings.Repeat("ab", 32), Name: "short", Type: acl.Management, ExpiresAt: time.Now().Add(10 * time.Millisecond)}
+	token := acl.Token{
+		Accessor: "00000000-0000-4000-8000-000000000001", SecretHash: strings.Repeat("ab", 32),
+		Name: "short", Type: acl.Management, ExpiresAt: time.Now().Add(10 * time.Millisecond),
+	}
 	if _, err := w.ledger.PutACLTokens(t.Context(), token); err != nil {
 		t.Fatal(err)
 	}

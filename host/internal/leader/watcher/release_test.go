@@ -38,7 +38,8 @@ func TestNewLeaderContinuesFromEachState(t *testing.T) {
 			w.volume("v")
 			w.start("w", "a", "v")
 			w.stop("w")
-			if _, err := w.ledger.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: from}); err != nil {
+			if _, err := w.ledger.AdvanceClaims(t.Context(), "",
+				command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: from}); err != nil {
 				t.Fatal(err)
 			}
 			w.lead()
@@ -62,7 +63,8 @@ func TestTheNodesOwnWorkloadIsLeftToIt(t *testing.T) {
 		a, ok := w.Attempt(ref("v"))
 		return ok && a.Tries > 0
 	})
-	if _, err := w.ledger.AdvanceClaims(t.Context(), "", command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.NodeDetached}); err != nil {
+	if _, err := w.ledger.AdvanceClaims(t.Context(), "",
+		command.Advance{Volume: ref("v"), Workload: workloadRef("w"), To: claim.NodeDetached}); err != nil {
 		t.Fatal(err)
 	}
 	w.freed("v")
@@ -163,13 +165,15 @@ func TestDetach(t *testing.T) {
 	w := newWorld(t)
 	w.lead()
 	w.volume("v")
-	if _, err := w.Detach(t.Context(), ref("v"), "a", false, "op"); !errors.Is(err, ErrNoClaims) || !strings.Contains(err.Error(), `node "a"`) {
+	if _, err := w.Detach(t.Context(), ref("v"), "a", false, "op"); !errors.Is(err, ErrNoClaims) ||
+		!strings.Contains(err.Error(), `node "a"`) {
 		t.Errorf("without a claim: %v", err)
 	}
 	w.start("w1", "a", "v")
 	w.start("far", "b", "v")
 	got, err := w.Detach(t.Context(), ref("v"), "a", false, "op")
-	if err != nil || len(got) != 1 || !got[0].Released || got[0].Claim.Workload.ID != "w1" || got[0].Claim.State != claim.Taken {
+	if err != nil || len(got) != 1 || !got[0].Released || got[0].Claim.Workload.ID != "w1" ||
+		got[0].Claim.State != claim.Taken {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	if c := w.claims("v"); len(c) != 1 || c[0].Node != "b" {
@@ -239,7 +243,8 @@ func TestDetachSaysWhyNot(t *testing.T) {
 		cancel()
 	}()
 	got, err = w.Detach(ctx, ref("v"), "a", false, "op")
-	if err != nil || got[0].Released || !strings.Contains(got[0].Message, errAway.Error()) || !strings.Contains(got[0].Message, "continues") {
+	if err != nil || got[0].Released || !strings.Contains(got[0].Message, errAway.Error()) ||
+		!strings.Contains(got[0].Message, "continues") {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	w.failing("detach v from a as d-a", nil)

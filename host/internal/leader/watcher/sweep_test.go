@@ -16,7 +16,8 @@ func (w *world) withToken(id string) {
 	w.t.Helper()
 	w.tokens++
 	token := claim.Token{ID: fmt.Sprintf("00000000-0000-4000-8000-%012d", w.tokens), Service: "web", Consul: "default"}
-	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: "a"}, nil, token); err != nil {
+	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: "a"}, nil,
+		token); err != nil {
 		w.t.Fatal(err)
 	}
 }

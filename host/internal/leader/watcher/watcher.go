@@ -38,7 +38,8 @@ type Controllers interface {
 	NeedsDetach(driver string) (bool, error)
 	// Detach detaches a volume from a node, unless stillNeeded returns true. It is called when no attach can come in
 	// between.
-	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string, stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
+	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
+		stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
 }
 
 // Config is what a Watcher works with.

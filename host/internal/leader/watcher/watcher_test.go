@@ -119,11 +119,14 @@ func (c controllers) NeedsDetach(driver string) (bool, error) {
 	return c.attaches, c.fail["knows "+driver]
 }
 
-func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNode string, stillNeeded func(ctx context.Context) (bool, error)) (bool, error) {
+func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNode string,
+	stillNeeded func(ctx context.Context) (bool, error),
+) (bool, error) {
 	if c.gate != nil {
 		c.gate()
 	}
-	if !slices.ContainsFunc(c.claims(v.ID), func(held claim.Claim) bool { return held.Node == node && held.State == claim.NodeDetached }) {
+	if !slices.ContainsFunc(c.claims(v.ID),
+		func(held claim.Claim) bool { return held.Node == node && held.State == claim.NodeDetached }) {
 		c.t.Errorf("the controller is asked to detach while the claims are %+v", c.claims(v.ID))
 	}
 	needed, err := stillNeeded(ctx)
@@ -155,7 +158,9 @@ func (w *world) start(id, node string, volumes ...string) {
 	var want []claim.Claim
 	for _, v := range volumes {
 		want = append(want, claim.Claim{
-			Volume: ref(v), Mode: claim.Write, AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem, DriverNodeID: "d-" + node,
+			Volume: ref(
+				v), Mode: claim.Write, AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem,
+			DriverNodeID: "d-" + node,
 		})
 	}
 	if _, err := w.ledger.StartWorkload(w.t.Context(), claim.Run{Ref: workloadRef(id), Node: node}, want); err != nil {

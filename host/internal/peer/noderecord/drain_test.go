@@ -76,7 +76,10 @@ func (d drained) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		(&Drainer{Name: "n", Ledger: d.ledger, Workloads: d.hand, Drivers: d.hand, Events: events.New(0), Log: hclog.NewNullLogger()}).Run(ctx)
+		(&Drainer{
+			Name: "n", Ledger: d.ledger, Workloads: d.hand, Drivers: d.hand, Events: events.New(0),
+			Log: hclog.NewNullLogger(),
+		}).Run(ctx)
 	})
 	stop = sync.OnceFunc(func() { cancel(); running.Wait() })
 	d.t.Cleanup(stop)

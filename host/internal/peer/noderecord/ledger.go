@@ -17,7 +17,8 @@ import (
 // Cluster is the ledger, of this server or through the leader: a *cluster.Node or a *cluster.Client.
 type Cluster interface {
 	AwaitWorkload(ctx context.Context, run claim.Run, after []claim.WorkloadRef) (command.AwaitWorkloadResult, error)
-	StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim, tokens ...claim.Token) (command.StartWorkloadResult, error)
+	StartWorkload(ctx context.Context, run claim.Run, claims []claim.Claim,
+		tokens ...claim.Token) (command.StartWorkloadResult, error)
 	EndRun(ctx context.Context, run claim.Run) (command.EndWorkloadResult, error)
 	AdvanceClaims(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
 	Volume(ctx context.Context, ref claim.VolumeRef, b cluster.Blocking) (claim.Volume, uint64, error)
@@ -69,7 +70,9 @@ func (l Ledger) AwaitEnded(ctx context.Context, ref claim.WorkloadRef) error {
 }
 
 // StartWorkload takes all of the claims or none, and records the tokens.
-func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim, tokens []claim.Token) (volumesteps.Started, error) {
+func (l Ledger) StartWorkload(ctx context.Context, run claim.Run, want []claim.Claim,
+	tokens []claim.Token,
+) (volumesteps.Started, error) {
 	result, err := l.Cluster.StartWorkload(ctx, run, want, tokens...)
 	return volumesteps.Started{Run: result.Workload.CreateIndex, Claims: result.Claims, Volumes: result.Volumes}, err
 }
@@ -94,7 +97,10 @@ func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 		}
 		for _, is := range held[c.Workload] {
 			if same(c, is) && is.State.Before(claim.NodeDetached) {
-				items = append(items, command.Advance{Volume: is.Volume, Workload: is.Workload, Index: is.Index, To: claim.NodeDetached})
+				items = append(items, command.Advance{
+					Volume: is.Volume, Workload: is.Workload, Index: is.Index,
+					To: claim.NodeDetached,
+				})
 			}
 		}
 	}
@@ -120,7 +126,8 @@ func (l Ledger) AwaitFreed(ctx context.Context, claims []claim.Claim) error {
 
 // same reports whether the ledger's claim is the one that is meant.
 func same(meant, is claim.Claim) bool {
-	return is.Volume == meant.Volume && is.Workload == meant.Workload && is.Node == meant.Node && (meant.Index == 0 || is.Index == meant.Index)
+	return is.Volume == meant.Volume && is.Workload == meant.Workload && is.Node == meant.Node &&
+		(meant.Index == 0 || is.Index == meant.Index)
 }
 
 // await waits until a condition on a workload's record and its claims is true. It is checked again whenever one of

@@ -112,7 +112,8 @@ func TestAWorkloadsLedger(t *testing.T) {
 				t.Fatalf("%+v", started)
 			}
 			var refused *claim.Refusal
-			if _, err := l.StartWorkload(ctx, claim.Run{Ref: ref("other"), Node: "n1"}, []claim.Claim{want(v)}, nil); !errors.As(err, &refused) || refused.Holders[0].Workload != w {
+			if _, err := l.StartWorkload(ctx, claim.Run{Ref: ref("other"), Node: "n1"}, []claim.Claim{want(v)},
+				nil); !errors.As(err, &refused) || refused.Holders[0].Workload != w {
 				t.Errorf("a held volume: %v", err)
 			}
 			on, claims, err := l.OnNode(ctx, "n1")
@@ -198,7 +199,10 @@ func TestDirectory(t *testing.T) {
 	}
 	changed := d.Changed(t.Context(), "d")
 	_, err := s.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
-		"d": {ID: "d", Type: claim.Monolith, Healthy: true, NodeID: "dn1", Controller: &claim.ControllerCapabilities{AttachDetach: true}},
+		"d": {
+			ID: "d", Type: claim.Monolith, Healthy: true, NodeID: "dn1",
+			Controller: &claim.ControllerCapabilities{AttachDetach: true},
+		},
 	}})
 	must(t, err)
 	select {

@@ -69,13 +69,17 @@ func (r *Registrar) Put(ctx context.Context) error {
 }
 
 func (r *Registrar) record() claim.Node {
-	n := claim.Node{Name: r.Name, BootID: r.BootID, Address: r.Address, SecretHash: r.SecretHash, Drivers: map[string]claim.NodeDriver{}}
+	n := claim.Node{
+		Name: r.Name, BootID: r.BootID, Address: r.Address, SecretHash: r.SecretHash,
+		Drivers: map[string]claim.NodeDriver{},
+	}
 	for _, d := range r.Drivers.List() {
 		n.Drivers[d.ID] = nodeDriver(d)
 	}
 	groups := r.Devices.List()
 	if more := len(groups) - claim.MaxDeviceGroups; more > 0 {
-		r.Log.Warn("this node has more groups of devices than its record can hold: the last ones are left out", "groups", len(groups), "left_out", more)
+		r.Log.Warn("this node has more groups of devices than its record can hold: the last ones are left out", "groups",
+			len(groups), "left_out", more)
 		groups = groups[:claim.MaxDeviceGroups]
 	}
 	for _, g := range groups {

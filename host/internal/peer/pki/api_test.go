@@ -22,7 +22,9 @@ type agent struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 }
 
-func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse], error) {
+func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse],
+	error,
+) {
 	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
 }
 
@@ -75,12 +77,24 @@ func TestOverTLS(t *testing.T) {
 		who  pki.Identity
 		want string // of the error; empty: it is answered
 	}{
-		"with a certificate":       {api.TLS{CAFile: ca.CertFile, CertFile: mine.Cert, KeyFile: mine.Key}, ops, ""},
-		"without":                  {api.TLS{CAFile: ca.CertFile}, pki.Identity{}, ""},
-		"by another name":          {api.TLS{CAFile: ca.CertFile, ServerName: "server.dc1.pannier"}, pki.Identity{}, ""},
-		"a stranger is nobody":     {api.TLS{CAFile: ca.CertFile, CertFile: strangers.Cert, KeyFile: strangers.Key}, pki.Identity{}, ""},
-		"an agent of a stranger":   {api.TLS{CAFile: other.CertFile}, pki.Identity{}, "is not believed: x509: certificate signed by unknown authority; set PANNIER_CACERT"},
-		"an agent of another name": {api.TLS{CAFile: ca.CertFile, ServerName: "node.dc1.pannier"}, pki.Identity{}, "PANNIER_TLS_SERVER_NAME"},
+		"with a certificate": {api.TLS{CAFile: ca.CertFile, CertFile: mine.Cert, KeyFile: mine.Key}, ops, ""},
+		"without":            {api.TLS{CAFile: ca.CertFile}, pki.Identity{}, ""},
+		"by another name":    {api.TLS{CAFile: ca.CertFile, ServerName: "server.dc1.pannier"}, pki.Identity{}, ""},
+		"a stranger is nobody": {
+			api.TLS{CAFile: ca.CertFile, CertFile: strangers.Cert, KeyFile: strangers.Key},
+			pki.Identity{},
+			"",
+		},
+		"an agent of a stranger": {
+			api.TLS{CAFile: other.CertFile},
+			pki.Identity{},
+			"is not believed: x509: certificate signed by unknown authority; set PANNIER_CACERT",
+		},
+		"an agent of another name": {
+			api.TLS{CAFile: ca.CertFile, ServerName: "node.dc1.pannier"},
+			pki.Identity{},
+			"PANNIER_TLS_SERVER_NAME",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, err := api.New(address, api.WithTLS(c.tls), api.WithToken("the-secret"))

@@ -67,11 +67,14 @@ func NewAuthority(validity time.Duration) (Issued, error) {
 func ReadAuthority(certFile, keyFile string) (*Authority, error) {
 	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("read the authority's certificate %s and its key %s: %w: make an authority with: pannier tls ca create", certFile, keyFile, err)
+		return nil, fmt.Errorf(
+			"read the authority's certificate %s and its key %s: %w: make an authority with: pannier tls ca create", certFile,
+			keyFile, err)
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok || !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("%s is the certificate of %q, which is no authority: make one with: pannier tls ca create", certFile, pair.Leaf.Subject)
+		return nil, fmt.Errorf("%s is the certificate of %q, which is no authority: make one with: pannier tls ca create",
+			certFile, pair.Leaf.Subject)
 	}
 	return &Authority{cert: pair.Leaf, key: signer}, nil
 }
@@ -83,7 +86,8 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 		return Issued{}, fmt.Errorf("make a certificate: %w", err)
 	}
 	if end := time.Now().Add(r.Validity); end.After(a.cert.NotAfter) {
-		return Issued{}, fmt.Errorf("make a certificate: it would be valid until %s and its authority only until %s: ask for fewer days, or make a new authority with: pannier tls ca create",
+		return Issued{}, fmt.Errorf(
+			"make a certificate: it would be valid until %s and its authority only until %s: ask for fewer days, or make a new authority with: pannier tls ca create",
 			end.Format(time.DateOnly), a.cert.NotAfter.Format(time.DateOnly))
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

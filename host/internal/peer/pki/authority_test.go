@@ -19,10 +19,22 @@ func TestIssueRefuses(t *testing.T) {
 		r    pki.Request
 		want string
 	}{
-		"role":         {pki.Request{Identity: pki.Identity{Name: "a", Role: "root", DC: "dc1"}, Validity: time.Hour}, `the role "root" is not one of server, node, cli`},
-		"name":         {pki.Request{Identity: pki.Identity{Name: "a/../b", Role: pki.Node, DC: "dc1"}, Validity: time.Hour}, `the name "a/../b" may have`},
-		"no name":      {pki.Request{Identity: pki.Identity{Role: pki.Node, DC: "dc1"}, Validity: time.Hour}, `the name "" may have`},
-		"datacenter":   {pki.Request{Identity: pki.Identity{Name: "a", Role: pki.Node, DC: ".."}, Validity: time.Hour}, `the datacenter ".." may have`},
+		"role": {
+			pki.Request{Identity: pki.Identity{Name: "a", Role: "root", DC: "dc1"}, Validity: time.Hour},
+			`the role "root" is not one of server, node, cli`,
+		},
+		"name": {
+			pki.Request{Identity: pki.Identity{Name: "a/../b", Role: pki.Node, DC: "dc1"}, Validity: time.Hour},
+			`the name "a/../b" may have`,
+		},
+		"no name": {
+			pki.Request{Identity: pki.Identity{Role: pki.Node, DC: "dc1"}, Validity: time.Hour},
+			`the name "" may have`,
+		},
+		"datacenter": {
+			pki.Request{Identity: pki.Identity{Name: "a", Role: pki.Node, DC: ".."}, Validity: time.Hour},
+			`the datacenter ".." may have`,
+		},
 		"too long":     {pki.Request{Identity: nodeA, Validity: 1000 * time.Hour}, "ask for fewer days"},
 		"over already": {pki.Request{Identity: nodeA, Validity: -time.Minute}, "has expired"},
 	} {
@@ -66,13 +78,17 @@ func TestWriteOverNothing(t *testing.T) {
 
 func TestDescribe(t *testing.T) {
 	ca := pkitest.New(t)
-	issued, err := ca.Issue(pki.Request{Identity: nodeA, DNS: []string{"web"}, IP: []net.IP{net.IPv4(192, 0, 2, 1)}, Validity: time.Hour})
+	issued, err := ca.Issue(pki.Request{
+		Identity: nodeA, DNS: []string{"web"}, IP: []net.IP{net.IPv4(192, 0, 2, 1)},
+		Validity: time.Hour,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d, err := pki.Describe(write(t, "cert.pem", issued.Cert))
 	if err != nil || d.Identity != nodeA || d.Authority || d.Problem != "" ||
-		!slices.Equal(d.DNS, []string{"node.dc1.pannier", "web", "localhost"}) || !slices.Equal(d.IP, []string{"192.0.2.1", "127.0.0.1", "::1"}) {
+		!slices.Equal(d.DNS, []string{"node.dc1.pannier", "web", "localhost"}) ||
+		!slices.Equal(d.IP, []string{"192.0.2.1", "127.0.0.1", "::1"}) {
 		t.Errorf("got %+v, %v", d, err)
 	}
 	d, err = pki.Describe(ca.CertFile)

@@ -154,18 +154,21 @@ func (c *Certs) read() (*pair, error) {
 	}
 	cert, err := tls.LoadX509KeyPair(c.files.Cert, c.files.Key)
 	if err != nil {
-		return nil, fmt.Errorf("read the certificate %s and its key %s: %w: create new ones with: %s", c.files.Cert, c.files.Key, err, c.createCommand())
+		return nil, fmt.Errorf("read the certificate %s and its key %s: %w: create new ones with: %s", c.files.Cert,
+			c.files.Key, err, c.createCommand())
 	}
 	id, err := IdentityOf(cert.Leaf)
 	if err != nil {
 		return nil, fmt.Errorf("the certificate %s: %w: make one with: %s", c.files.Cert, err, c.createCommand())
 	}
 	if id != c.own {
-		return nil, fmt.Errorf("the certificate %s is that of %s, and this agent is %s by its configuration: change name, datacenter or server { enabled } there, or make another certificate with: %s",
+		return nil, fmt.Errorf(
+			"the certificate %s is that of %s, and this agent is %s by its configuration: change name, datacenter or server { enabled } there, or make another certificate with: %s",
 			c.files.Cert, id, c.own, c.createCommand())
 	}
 	if err := verify(cert, roots, id); err != nil {
-		return nil, fmt.Errorf("the certificate %s is not good for the authority in %s: %w: make one with: %s", c.files.Cert, c.files.CA, err, c.createCommand())
+		return nil, fmt.Errorf("the certificate %s is not good for the authority in %s: %w: make one with: %s", c.files.Cert,
+			c.files.CA, err, c.createCommand())
 	}
 	return &pair{cert: cert, roots: roots}, nil
 }
@@ -180,7 +183,8 @@ func (c *Certs) unreadable(path string, err error) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read the TLS files: %w", err)
 	case path == c.files.CA:
-		return fmt.Errorf("%s is not there: copy the authority's certificate (not its key) to it; pannier tls ca create makes one", path)
+		return fmt.Errorf(
+			"%s is not there: copy the authority's certificate (not its key) to it; pannier tls ca create makes one", path)
 	default:
 		return fmt.Errorf("%s is not there: make it with: %s", path, c.createCommand())
 	}
@@ -199,7 +203,8 @@ func readAuthorities(path string) (*x509.CertPool, error) {
 	roots := x509.NewCertPool()
 	for _, cert := range certs {
 		if !cert.IsCA {
-			return nil, fmt.Errorf("the authority's certificate %s: that of %q is none of an authority: put the file that pannier tls ca create made there", path, cert.Subject)
+			return nil, fmt.Errorf(
+				"the authority's certificate %s: that of %q is none of an authority: put the file that pannier tls ca create made there", path, cert.Subject)
 		}
 		roots.AddCert(cert)
 	}
@@ -213,7 +218,8 @@ func checkPrivate(path string) error {
 		return fmt.Errorf("read the private key: %w", err)
 	}
 	if info.Mode().Perm()&0o007 != 0 {
-		return fmt.Errorf("the private key %s can be used by every user of this machine (mode %#o): run chmod 600 %s", path, info.Mode().Perm(), path)
+		return fmt.Errorf("the private key %s can be used by every user of this machine (mode %#o): run chmod 600 %s", path,
+			info.Mode().Perm(), path)
 	}
 	return nil
 }

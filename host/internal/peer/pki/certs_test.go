@@ -87,15 +87,24 @@ func TestBothEndsSayWhoTheyAre(t *testing.T) {
 		client, server *tls.Config
 		want           string // of either end's error; empty: they speak
 	}{
-		"server to server":     {server.Client(pki.Server, "a"), server.Server(), ""},
-		"any name":             {server.Client(pki.Server, ""), server.Server(), ""},
-		"server to node":       {server.Client(pki.Node, "a"), node.Server(), ""},
-		"node to server":       {node.Client(pki.Server, "a"), server.Server(), ""},
-		"a node as a server":   {server.Client(pki.Server, ""), node.Server(), "server.dc1.pannier"},
-		"a server as a node":   {server.Client(pki.Node, ""), server.Server(), "node.dc1.pannier"},
-		"another name":         {server.Client(pki.Server, "b"), server.Server(), `pannier://dc1/server/a answers, and not "b"`},
-		"a stranger calls":     {other.Certs(t, pki.Server, "a").Client(pki.Server, ""), server.Server(), "unknown authority"},
-		"a stranger answers":   {server.Client(pki.Server, ""), other.Certs(t, pki.Server, "a").Server(), "unknown authority"},
+		"server to server":   {server.Client(pki.Server, "a"), server.Server(), ""},
+		"any name":           {server.Client(pki.Server, ""), server.Server(), ""},
+		"server to node":     {server.Client(pki.Node, "a"), node.Server(), ""},
+		"node to server":     {node.Client(pki.Server, "a"), server.Server(), ""},
+		"a node as a server": {server.Client(pki.Server, ""), node.Server(), "server.dc1.pannier"},
+		"a server as a node": {server.Client(pki.Node, ""), server.Server(), "node.dc1.pannier"},
+		"another name": {
+			server.Client(pki.Server, "b"), server.Server(),
+			`pannier://dc1/server/a answers, and not "b"`,
+		},
+		"a stranger calls": {
+			other.Certs(t, pki.Server, "a").Client(pki.Server, ""), server.Server(),
+			"unknown authority",
+		},
+		"a stranger answers": {
+			server.Client(pki.Server, ""), other.Certs(t, pki.Server, "a").Server(),
+			"unknown authority",
+		},
 		"nobody calls":         {withoutCert(server.Client(pki.Server, "")), server.Server(), "didn't provide a certificate"},
 		"no protocol":          {server.Client(pki.Server, "", "x"), server.Server(), "speaks none of [x]"},
 		"another protocol":     {server.Client(pki.Server, "", "x"), server.Server("y"), "no application protocol"},
@@ -106,7 +115,8 @@ func TestBothEndsSayWhoTheyAre(t *testing.T) {
 		"old TLS":              {old(node.Client(pki.Server, "")), server.Server(), "protocol version"},
 	} {
 		errs := handshake(t, c.client, c.server)
-		if err := errors.Join(errs[:]...); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+		if err := errors.Join(errs[:]...); c.want == "" && err != nil || c.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)
 		}
 	}
@@ -124,7 +134,10 @@ func old(cfg *tls.Config) *tls.Config {
 
 func TestAnotherDatacenter(t *testing.T) {
 	ca := pkitest.New(t)
-	far, err := ca.Issue(pki.Request{Identity: pki.Identity{Name: "f", Role: pki.Server, DC: "dc2"}, DNS: []string{"server.dc1.pannier"}, Validity: time.Hour})
+	far, err := ca.Issue(pki.Request{
+		Identity: pki.Identity{Name: "f", Role: pki.Server, DC: "dc2"},
+		DNS:      []string{"server.dc1.pannier"}, Validity: time.Hour,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,20 +167,47 @@ func TestFilesThatCannotBeUsed(t *testing.T) {
 		spoil func(f *pki.Files)
 		want  []string
 	}{
-		"no authority":       {func(f *pki.Files) { f.CA += "x" }, []string{"ca.pemx is not there", "pannier tls ca create"}},
-		"no certificate":     {func(f *pki.Files) { f.Cert += "x" }, []string{"cert.pemx is not there", makeOne}},
-		"no key":             {func(f *pki.Files) { f.Key += "x" }, []string{"key.pemx is not there", makeOne}},
-		"authority is empty": {func(f *pki.Files) { f.CA = write(t, "ca.pem", nil) }, []string{"ca.pem: no certificate in PEM"}},
-		"authority's key":    {func(f *pki.Files) { f.CA = ca.KeyFile }, []string{"it has a PRIVATE KEY"}},
-		"no authority's":     {func(f *pki.Files) { f.CA = f.Cert }, []string{"is none of an authority", "pannier tls ca create"}},
-		"another authority":  {func(f *pki.Files) { f.CA = other.CertFile }, []string{"is not good for the authority", "unknown authority", makeOne}},
-		"another's key":      {func(f *pki.Files) { f.Key = ca.Files(t, pki.Server, "a").Key }, []string{f0, "private key does not match", makeOne}},
-		"rubbish":            {func(f *pki.Files) { f.Cert = write(t, "cert.pem", []byte("rubbish")) }, []string{"failed to find any PEM data", makeOne}},
-		"another name":       {func(f *pki.Files) { *f = ca.Files(t, pki.Server, "b") }, []string{"is that of pannier://dc1/server/b, and this agent is pannier://dc1/server/a", makeOne}},
-		"another role":       {func(f *pki.Files) { *f = ca.Files(t, pki.Node, "a") }, []string{"is that of pannier://dc1/node/a", makeOne}},
-		"authority's own":    {func(f *pki.Files) { f.Cert, f.Key = ca.CertFile, ca.KeyFile }, []string{"names no host of Pannier", makeOne}},
-		"everybody's key":    {func(f *pki.Files) { _ = os.Chmod(f.Key, 0o644) }, []string{"can be used by every user", "chmod 600 "}},
-		"expired":            {func(f *pki.Files) { ca.Expire(t, *f) }, []string{"has expired", makeOne}},
+		"no authority":   {func(f *pki.Files) { f.CA += "x" }, []string{"ca.pemx is not there", "pannier tls ca create"}},
+		"no certificate": {func(f *pki.Files) { f.Cert += "x" }, []string{"cert.pemx is not there", makeOne}},
+		"no key":         {func(f *pki.Files) { f.Key += "x" }, []string{"key.pemx is not there", makeOne}},
+		"authority is empty": {
+			func(f *pki.Files) { f.CA = write(t, "ca.pem", nil) },
+			[]string{"ca.pem: no certificate in PEM"},
+		},
+		"authority's key": {func(f *pki.Files) { f.CA = ca.KeyFile }, []string{"it has a PRIVATE KEY"}},
+		"no authority's": {
+			func(f *pki.Files) { f.CA = f.Cert },
+			[]string{"is none of an authority", "pannier tls ca create"},
+		},
+		"another authority": {
+			func(f *pki.Files) { f.CA = other.CertFile },
+			[]string{"is not good for the authority", "unknown authority", makeOne},
+		},
+		"another's key": {
+			func(f *pki.Files) { f.Key = ca.Files(t, pki.Server, "a").Key },
+			[]string{f0, "private key does not match", makeOne},
+		},
+		"rubbish": {
+			func(f *pki.Files) { f.Cert = write(t, "cert.pem", []byte("rubbish")) },
+			[]string{"failed to find any PEM data", makeOne},
+		},
+		"another name": {
+			func(f *pki.Files) { *f = ca.Files(t, pki.Server, "b") },
+			[]string{"is that of pannier://dc1/server/b, and this agent is pannier://dc1/server/a", makeOne},
+		},
+		"another role": {
+			func(f *pki.Files) { *f = ca.Files(t, pki.Node, "a") },
+			[]string{"is that of pannier://dc1/node/a", makeOne},
+		},
+		"authority's own": {
+			func(f *pki.Files) { f.Cert, f.Key = ca.CertFile, ca.KeyFile },
+			[]string{"names no host of Pannier", makeOne},
+		},
+		"everybody's key": {
+			func(f *pki.Files) { _ = os.Chmod(f.Key, 0o644) },
+			[]string{"can be used by every user", "chmod 600 "},
+		},
+		"expired": {func(f *pki.Files) { ca.Expire(t, *f) }, []string{"has expired", makeOne}},
 	} {
 		files := ca.Files(t, pki.Server, "a")
 		c.spoil(&files)

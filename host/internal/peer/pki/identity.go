@@ -77,7 +77,8 @@ func IdentityOf(cert *x509.Certificate) (Identity, error) {
 		}
 	}
 	if len(found) != 1 {
-		return Identity{}, fmt.Errorf("%w: it has %d URIs %s://DATACENTER/ROLE/NAME among its alternative names, and needs 1", ErrNoIdentity, len(found), scheme)
+		return Identity{}, fmt.Errorf("%w: it has %d URIs %s://DATACENTER/ROLE/NAME among its alternative names, and needs 1",
+			ErrNoIdentity, len(found), scheme)
 	}
 	parts := strings.Split(found[0].Path, "/")
 	if len(parts) != 3 || parts[0] != "" {

@@ -16,30 +16,102 @@ func TestIdentityOf(t *testing.T) {
 		uris, dns []string
 		want      string // of the error; empty: it is good
 	}{
-		"good":              {[]string{"pannier://dc1/node/web-1"}, []string{"node.dc1.pannier"}, ""},
-		"beside others":     {[]string{"spiffe://x/y", "pannier://dc1/node/web-1"}, []string{"web-1", "NODE.dc1.pannier"}, ""},
-		"none":              {nil, []string{"node.dc1.pannier"}, "it has 0 URIs"},
-		"two":               {[]string{"pannier://dc1/node/web-1", "pannier://dc1/server/web-1"}, []string{"node.dc1.pannier"}, "it has 2 URIs"},
-		"two by case":       {[]string{"pannier://dc1/node/web-1", "PANNIER://dc1/server/web-1"}, []string{"node.dc1.pannier"}, "it has 2 URIs"},
-		"no DNS name":       {[]string{"pannier://dc1/node/web-1"}, nil, `do not have "node.dc1.pannier"`},
-		"another role's":    {[]string{"pannier://dc1/node/web-1"}, []string{"server.dc1.pannier"}, `do not have "node.dc1.pannier"`},
-		"another dc's":      {[]string{"pannier://dc1/node/web-1"}, []string{"node.dc2.pannier"}, `do not have "node.dc1.pannier"`},
-		"a wildcard":        {[]string{"pannier://dc1/node/web-1"}, []string{"*.dc1.pannier"}, `do not have "node.dc1.pannier"`},
-		"role":              {[]string{"pannier://dc1/admin/web-1"}, []string{"admin.dc1.pannier"}, `the role "admin" is not one of server, node, cli`},
-		"role by case":      {[]string{"pannier://dc1/Server/web-1"}, []string{"server.dc1.pannier"}, `the role "Server" is not one of`},
-		"role with a blank": {[]string{"pannier://dc1/node%20/web-1"}, []string{"node.dc1.pannier"}, `the role "node " is not one of`},
-		"too long a path":   {[]string{"pannier://dc1/node/web-1/server"}, []string{"node.dc1.pannier"}, "is not pannier://DATACENTER/ROLE/NAME"},
-		"too short a path":  {[]string{"pannier://dc1/node"}, []string{"node.dc1.pannier"}, "is not pannier://DATACENTER/ROLE/NAME"},
-		"opaque":            {[]string{"pannier:dc1/node/web-1"}, []string{"node.dc1.pannier"}, "is not pannier://DATACENTER/ROLE/NAME"},
-		"empty name":        {[]string{"pannier://dc1/node/"}, []string{"node.dc1.pannier"}, `the name "" may have`},
-		"parent":            {[]string{"pannier://dc1/node/.."}, []string{"node.dc1.pannier"}, `the name ".." may have`},
-		"empty dc":          {[]string{"pannier:///node/web-1"}, []string{"node..pannier"}, `the datacenter "" may have`},
-		"port":              {[]string{"pannier://dc1:80/node/web-1"}, []string{"node.dc1.pannier"}, `the datacenter "dc1:80" may have`},
-		"user":              {[]string{"pannier://u@dc1/node/web-1"}, []string{"node.dc1.pannier"}, `is not "pannier://dc1/node/web-1"`},
-		"query":             {[]string{"pannier://dc1/node/web-1?a=b"}, []string{"node.dc1.pannier"}, `is not "pannier://dc1/node/web-1"`},
-		"fragment":          {[]string{"pannier://dc1/node/web-1#a"}, []string{"node.dc1.pannier"}, `is not "pannier://dc1/node/web-1"`},
-		"escape":            {[]string{"pannier://dc1/node/%77eb-1"}, []string{"node.dc1.pannier"}, `is not "pannier://dc1/node/web-1"`},
-		"hidden slash":      {[]string{"pannier://dc1/node%2Fweb-1"}, []string{"node.dc1.pannier"}, `is not "pannier://dc1/node/web-1"`},
+		"good": {[]string{"pannier://dc1/node/web-1"}, []string{"node.dc1.pannier"}, ""},
+		"beside others": {
+			[]string{"spiffe://x/y", "pannier://dc1/node/web-1"},
+			[]string{"web-1", "NODE.dc1.pannier"},
+			"",
+		},
+		"none": {nil, []string{"node.dc1.pannier"}, "it has 0 URIs"},
+		"two": {
+			[]string{"pannier://dc1/node/web-1", "pannier://dc1/server/web-1"},
+			[]string{"node.dc1.pannier"},
+			"it has 2 URIs",
+		},
+		"two by case": {
+			[]string{"pannier://dc1/node/web-1", "PANNIER://dc1/server/web-1"},
+			[]string{"node.dc1.pannier"},
+			"it has 2 URIs",
+		},
+		"no DNS name": {[]string{"pannier://dc1/node/web-1"}, nil, `do not have "node.dc1.pannier"`},
+		"another role's": {
+			[]string{"pannier://dc1/node/web-1"},
+			[]string{"server.dc1.pannier"},
+			`do not have "node.dc1.pannier"`,
+		},
+		"another dc's": {
+			[]string{"pannier://dc1/node/web-1"},
+			[]string{"node.dc2.pannier"},
+			`do not have "node.dc1.pannier"`,
+		},
+		"a wildcard": {
+			[]string{"pannier://dc1/node/web-1"},
+			[]string{"*.dc1.pannier"},
+			`do not have "node.dc1.pannier"`,
+		},
+		"role": {
+			[]string{"pannier://dc1/admin/web-1"},
+			[]string{"admin.dc1.pannier"},
+			`the role "admin" is not one of server, node, cli`,
+		},
+		"role by case": {
+			[]string{"pannier://dc1/Server/web-1"},
+			[]string{"server.dc1.pannier"},
+			`the role "Server" is not one of`,
+		},
+		"role with a blank": {
+			[]string{"pannier://dc1/node%20/web-1"},
+			[]string{"node.dc1.pannier"},
+			`the role "node " is not one of`,
+		},
+		"too long a path": {
+			[]string{"pannier://dc1/node/web-1/server"},
+			[]string{"node.dc1.pannier"},
+			"is not pannier://DATACENTER/ROLE/NAME",
+		},
+		"too short a path": {
+			[]string{"pannier://dc1/node"},
+			[]string{"node.dc1.pannier"},
+			"is not pannier://DATACENTER/ROLE/NAME",
+		},
+		"opaque": {
+			[]string{"pannier:dc1/node/web-1"},
+			[]string{"node.dc1.pannier"},
+			"is not pannier://DATACENTER/ROLE/NAME",
+		},
+		"empty name": {[]string{"pannier://dc1/node/"}, []string{"node.dc1.pannier"}, `the name "" may have`},
+		"parent":     {[]string{"pannier://dc1/node/.."}, []string{"node.dc1.pannier"}, `the name ".." may have`},
+		"empty dc":   {[]string{"pannier:///node/web-1"}, []string{"node..pannier"}, `the datacenter "" may have`},
+		"port": {
+			[]string{"pannier://dc1:80/node/web-1"},
+			[]string{"node.dc1.pannier"},
+			`the datacenter "dc1:80" may have`,
+		},
+		"user": {
+			[]string{"pannier://u@dc1/node/web-1"},
+			[]string{"node.dc1.pannier"},
+			`is not "pannier://dc1/node/web-1"`,
+		},
+		"query": {
+			[]string{"pannier://dc1/node/web-1?a=b"},
+			[]string{"node.dc1.pannier"},
+			`is not "pannier://dc1/node/web-1"`,
+		},
+		"fragment": {
+			[]string{"pannier://dc1/node/web-1#a"},
+			[]string{"node.dc1.pannier"},
+			`is not "pannier://dc1/node/web-1"`,
+		},
+		"escape": {
+			[]string{"pannier://dc1/node/%77eb-1"},
+			[]string{"node.dc1.pannier"},
+			`is not "pannier://dc1/node/web-1"`,
+		},
+		"hidden slash": {
+			[]string{"pannier://dc1/node%2Fweb-1"},
+			[]string{"node.dc1.pannier"},
+			`is not "pannier://dc1/node/web-1"`,
+		},
 	} {
 		cert := &x509.Certificate{DNSNames: c.dns}
 		for _, text := range c.uris {

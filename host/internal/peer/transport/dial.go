@@ -74,7 +74,9 @@ func (d *Dialer) Raft(ctx context.Context, addr string) (net.Conn, error) {
 // a server's certificate.
 func (d *Dialer) Transport() http.RoundTripper { return d.http }
 
-func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn, error) {
+func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	var dialer net.Dialer
@@ -90,7 +92,9 @@ func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name stri
 }
 
 // handshake closes raw if it fails.
-func (d *Dialer) handshake(ctx context.Context, raw net.Conn, role pki.Role, name string, protocols ...string) (*tls.Conn, error) {
+func (d *Dialer) handshake(ctx context.Context, raw net.Conn, role pki.Role, name string,
+	protocols ...string,
+) (*tls.Conn, error) {
 	conn := tls.Client(raw, d.certs.Client(role, name, protocols...))
 	if err := conn.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
@@ -143,7 +147,10 @@ func (d *Dialer) options(to target) []grpc.DialOption {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: patience}),
 		// A host that is back should be reached soon, so the longest pause is short.
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: 3 * time.Second,
+			},
 			MinConnectTimeout: dialTimeout,
 		}),
 	}

@@ -45,8 +45,10 @@ func speak(t *testing.T, addr string, cfg *tls.Config) error {
 			return err
 		}
 	}
-	if strings.HasPrefix(conn.ConnectionState().NegotiatedProtocol, "h2") || conn.ConnectionState().NegotiatedProtocol == "pannier-rpc/1" {
-		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+	if strings.HasPrefix(conn.ConnectionState().NegotiatedProtocol, "h2") ||
+		conn.ConnectionState().NegotiatedProtocol == "pannier-rpc/1" {
+		if _, err := io.WriteString(conn,
+			"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
 			return err
 		}
 	}
@@ -228,7 +230,8 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	ca := pkitest.New(t)
 	log := &logged{}
 	certs := ca.Certs(t, pki.Server, "a")
-	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.New(&hclog.LoggerOptions{Output: log})})
+	port, err := transport.Open(t.Context(),
+		transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.New(&hclog.LoggerOptions{Output: log})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +393,8 @@ func tooSlow(text string) bool {
 func TestListenersComeAndGo(t *testing.T) {
 	ca := pkitest.New(t)
 	certs := ca.Certs(t, pki.Server, "a")
-	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Advertise: "127.0.0.3", Certs: certs, Logger: hclog.NewNullLogger()})
+	port, err := transport.Open(t.Context(),
+		transport.Config{Addr: "127.0.0.1:0", Advertise: "127.0.0.3", Certs: certs, Logger: hclog.NewNullLogger()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -440,7 +444,11 @@ func TestListenersComeAndGo(t *testing.T) {
 
 func TestAddressesThatNobodyCanDial(t *testing.T) {
 	certs := pkitest.New(t).Certs(t, pki.Server, "a")
-	for _, cfg := range []transport.Config{{Addr: "0.0.0.0:0"}, {Addr: "127.0.0.1:0", Advertise: "host"}, {Addr: "192.0.2.1:0"}} {
+	for _, cfg := range []transport.Config{
+		{Addr: "0.0.0.0:0"},
+		{Addr: "127.0.0.1:0", Advertise: "host"},
+		{Addr: "192.0.2.1:0"},
+	} {
 		cfg.Certs, cfg.Logger = certs, hclog.NewNullLogger()
 		if port, err := transport.Open(t.Context(), cfg); err == nil {
 			t.Errorf("%+v: %s", cfg, errors.Join(errors.New(port.Addr().String()), port.Close()))

@@ -20,7 +20,11 @@ func TestUnusedConnectionsAreClosed(t *testing.T) {
 	if again, err := d.Conn("127.0.0.1:1", "b", pki.Server); err != nil || again != first {
 		t.Errorf("it is not shared: %v", err)
 	}
-	for _, other := range []target{{"127.0.0.1:2", "b", pki.Server}, {"127.0.0.1:1", "c", pki.Server}, {"127.0.0.1:1", "b", pki.Node}} {
+	for _, other := range []target{
+		{"127.0.0.1:2", "b", pki.Server},
+		{"127.0.0.1:1", "c", pki.Server},
+		{"127.0.0.1:1", "b", pki.Node},
+	} {
 		if conn, err := d.Conn(other.addr, other.name, other.role); err != nil || conn == first {
 			t.Errorf("%v is taken for another: %v", other, err)
 		}

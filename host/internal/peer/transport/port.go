@@ -70,7 +70,8 @@ func Open(ctx context.Context, cfg Config) (*Port, error) {
 	var listen net.ListenConfig
 	tcp, err := listen.Listen(ctx, "tcp", cfg.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("listen for other agents: %w: set bind_addr or ports { rpc } in the agent's configuration", err)
+		return nil, fmt.Errorf("listen for other agents: %w: set bind_addr or ports { rpc } in the agent's configuration",
+			err)
 	}
 	addr, err := advertised(tcp.Addr(), cfg.Advertise)
 	if err != nil {
@@ -99,7 +100,8 @@ func advertised(bound net.Addr, ip string) (net.Addr, error) {
 		at = netip.AddrPortFrom(other, at.Port())
 	}
 	if at.Addr().IsUnspecified() {
-		return nil, fmt.Errorf("%s is not an address that other agents can dial: set advertise_addr in the agent's configuration", at.Addr())
+		return nil, fmt.Errorf(
+			"%s is not an address that other agents can dial: set advertise_addr in the agent's configuration", at.Addr())
 	}
 	return net.TCPAddrFromAddrPort(at), nil
 }
@@ -205,7 +207,8 @@ func (p *Port) handshake() *tls.Config {
 		case state.NegotiatedProtocol == "":
 			return fmt.Errorf("%s names no protocol", peer)
 		case !slices.Contains(speaks[state.NegotiatedProtocol], peer.Role):
-			return fmt.Errorf("%s may not speak %s: only %v may", peer, state.NegotiatedProtocol, speaks[state.NegotiatedProtocol])
+			return fmt.Errorf("%s may not speak %s: only %v may", peer, state.NegotiatedProtocol,
+				speaks[state.NegotiatedProtocol])
 		}
 		return nil
 	}

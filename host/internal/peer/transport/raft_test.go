@@ -16,7 +16,8 @@ func TestRaftTransport(t *testing.T) {
 	ca := pkitest.New(t)
 	open := func(name string) *raft.NetworkTransport {
 		certs := ca.Certs(t, pki.Server, name)
-		port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.NewNullLogger()})
+		port, err := transport.Open(t.Context(),
+			transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: hclog.NewNullLogger()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,8 +43,11 @@ type kind[T any] struct {
 var (
 	storageKind      = kind[storage.Client]{"storage", storage.Kind, DefaultStorage, storage.NewClient}
 	identityKind     = kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
-	registrationKind = kind[registration.Registration]{"registration", registration.Kind, "consul-services", registration.NewClient}
-	bootstrapKind    = kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
+	registrationKind = kind[registration.Registration]{
+		"registration", registration.Kind, "consul-services",
+		registration.NewClient,
+	}
+	bootstrapKind = kind[bootstrap.Bootstrap]{"bootstrap", bootstrap.Kind, "envoy-bootstrap", bootstrap.NewClient}
 )
 
 // Supervisor is the part of supervisor.Supervisor that the catalog uses.
@@ -88,13 +91,17 @@ func (c *Catalog) DoIdentity(ctx context.Context, fn func(ctx context.Context, c
 
 // DoRegistration is DoStorage for the kind registration: consul-services, or the
 // only one of that kind.
-func (c *Catalog) DoRegistration(ctx context.Context, fn func(ctx context.Context, client registration.Registration) error) error {
+func (c *Catalog) DoRegistration(ctx context.Context,
+	fn func(ctx context.Context, client registration.Registration) error,
+) error {
 	return do(ctx, c, registrationKind, fn)
 }
 
 // DoBootstrap is DoStorage for the kind bootstrap: envoy-bootstrap, or the only one
 // of that kind.
-func (c *Catalog) DoBootstrap(ctx context.Context, fn func(ctx context.Context, client bootstrap.Bootstrap) error) error {
+func (c *Catalog) DoBootstrap(ctx context.Context,
+	fn func(ctx context.Context, client bootstrap.Bootstrap) error,
+) error {
 	return do(ctx, c, bootstrapKind, fn)
 }
 
@@ -114,10 +121,14 @@ func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (cli
 	}
 	if gen.Kind != k.protocol {
 		gen.Release()
-		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, gen.Kind, k.protocol)
+		return client, nil, fmt.Errorf("%s: plugin %q: %w: it is %s, and %s is needed", k.name, name, ErrWrongKind, gen.Kind,
+			k.protocol)
 	}
 	prefix := k.name + "(" + name + ")"
-	return k.client(&conn{ClientConnInterface: gen.Conn, prefix: prefix, retired: gen.Retired, ended: gen.Ended}), gen.Release, nil
+	return k.client(&conn{
+		ClientConnInterface: gen.Conn, prefix: prefix, retired: gen.Retired,
+		ended: gen.Ended,
+	}), gen.Release, nil
 }
 
 func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {
@@ -125,7 +136,9 @@ func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.C
 }
 
 // repeat runs fn with what get acquires, and runs it again if the plugin's process ends during the call.
-func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error), fn func(ctx context.Context, client T) error) error {
+func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error),
+	fn func(ctx context.Context, client T) error,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
 	defer cancel()
 	for try := 1; ; try++ {
@@ -207,7 +220,9 @@ func (c *Catalog) Device(ctx context.Context, name string) (client device.Client
 }
 
 // DoDevice is DoStorage for a device plugin.
-func (c *Catalog) DoDevice(ctx context.Context, name string, fn func(ctx context.Context, client device.Client) error) error {
+func (c *Catalog) DoDevice(ctx context.Context, name string,
+	fn func(ctx context.Context, client device.Client) error,
+) error {
 	return repeat(ctx, func(ctx context.Context) (device.Client, func(), error) { return c.Device(ctx, name) }, fn)
 }
 

@@ -37,7 +37,10 @@ type plugins struct {
 
 func (p *plugins) Acquire(context.Context, string) (supervisor.Handle, error) {
 	p.users++
-	return supervisor.Handle{Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended, Release: func() { p.users-- }}, nil
+	return supervisor.Handle{
+		Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended,
+		Release: func() { p.users-- },
+	}, nil
 }
 
 func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
@@ -64,7 +67,9 @@ func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bo
 	return ok, i.err
 }
 
-func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	if i.waits {
 		if err := report(storage.Fingerprint{Healthy: true}); err != nil {
 			return err
@@ -96,7 +101,10 @@ func serve(t *testing.T, i *impl) *plugins {
 		srv.Stop()
 		<-served
 	})
-	return &plugins{conn: conn, kind: storage.Kind, stop: srv.Stop, list: []supervisor.Status{{Name: "csi-bridge", Kind: storage.Kind}}}
+	return &plugins{
+		conn: conn, kind: storage.Kind, stop: srv.Stop,
+		list: []supervisor.Status{{Name: "csi-bridge", Kind: storage.Kind}},
+	}
 }
 
 func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
@@ -135,12 +143,14 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled {
+	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.Canceled) ||
+		status.Code(err) != codes.Canceled {
 		t.Errorf("cancelled: %v", err)
 	}
 	ctx, cancel = context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
-	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, context.Canceled) {
 		t.Errorf("too late: %v", err)
 	}
 }
@@ -240,7 +250,10 @@ func TestPluginOfAnotherKindIsGivenBack(t *testing.T) {
 
 func TestWhichDevicePlugins(t *testing.T) {
 	list := []supervisor.Status{
-		{Name: "z", Kind: device.Kind}, {Name: "a", Kind: device.Kind}, {Name: "s", Kind: storage.Kind}, {Name: "new"}, {Name: "later"},
+		{Name: "z", Kind: device.Kind}, {Name: "a", Kind: device.Kind}, {
+			Name: "s",
+			Kind: storage.Kind,
+		}, {Name: "new"}, {Name: "later"},
 	}
 	c := New(&plugins{list: list})
 	names, pending := []string{"a", "z"}, []string{"later", "new"}
@@ -262,7 +275,8 @@ func TestADevicePluginIsTakenByItsName(t *testing.T) {
 	p := serve(t, &impl{})
 	p.kind = device.Kind
 	c := New(p)
-	if err := c.DoDevice(t.Context(), "gpus", func(context.Context, device.Client) error { return nil }); err != nil || p.users != 0 {
+	if err := c.DoDevice(t.Context(), "gpus", func(context.Context, device.Client) error { return nil }); err != nil ||
+		p.users != 0 {
 		t.Errorf("%v, %d users", err, p.users)
 	}
 	p.kind = storage.Kind

@@ -47,7 +47,9 @@ func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 
 // NewStream makes a streaming call. The stream ends when another process of the plugin takes over; the caller then
 // opens it again on the new process.
-func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string,
+	opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s, err := c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 	if err != nil {

@@ -41,7 +41,8 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 	}
 	s.store = &store{dir: s.dir, pins: map[string]int{}}
 	if err := process.Unlimited(); err != nil {
-		s.log.Info("control groups cannot enforce all limits of plugins; the host measures their use instead", "reason", strings.ReplaceAll(err.Error(), "\n", "; "))
+		s.log.Info("control groups cannot enforce all limits of plugins; the host measures their use instead", "reason",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
 }
@@ -156,7 +157,8 @@ func openRunDir(dir string) (string, error) {
 		}
 		path = filepath.Join(base, "pannier-"+hex.EncodeToString(sum[:6]))
 		if len(path) > maxRunDir {
-			return "", fmt.Errorf("the plugins' sockets need a path of at most %d bytes, and both %s/run and %s are longer", maxRunDir, dir, path)
+			return "", fmt.Errorf("the plugins' sockets need a path of at most %d bytes, and both %s/run and %s are longer",
+				maxRunDir, dir, path)
 		}
 	}
 	if err := os.Mkdir(path, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
@@ -168,7 +170,8 @@ func openRunDir(dir string) (string, error) {
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return "", fmt.Errorf("%s is needed for the plugins' sockets, but is not a directory that belongs to the host's user", path)
+		return "", fmt.Errorf("%s is needed for the plugins' sockets, but is not a directory that belongs to the host's user",
+			path)
 	}
 	return path, nil
 }

@@ -70,7 +70,9 @@ type follower struct {
 
 // follow begins to read the events of a process, if the process has any and OnPluginEvent is set. Events that were
 // delivered before, possibly by an earlier host, are not delivered again. It ends with the process, or with close.
-func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord, gone <-chan struct{}) *follower {
+func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord,
+	gone <-chan struct{},
+) *follower {
 	if i.sup.cfg.OnPluginEvent == nil || run.Wire < wire.Version2 || run.Process == nil {
 		return nil
 	}
@@ -97,7 +99,8 @@ func (f *follower) loop(ctx context.Context) {
 		case err == nil || ctx.Err() != nil:
 			return
 		case status.Code(err) == codes.Unimplemented:
-			f.i.log.Warn("the plugin negotiated a protocol version with events, but has no event service", "wire", f.run.Wire, "generation", f.run.Number)
+			f.i.log.Warn("the plugin negotiated a protocol version with events, but has no event service", "wire", f.run.Wire,
+				"generation", f.run.Number)
 			return
 		case f.have.seq != before:
 			pause = eventsPause
@@ -108,7 +111,8 @@ func (f *follower) loop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
-			f.i.log.Debug("the plugin's event stream broke and is opened again", "generation", f.run.Number, "reason", status.Convert(err).Message())
+			f.i.log.Debug("the plugin's event stream broke and is opened again", "generation", f.run.Number, "reason",
+				status.Convert(err).Message())
 		}
 	}
 }
@@ -159,7 +163,8 @@ func (f *follower) event(e *pluginv1.Event) PluginEvent {
 	}
 	lost := e.GetSeq() - f.have.seq - 1
 	if lost > 0 {
-		f.i.log.Warn("the plugin has dropped events, because there were more than it keeps", "generation", f.run.Number, "dropped", lost)
+		f.i.log.Warn("the plugin has dropped events, because there were more than it keeps", "generation", f.run.Number,
+			"dropped", lost)
 	}
 	return PluginEvent{
 		Plugin: f.i.name, Kind: f.run.Kind, Generation: f.run.Number, Seq: e.GetSeq(), Lost: lost,

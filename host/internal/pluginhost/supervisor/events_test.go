@@ -58,10 +58,12 @@ func (l *told) check(repeats int) (processes int) {
 		case before.Type == "last":
 			l.t.Errorf("generation %d: event %d comes after the last one", e.Generation, e.Seq)
 		}
-		if want := "tick"; e.Type != want && e.Type != "last" || e.Kind != storage.Kind || e.Plugin != "fixture" || time.Since(e.Time) > time.Minute {
+		if want := "tick"; e.Type != want && e.Type != "last" || e.Kind != storage.Kind || e.Plugin != "fixture" ||
+			time.Since(e.Time) > time.Minute {
 			l.t.Errorf("event %+v", e)
 		}
-		if n, _ := strconv.ParseUint(e.Details["n"], 10, 64); e.Type == "tick" && n != e.Seq || e.Type == "last" && n != e.Seq-1 {
+		if n, _ := strconv.ParseUint(e.Details["n"], 10, 64); e.Type == "tick" && n != e.Seq || e.Type == "last" &&
+			n != e.Seq-1 {
 			l.t.Errorf("generation %d: event %d, of type %s, says n = %d", e.Generation, e.Seq, e.Type, n)
 		}
 		last[e.Generation] = e
@@ -110,7 +112,8 @@ func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 		t.Fatal(err)
 	}
 	defer handle.Release()
-	if _, err := storage.NewClient(handle.Conn).Attach(within(t), storage.Driver{ID: "d"}, storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
+	if _, err := storage.NewClient(handle.Conn).Attach(within(t), storage.Driver{ID: "d"},
+		storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -241,7 +244,8 @@ func TestEventsThatNobodyTook(t *testing.T) {
 		total += e.Lost
 	}
 	if total != emitted+1 || newest.Type != "last" || len(l.events) < 1000 || len(l.events) == emitted+1 {
-		t.Errorf("%d were handed over, with those lost %d, want %d; the newest is %+v", len(l.events), total, emitted+1, newest)
+		t.Errorf("%d were handed over, with those lost %d, want %d; the newest is %+v", len(l.events), total, emitted+1,
+			newest)
 	}
 }
 

@@ -149,7 +149,8 @@ func TestDeepDataDirectory(t *testing.T) {
 			RunDir string `json:"run_dir"`
 		}
 	}
-	if err := json.Unmarshal(data, &record); err != nil || len(record.Runs) != 1 || strings.HasPrefix(record.Runs[0].RunDir, w.cfg.DataDir) {
+	if err := json.Unmarshal(data, &record); err != nil || len(record.Runs) != 1 ||
+		strings.HasPrefix(record.Runs[0].RunDir, w.cfg.DataDir) {
 		t.Fatalf("the socket is in %+v, %v", record, err)
 	}
 	_ = s.Close()

@@ -23,7 +23,9 @@ type health struct {
 }
 
 // openHealthStream opens the stream. The stream ends with close, not with ctx.
-func openHealthStream(ctx context.Context, api pluginv1.PluginServiceClient, orphanTimeout time.Duration) (*healthStream, error) {
+func openHealthStream(ctx context.Context, api pluginv1.PluginServiceClient,
+	orphanTimeout time.Duration,
+) (*healthStream, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stream, err := api.Attend(ctx, &pluginv1.AttendRequest{OrphanTimeoutMs: orphanTimeout.Milliseconds()})
 	if err != nil {

@@ -216,7 +216,8 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 	})
 	if rollBack {
 		i.rec.swapped(Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true})
-		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v", gen.describe(), err), func(s *Status) {
+		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v",
+			gen.describe(), err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, err.Error(), 0
 			s.Restarts++
 		})

@@ -200,7 +200,10 @@ func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
 		TLSConfig:        i.sup.authority.ClientTLS(serverName(token)),
 		// go-plugin's client cannot be interrupted while it connects.
 		GRPCDialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2,
+				MaxDelay: time.Second,
+			},
 			MinConnectTimeout: min(connectTimeout, i.sup.cfg.StartTimeout/2),
 		})},
 		// The instance reports what go-plugin would log.
@@ -218,7 +221,8 @@ func serverName(token string) string { return strings.ToLower(token) + ".plugin.
 func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pluginRunner) (*generation, error) {
 	addr, err := client.Start()
 	if err != nil {
-		return nil, fmt.Errorf("handshake: %s", strings.Join(strings.Fields(err.Error()), " ")) // go-plugin's errors have many lines
+		// go-plugin's errors have many lines
+		return nil, fmt.Errorf("handshake: %s", strings.Join(strings.Fields(err.Error()), " "))
 	}
 	proto, err := client.Client()
 	if err != nil {

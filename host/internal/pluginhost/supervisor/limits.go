@@ -48,9 +48,11 @@ func (p Plugin) exceeds(u process.Usage) error {
 	}
 	switch {
 	case u.Memory > most.Memory:
-		return overLimit{fmt.Errorf("it uses %s of memory, %s %s", size(u.Memory), by(p.Limits.Memory > 0), size(most.Memory))}
+		return overLimit{fmt.Errorf("it uses %s of memory, %s %s", size(u.Memory), by(p.Limits.Memory > 0),
+			size(most.Memory))}
 	case u.Processes > most.Processes || u.Refused > 0:
-		return overLimit{fmt.Errorf("it wants more processes and threads than %s: %d", by(p.Limits.Processes > 0), most.Processes)}
+		return overLimit{fmt.Errorf("it wants more processes and threads than %s: %d", by(p.Limits.Processes > 0),
+			most.Processes)}
 	}
 	return nil
 }
@@ -85,9 +87,12 @@ type meter struct {
 
 // newMeter makes the meter of a new process.
 func (i *instance) newMeter(giveUp context.CancelCauseFunc) *meter {
-	return &meter{spec: i.spec, busy: i.sup.busy, giveUp: giveUp, exceeded: make(chan struct{}), tell: func(message string) {
-		i.set(EventBusy, message, func(*Status) {})
-	}}
+	return &meter{
+		spec: i.spec, busy: i.sup.busy, giveUp: giveUp, exceeded: make(chan struct{}),
+		tell: func(message string) {
+			i.set(EventBusy, message, func(*Status) {})
+		},
+	}
 }
 
 // run measures until the process has ended or is detached.

@@ -31,7 +31,10 @@ func TestMemoryEater(t *testing.T) {
 		s := w.open()
 		other := mustCall(t, s, "other", "")["pid"]
 		before := mustCall(t, s, "fixture", "eat 800")["pid"]
-		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+		st := await(t, s, "fixture", func(st supervisor.Status) bool {
+			return st.Restarts == 1 &&
+				st.State == supervisor.Running
+		})
 		if !tooMuch.MatchString(st.LastError) {
 			t.Errorf("the reason is %q", st.LastError)
 		}
@@ -70,12 +73,16 @@ func TestMemoryEater(t *testing.T) {
 		w.put("fixture", "good", "1.3.0")
 		bad := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
 		mustCall(t, s, "fixture", "eat 800")
-		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" && st.State == supervisor.Running })
+		st := await(t, s, "fixture", func(st supervisor.Status) bool {
+			return st.Version == "1.2.3" &&
+				st.State == supervisor.Running
+		})
 		if !tooMuch.MatchString(st.Refused[bad.SHA256]) {
 			t.Errorf("refused: %v", st.Refused)
 		}
 		// Callers used the old process until the other one was up.
-		if last := st.Swaps[len(st.Swaps)-1]; !last.Rollback || last.To.Generation == 0 || w.count(supervisor.EventEnded) != 0 {
+		if last := st.Swaps[len(st.Swaps)-1]; !last.Rollback || last.To.Generation == 0 ||
+			w.count(supervisor.EventEnded) != 0 {
 			t.Errorf("swap %+v, %d ends", last, w.count(supervisor.EventEnded))
 		}
 		waitFor(t, "the end of the old process", func() bool { return len(w.pids()) == 1 })
@@ -93,7 +100,8 @@ func TestMemoryEater(t *testing.T) {
 		if pid := mustCall(t, second, "fixture", "eat 800")["pid"]; pid != before {
 			t.Fatal("it was not reattached")
 		}
-		st := await(t, second, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+		st := await(t, second, "fixture",
+			func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
 		if !tooMuch.MatchString(st.LastError) {
 			t.Errorf("the reason is %q", st.LastError)
 		}
@@ -118,7 +126,8 @@ func TestSpinnerIsReported(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range w.events {
-		if e.Type == supervisor.EventBusy && (e.Status.Name != "fixture" || !strings.HasPrefix(e.Message, "process "+before+" has used ")) {
+		if e.Type == supervisor.EventBusy &&
+			(e.Status.Name != "fixture" || !strings.HasPrefix(e.Message, "process "+before+" has used ")) {
 			t.Errorf("the event says %q of %q", e.Message, e.Status.Name)
 		}
 	}
@@ -160,8 +169,12 @@ func TestForkBomb(t *testing.T) {
 		before := mustCall(t, s, "fixture", "")["pid"]
 		// Go programs fail when they cannot make a thread: the process may end during the call.
 		answer, _ := call(t, s, "fixture", "bomb 100")
-		st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
-		if !regexp.MustCompile(`it wants more processes and threads than its plugin block allows: 70|the process ended`).MatchString(st.LastError) {
+		st := await(t, s, "fixture", func(st supervisor.Status) bool {
+			return st.Restarts == 1 &&
+				st.State == supervisor.Running
+		})
+		if !regexp.MustCompile(
+			`it wants more processes and threads than its plugin block allows: 70|the process ended`).MatchString(st.LastError) {
 			t.Errorf("the reason is %q", st.LastError)
 		}
 		if pid := mustCall(t, s, "fixture", "")["pid"]; pid == before {
@@ -187,7 +200,10 @@ func TestIsolation(t *testing.T) {
 	if err := os.Chmod(filepath.Dir(w.cfg.DataDir), 0o711); err != nil { // or the user cannot get at its copy
 		t.Fatal(err)
 	}
-	w.configure(supervisor.Plugin{Name: "fixture", User: "nobody", Group: "daemon", Limits: supervisor.Limits{OpenFiles: 321}})
+	w.configure(supervisor.Plugin{
+		Name: "fixture", User: "nobody", Group: "daemon",
+		Limits: supervisor.Limits{OpenFiles: 321},
+	})
 	w.install("own")
 	w.configure(supervisor.Plugin{Name: "own", Limits: supervisor.Limits{OpenFiles: 321}})
 	s := w.open()
@@ -215,7 +231,8 @@ func TestIsolation(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		want := regexp.MustCompile(`^(/dev/null|pipe:|socket:|anon_inode:|/sys/fs/cgroup/|` + regexp.QuoteMeta(w.cfg.DataDir) + `/plugins/logs/fixture\.log$)`)
+		want := regexp.MustCompile(`^(/dev/null|pipe:|socket:|anon_inode:|/sys/fs/cgroup/|` +
+			regexp.QuoteMeta(w.cfg.DataDir) + `/plugins/logs/fixture\.log$)`)
 		if !want.MatchString(target) {
 			t.Errorf("it has descriptor %s, %s", f.Name(), target)
 		}

@@ -137,7 +137,9 @@ func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generati
 }
 
 // request passes an operator's request to the instance and waits until it is done.
-func (s *Supervisor) request(ctx context.Context, name string, do func(context.Context, *instance, *generation) (*generation, error)) (Status, error) {
+func (s *Supervisor) request(ctx context.Context, name string,
+	do func(context.Context, *instance, *generation) (*generation, error),
+) (Status, error) {
 	s.rescan()
 	i := s.instance(name)
 	if i == nil {

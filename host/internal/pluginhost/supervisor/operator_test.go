@@ -69,7 +69,10 @@ func TestRollbackWindowOfAPlugin(t *testing.T) {
 	w.put("fixture", "good", "1.3.0")
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
 	_, _ = call(t, s, "fixture", "exit")
-	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" && st.State == supervisor.Running })
+	await(t, s, "fixture", func(st supervisor.Status) bool {
+		return st.Version == "1.2.3" &&
+			st.State == supervisor.Running
+	})
 }
 
 // StopWithHost ends plugins that would otherwise keep running.

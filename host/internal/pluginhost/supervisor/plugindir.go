@@ -89,7 +89,8 @@ func splitName(base string) (name string, v *version.Version) {
 }
 
 func ignored(file string) bool {
-	return strings.HasPrefix(file, ".") || slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
+	return strings.HasPrefix(file, ".") ||
+		slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
 }
 
 // checkOwner refuses a path that other users could replace: whoever can write there runs code as the host.

@@ -40,7 +40,8 @@ func (w *world) host(args ...string) *hostProcess {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	h := &hostProcess{t: w.t, cmd: exec.Command(cmp.Or(w.hostProgram, fixture(w.t, "host")), append([]string{string(arg), "fixture"}, args...)...)}
+	h := &hostProcess{t: w.t, cmd: exec.Command(cmp.Or(w.hostProgram, fixture(w.t, "host")),
+		append([]string{string(arg), "fixture"}, args...)...)}
 	h.cmd.Stderr = w.log
 	h.cmd.Env = append(os.Environ(), w.hostEnv...)
 	out, err := h.cmd.StdoutPipe()
@@ -125,7 +126,10 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	if _, err := call(t, second, "fixture", "exit"); err == nil {
 		t.Fatal("it did not exit")
 	}
-	await(t, second, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+	await(t, second, "fixture", func(st supervisor.Status) bool {
+		return st.Restarts == 1 &&
+			st.State == supervisor.Running
+	})
 	if after := mustCall(t, second, "fixture", ""); after["pid"] == before["pid"] {
 		t.Error("not replaced")
 	}
@@ -208,7 +212,12 @@ func (w *world) settled(s *supervisor.Supervisor) {
 func TestReplacedInsteadOfReattached(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
-		"other arguments":        func(w *world) { w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"good", "new"}}) },
+		"other arguments": func(w *world) {
+			w.configure(supervisor.Plugin{
+				Name: "fixture",
+				Args: []string{"good", "new"},
+			})
+		},
 		"another executable":     func(w *world) { appendByte(w.t, filepath.Join(w.cfg.PluginDir, "fixture")) },
 		"another authority":      func(w *world) { os.Remove(w.cfg.DataDir + "/plugins/host.pem") },
 		"a socket that is gone":  func(w *world) { removeAll(w.t, w.cfg.DataDir+"/plugins/run/*/plugin*") },

@@ -76,7 +76,8 @@ func loadRecord(dir, name string) (record, error) {
 		}
 	}
 	if rec.Format != recordFormat || rec.Name != name {
-		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name, rec.Format, rec.Name)
+		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name,
+			rec.Format, rec.Name)
 	}
 	return rec, nil
 }

@@ -40,7 +40,8 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 	}
 	defer os.Remove(temp) // already gone if the rename was reached
 	if checksum != "" && sha != checksum {
-		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha, checksum)
+		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha,
+			checksum)
 	}
 	unpin = s.pin(sha)
 	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
@@ -54,7 +55,8 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 // use returns a copy that is kept already, after hashing it again.
 func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err error) {
 	if checksum != "" && sha != checksum {
-		return binary{}, nil, fmt.Errorf("%w: the copy has sha256:%s, the configuration wants sha256:%s", errChecksum, sha, checksum)
+		return binary{}, nil, fmt.Errorf("%w: the copy has sha256:%s, the configuration wants sha256:%s", errChecksum, sha,
+			checksum)
 	}
 	unpin = s.pin(sha)
 	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}

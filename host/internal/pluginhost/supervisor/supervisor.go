@@ -248,7 +248,10 @@ func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
 	if err != nil {
 		return Handle{}, err
 	}
-	return Handle{Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(), Release: release}, nil
+	return Handle{
+		Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(),
+		Release: release,
+	}, nil
 }
 
 // WaitReady waits until a plugin is up. Its errors are those of Acquire.
@@ -262,7 +265,8 @@ func (s *Supervisor) WaitReady(ctx context.Context, name string) error {
 }
 
 func (s *Supervisor) unknown(name string) error {
-	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)", ErrUnknown, name, s.cfg.PluginDir, s.names())
+	return fmt.Errorf("%w: %q is neither in %s nor configured (there are: %q)", ErrUnknown, name, s.cfg.PluginDir,
+		s.names())
 }
 
 func (s *Supervisor) names() []string {

@@ -29,7 +29,8 @@ func TestPluginComesUp(t *testing.T) {
 	if answer["config"] != `{"a":1}` || answer["args"] != "good x y" {
 		t.Errorf("config %s, arguments %s", answer["config"], answer["args"])
 	}
-	if env := answer["env"]; strings.Contains(env, "secret") || strings.Contains(env, "PRIVATE KEY") || !strings.Contains(env, "MINE=1") {
+	if env := answer["env"]; strings.Contains(env, "secret") || strings.Contains(env, "PRIVATE KEY") ||
+		!strings.Contains(env, "MINE=1") {
 		t.Errorf("environment: %s", env)
 	}
 	st := status(t, s, "fixture")
@@ -77,7 +78,12 @@ func TestBrokenPlugins(t *testing.T) {
 		{"plain", supervisor.Plugin{}, supervisor.BackingOff, "info"},
 		{"bad-version", supervisor.Plugin{}, supervisor.Failed, `version is "one"`},
 		{"good", supervisor.Plugin{Version: ">= 2.0"}, supervisor.Failed, "the configuration wants >= 2.0"},
-		{"good", supervisor.Plugin{Config: []byte(`{"wrong":1}`)}, supervisor.Failed, `validate the configuration: key "wrong" is not known`},
+		{
+			"good",
+			supervisor.Plugin{Config: []byte(`{"wrong":1}`)},
+			supervisor.Failed,
+			`validate the configuration: key "wrong" is not known`,
+		},
 		{"good", supervisor.Plugin{Checksum: "sha256:" + strings.Repeat("0", 64)}, supervisor.Failed, "checksum mismatch"},
 		{"good", supervisor.Plugin{User: "no-such-user"}, supervisor.BackingOff, `look up user "no-such-user"`},
 	} {
@@ -225,7 +231,10 @@ func TestUnhealthyPluginIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.configure(supervisor.Plugin{Name: "fixture", Args: []string{"unwell"}})
 	s := w.open()
-	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Unhealthy && st.PID != 0 })
+	st := await(t, s, "fixture", func(st supervisor.Status) bool {
+		return st.State == supervisor.Unhealthy &&
+			st.PID != 0
+	})
 	if st.Message != "no driver answers" {
 		t.Errorf("status: %+v", st)
 	}

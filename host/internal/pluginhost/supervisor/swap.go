@@ -212,7 +212,8 @@ func (i *instance) refuseOnProbation(gen *generation, why error) bool {
 	if !i.onProbation(gen) {
 		return false
 	}
-	i.rec.refuse(gen.sha, fmt.Sprintf("%s after it had taken over: %v", time.Since(gen.record.TookOver).Round(time.Millisecond), why))
+	i.rec.refuse(gen.sha, fmt.Sprintf("%s after it had taken over: %v",
+		time.Since(gen.record.TookOver).Round(time.Millisecond), why))
 	return true
 }
 

@@ -25,7 +25,8 @@ import (
 
 // bad lists the ways in which a new binary fails before it takes over.
 var bad = []string{
-	"exit", "hang", "garbage", "endless-line", "wrong-cookie", "wrong-wire", "wrong-socket", "plain", "bad-version", "wrong-kind",
+	"exit", "hang", "garbage", "endless-line", "wrong-cookie", "wrong-wire", "wrong-socket", "plain", "bad-version",
+	"wrong-kind",
 	"panic", "unwell", "hang-in-validate", "hang-in-configure", "refuses", "exit-in-configure", "other-certificate",
 	"exit-after-handshake",
 }
@@ -164,8 +165,10 @@ func swapsUnderLoad(t *testing.T, kind string, rate int, bad []string) {
 	if l.failed.Load() != 0 || l.calls.Load() == 0 {
 		t.Errorf("%d of %d calls failed, with %v", l.failed.Load(), l.calls.Load(), l.err)
 	}
-	if w.count(supervisor.EventSwapped) != len(bad) || w.count(supervisor.EventSwapFailed) != len(bad) || status(t, s, "fixture").Restarts != 0 {
-		t.Errorf("%d swaps, %d failed ones, want %d of each; %+v", w.count(supervisor.EventSwapped), w.count(supervisor.EventSwapFailed), len(bad), status(t, s, "fixture"))
+	if w.count(supervisor.EventSwapped) != len(bad) || w.count(supervisor.EventSwapFailed) != len(bad) ||
+		status(t, s, "fixture").Restarts != 0 {
+		t.Errorf("%d swaps, %d failed ones, want %d of each; %+v", w.count(supervisor.EventSwapped),
+			w.count(supervisor.EventSwapFailed), len(bad), status(t, s, "fixture"))
 	}
 	if dirs, _ := os.ReadDir(w.cfg.DataDir + "/plugins/run"); len(dirs) != 1 {
 		t.Errorf("%d folders of sockets are left, want one", len(dirs))
@@ -263,7 +266,10 @@ func TestRollback(t *testing.T) {
 			w.put("fixture", "good", "1.3.0")
 			await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
 			_, _ = call(t, s, "fixture", fail)
-			st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.2.3" && st.State == supervisor.Running })
+			st := await(t, s, "fixture", func(st supervisor.Status) bool {
+				return st.Version == "1.2.3" &&
+					st.State == supervisor.Running
+			})
 			if st.SHA256 != good || len(st.Refused) != 1 || !st.Swaps[len(st.Swaps)-1].Rollback {
 				t.Errorf("status %+v", st)
 			}

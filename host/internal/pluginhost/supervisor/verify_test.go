@@ -46,7 +46,8 @@ func TestVerify(t *testing.T) {
 	before, files := status(t, s, "fixture"), w.traces()
 	untouched := func(what string) {
 		t.Helper()
-		if now := status(t, s, "fixture"); now.PID != before.PID || now.Generation != before.Generation || len(now.Swaps) != 0 || len(now.Refused) != 0 {
+		if now := status(t, s, "fixture"); now.PID != before.PID || now.Generation != before.Generation ||
+			len(now.Swaps) != 0 || len(now.Refused) != 0 {
 			t.Errorf("%s: the plugin that serves is another: %+v", what, now)
 		}
 		if left := w.traces(); !slices.Equal(left, files) {
@@ -58,7 +59,10 @@ func TestVerify(t *testing.T) {
 	}
 	path := w.candidate("fixture_v2.0.0", "good", "2.0.0")
 	v, err := s.Verify(within(t), path)
-	want := supervisor.Verified{Name: "fixture", Known: true, Kind: before.Kind, Version: "2.0.0", SHA256: sumOf(t, path), Healthy: true}
+	want := supervisor.Verified{
+		Name: "fixture", Known: true, Kind: before.Kind, Version: "2.0.0", SHA256: sumOf(t, path),
+		Healthy: true,
+	}
 	if err != nil || v != want {
 		t.Errorf("verified %+v, %v; want %+v", v, err, want)
 	}
@@ -68,15 +72,18 @@ func TestVerify(t *testing.T) {
 		t.Errorf("verified what serves: %+v, %v", v, err)
 	}
 	untouched("what serves")
-	if v, err = s.Verify(within(t), w.candidate("stranger", "unwell", "3.0.0")); err != nil || v.Known || v.Healthy || v.Message != "no driver answers" {
+	if v, err = s.Verify(within(t), w.candidate("stranger", "unwell", "3.0.0")); err != nil || v.Known || v.Healthy ||
+		v.Message != "no driver answers" {
 		t.Errorf("verified one that is unwell: %+v, %v", v, err)
 	}
 	untouched("unwell")
 	for mode, says := range map[string]string{
-		"exit": "the disk is on fire", "panic": "boom", "plain": "connection error", "refuses": "not to its taste", "exit-in-configure": "exit status 5",
-		"wrong-kind": "of kind device.v1", "bad-version": `"one"`,
+		"exit": "the disk is on fire", "panic": "boom", "plain": "connection error", "refuses": "not to its taste",
+		"exit-in-configure": "exit status 5",
+		"wrong-kind":        "of kind device.v1", "bad-version": `"one"`,
 	} {
-		if v, err := s.Verify(within(t), w.candidate("fixture", mode, "2.0.0")); err == nil || !strings.Contains(err.Error(), says) {
+		if v, err := s.Verify(within(t), w.candidate("fixture", mode, "2.0.0")); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: verified %+v, %v; want an error with %q", mode, v, err, says)
 		}
 		untouched(mode)
@@ -107,7 +114,8 @@ func TestVerifyRefuses(t *testing.T) {
 		"run chmod go-w":                 w.mode(w.candidate("writable", "good", "2.0.0"), 0o775),
 		"not executable":                 w.mode(w.candidate("data", "good", "2.0.0"), 0o644),
 	} {
-		if _, err := s.Verify(within(t), path); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), path) {
+		if _, err := s.Verify(within(t), path); err == nil || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v; want an error with %q", path, err, says)
 		}
 	}

@@ -65,13 +65,19 @@ func form(t *testing.T) *world {
 // open starts to manage the keys, as an agent does when it starts.
 func (s *server) open() {
 	s.w.t.Helper()
-	sealer, err := secrets.OpenFiles(secrets.Files{First: filepath.Join(s.dir, "secrets.key"), Dir: filepath.Join(s.dir, "secrets.keys"), Shared: true})
+	sealer, err := secrets.OpenFiles(secrets.Files{
+		First: filepath.Join(s.dir, "secrets.key"),
+		Dir:   filepath.Join(s.dir, "secrets.keys"), Shared: true,
+	})
 	check.NoError(s.w.t, err)
 	s.sealer = sealer
 	s.reach(sealer)
 	node := s.Node
 	s.keeper = New(Config{
-		Name: s.Name, Sealer: sealer, Ledger: ledger{node, s}, Servers: others{s}, SigningKey: bound, Log: hclog.NewNullLogger(),
+		Name: s.Name, Sealer: sealer, Ledger: ledger{
+			node,
+			s,
+		}, Servers: others{s}, SigningKey: bound, Log: hclog.NewNullLogger(),
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -175,8 +181,14 @@ func (l ledger) RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsK
 	return through(l.s, "remove", func() (claim.SecretsKeys, error) { return l.Node.RemoveSecretsKey(ctx, id) })
 }
 
-func (l ledger) ResealVolume(ctx context.Context, ref claim.VolumeRef, index uint64, sealed []byte, key string) (claim.Volume, error) {
-	return through(l.s, "reseal", func() (claim.Volume, error) { return l.Node.ResealVolume(ctx, ref, index, sealed, key) })
+func (l ledger) ResealVolume(ctx context.Context, ref claim.VolumeRef, index uint64, sealed []byte,
+	key string,
+) (claim.Volume, error) {
+	return through(l.s, "reseal", func() (claim.Volume,
+		error,
+	) {
+		return l.Node.ResealVolume(ctx, ref, index, sealed, key)
+	})
 }
 
 // others reaches the other servers without a network, which package peer tests.
@@ -231,7 +243,8 @@ func (w *world) fill(volumes ...string) {
 	}
 	sealed, named, err := leader.sealer.Seal(plain, bound("s"))
 	check.NoError(w.t, err)
-	_, err = leader.PutSigningKey(w.t.Context(), claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
+	_, err = leader.PutSigningKey(w.t.Context(),
+		claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
 	check.NoError(w.t, err)
 }
 

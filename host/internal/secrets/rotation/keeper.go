@@ -25,7 +25,8 @@ type Ledger interface {
 	Servers() ([]string, error)
 	PutSecretsKey(ctx context.Context, id string, active bool) (claim.SecretsKeys, error)
 	RemoveSecretsKey(ctx context.Context, id string) (claim.SecretsKeys, error)
-	ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume, error)
+	ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModifyIndex uint64, sealed []byte, key string) (claim.Volume,
+		error)
 	ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error
 }
 
@@ -136,7 +137,8 @@ func (k *Keeper) Sync(ctx context.Context) error {
 		return err
 	}
 	if keys.Active == "" && k.Servers != nil {
-		return errors.New("the cluster has no secrets key yet: the leader makes one as soon as a majority of the servers is up")
+		return errors.New(
+			"the cluster has no secrets key yet: the leader makes one as soon as a majority of the servers is up")
 	}
 	return k.use(ctx, keys)
 }
@@ -151,8 +153,10 @@ func (k *Keeper) use(ctx context.Context, keys claim.SecretsKeys) error {
 	if missing, err = k.Sealer.Use(keys.Active, ids(keys), keys.Removed); err != nil || len(missing) == 0 {
 		return err
 	}
-	return fmt.Errorf("no server that was asked has the secrets key %s: restore its file from a backup of a server's secrets.keys, "+
-		"or register again what it seals (see: pannier operator secrets status)%s", strings.Join(missing, ", "), because(asked))
+	return fmt.Errorf(
+		"no server that was asked has the secrets key %s: restore its file from a backup of a server's secrets.keys, "+
+			"or register again what it seals (see: pannier operator secrets status)%s", strings.Join(missing,
+			", "), because(asked))
 }
 
 func because(err error) string {

@@ -96,7 +96,8 @@ func (k *Keeper) offer(ctx context.Context, key secrets.Key, enough func(servers
 	asked.Wait()
 	without = slices.DeleteFunc(without, func(why string) bool { return why == "" })
 	if len(names)-len(without) < enough(len(names)) {
-		return fmt.Errorf("%w: %s; try again when they are back, or remove one that is gone: pannier operator raft remove-peer NAME",
+		return fmt.Errorf(
+			"%w: %s; try again when they are back, or remove one that is gone: pannier operator raft remove-peer NAME",
 			ErrNotEverywhere, strings.Join(without, "; "))
 	}
 	return nil

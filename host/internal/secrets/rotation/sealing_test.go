@@ -31,7 +31,8 @@ func TestLeaderIsKilledDuringARotation(t *testing.T) {
 			killed.kill()
 			killed.heal()
 			next := w.leader()
-			clustertest.Eventually(t, "the next leader opens all secrets", func() bool { return next.keeper.Problem() == "" && next.opens("") == nil })
+			clustertest.Eventually(t, "the next leader opens all secrets",
+				func() bool { return next.keeper.Problem() == "" && next.opens("") == nil })
 			killed.start()
 			w.WaitReady(t)
 			if cut == "before name" {
@@ -60,7 +61,8 @@ func TestRotationWaitsForEveryServer(t *testing.T) {
 	}
 	away.kill()
 	_, err := w.leader().keeper.Rotate(t.Context())
-	if !errors.Is(err, ErrNotEverywhere) || !strings.Contains(err.Error(), away.Name) || !strings.Contains(err.Error(), "pannier operator raft remove-peer") {
+	if !errors.Is(err, ErrNotEverywhere) || !strings.Contains(err.Error(), away.Name) ||
+		!strings.Contains(err.Error(), "pannier operator raft remove-peer") {
 		t.Errorf("got %v", err)
 	}
 	if after := w.active(); after != before {
@@ -107,14 +109,16 @@ func TestRestoreDuringARotation(t *testing.T) {
 
 			clustertest.Eventually(t, "the ledger is restored", func() bool {
 				_, err := w.leader().Restore(t.Context(), bytes.NewReader(saved.Bytes()))
-				if errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrNotLeader) { // a busy machine lets another one lead
+				// a busy machine lets another one lead
+				if errors.Is(err, command.ErrUncertain) || errors.Is(err, command.ErrNotLeader) {
 					return false
 				}
 				check.NoError(t, err)
 				return true
 			})
 			for _, s := range w.servers {
-				clustertest.Eventually(t, s.Name+" misses the key", func() bool { return strings.Contains(s.keeper.Problem(), first) })
+				clustertest.Eventually(t, s.Name+" misses the key",
+					func() bool { return strings.Contains(s.keeper.Problem(), first) })
 			}
 			check.NoError(t, w.servers[0].sealer.Add(kept))
 			if middle {

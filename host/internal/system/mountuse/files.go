@@ -167,7 +167,8 @@ func (sc *Scene) openFile(dir, fd string) string {
 	// A mount that was detached while files of it were open is in no table, and a block device may have other names:
 	// only stat(2) knows. AT_STATX_DONT_SYNC keeps the kernel from asking the file system.
 	var st unix.Statx_t
-	if unix.Statx(unix.AT_FDCWD, dir+"/fd/"+fd, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st) != nil {
+	if unix.Statx(unix.AT_FDCWD, dir+"/fd/"+fd, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE,
+		&st) != nil {
 		return ""
 	}
 	if uint32(st.Mode)&unix.S_IFMT == unix.S_IFBLK {

@@ -200,7 +200,8 @@ func deviceIn(pid int, path string) uint64 {
 		return 0
 	}
 	defer unix.Close(root)
-	f, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	f, err := unix.Openat2(root, path,
+		&unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	if err != nil {
 		return 0
 	}
@@ -224,7 +225,8 @@ func blockDevice(st unix.Stat_t) uint64 {
 func controlGroup(pid int) (longest string) {
 	raw, _ := os.ReadFile(procfs.Dir(pid) + "/cgroup")
 	for line := range strings.Lines(string(raw)) {
-		if fields := strings.SplitN(strings.TrimSpace(line), ":", 3); len(fields) == 3 && len(fields[2]) > max(1, len(longest)) {
+		if fields := strings.SplitN(strings.TrimSpace(line), ":", 3); len(fields) == 3 &&
+			len(fields[2]) > max(1, len(longest)) {
 			longest = fields[2]
 		}
 	}

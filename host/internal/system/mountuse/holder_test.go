@@ -30,7 +30,8 @@ func mount(t *testing.T, source, target, fstype string, flags uintptr) {
 // inNamespace runs a script in a mount namespace of its own until the test ends, and returns its PID.
 func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 	t.Helper()
-	args = append([]string{"--mount", "--propagation", propagation, "sh", "-ec", script + "\necho ready\nexec cat", "sh"}, args...)
+	args = append([]string{"--mount", "--propagation", propagation, "sh", "-ec", script + "\necho ready\nexec cat", "sh"},
+		args...)
 	cmd := exec.Command("unshare", args...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -81,7 +82,8 @@ func TestHoldersOfAMount(t *testing.T) {
 				}
 				return
 			}
-			if len(got) != 1 || got[0].Path != filepath.Join(dir, c.at) || got[0].ReadOnly != c.readOnly || got[0].Command == "" {
+			if len(got) != 1 || got[0].Path != filepath.Join(dir, c.at) || got[0].ReadOnly != c.readOnly ||
+				got[0].Command == "" {
 				t.Errorf("got %v", got)
 			}
 			if none := held(t, own, filepath.Dir(path), "", pid); len(none) > 0 {
@@ -113,7 +115,8 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 				t.Errorf("it is held by %v", got)
 			}
 			check.NoError(t, unix.Unmount(path, 0))
-			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh", strconv.Itoa(pid)).Output()
+			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh",
+				strconv.Itoa(pid)).Output()
 			if (err == nil) != (want > 0) {
 				t.Errorf("after the unmount the namespace has %s of it, so Holders was wrong", left)
 			}
@@ -131,7 +134,8 @@ func TestHoldersOfADevice(t *testing.T) {
 	path := filepath.Join(own, "volume")
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
 	mount(t, device, path, "", unix.MS_BIND)
-	pid := inNamespace(t, "private", "mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
+	pid := inNamespace(t, "private",
+		"mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
 	for name, want := range map[string]int{"disk": 1, "link": 1, "other": 0, "none": 0} {
 		if got := held(t, own, path, filepath.Join(dir, name), pid); len(got) != want {
 			t.Errorf("with %s in the container it is held by %v", name, got)

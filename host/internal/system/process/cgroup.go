@@ -162,7 +162,8 @@ func outOfMemory(ref Ref) string {
 		}
 		if counted(data, "oom_kill") > 0 {
 			most, _ := os.ReadFile(filepath.Join(dir, "memory.max"))
-			return fmt.Sprintf(" (by the kernel: its control group is limited to %s bytes of memory)", strings.TrimSpace(string(most)))
+			return fmt.Sprintf(" (by the kernel: its control group is limited to %s bytes of memory)",
+				strings.TrimSpace(string(most)))
 		}
 	}
 	return ""

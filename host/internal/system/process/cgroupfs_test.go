@@ -19,9 +19,12 @@ func TestFindParents(t *testing.T) {
 		lack, enable string
 	}{
 		"systemd, delegated": {
-			mounts:  v2,
-			own:     "0::/system.slice/pannier.service/pannier-agent\n",
-			files:   map[string]string{"v2/system.slice/pannier.service/cgroup.controllers": "cpu memory pids", "v2/system.slice/pannier.service/cgroup.subtree_control": "memory pids"},
+			mounts: v2,
+			own:    "0::/system.slice/pannier.service/pannier-agent\n",
+			files: map[string]string{
+				"v2/system.slice/pannier.service/cgroup.controllers":     "cpu memory pids",
+				"v2/system.slice/pannier.service/cgroup.subtree_control": "memory pids",
+			},
 			unified: "v2/system.slice/pannier.service",
 		},
 		"controllers that are to be had": {

@@ -69,7 +69,8 @@ func stopGroup(ctx context.Context, ref Ref) error {
 		removeCgroups(ref)
 		return nil
 	}
-	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill, slices.Sorted(maps.Keys(g.known)))
+	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill,
+		slices.Sorted(maps.Keys(g.known)))
 }
 
 // group is the processes of a Ref while they are being stopped.
@@ -121,7 +122,8 @@ func members(ref Ref) []procfs.Stat {
 	leads := ref.PID != 0 && err == nil && leader.StartTime == ref.StartTime
 	var found []procfs.Stat
 	for _, s := range living() {
-		if leads && (s.Group == ref.PID || s.PID == ref.PID) || slices.Contains(inside, s.PID) || ref.Token != "" && hasToken(s.PID, ref.Token) {
+		if leads && (s.Group == ref.PID || s.PID == ref.PID) || slices.Contains(inside, s.PID) || ref.Token != "" &&
+			hasToken(s.PID, ref.Token) {
 			found = append(found, s)
 		}
 	}

@@ -82,7 +82,8 @@ func (s *Steps) readToken(svc *Service) (secret string, err error) {
 	}
 	raw, err := s.SecretsDir.Read(svc.place(), tokenFile, svc.uid)
 	if err == nil && digest(raw) != svc.TokenSum {
-		err = fmt.Errorf("%s: %w: its content was not written by the host", s.SecretsDir.Path(svc.place(), tokenFile), secretsdir.ErrForeign)
+		err = fmt.Errorf("%s: %w: its content was not written by the host", s.SecretsDir.Path(svc.place(), tokenFile),
+			secretsdir.ErrForeign)
 	}
 	if err != nil {
 		return "", err

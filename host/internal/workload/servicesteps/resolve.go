@@ -11,7 +11,9 @@ import (
 
 // Resolve returns a workload's services as they are registered: variables have values, labels of
 // ports have numbers, and a canary has the tags and meta of one.
-func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canary bool, numbers map[string]int) ([]service.Service, error) {
+func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canary bool,
+	numbers map[string]int,
+) ([]service.Service, error) {
 	values := map[string]string{
 		"node.name": s.Node, "node.datacenter": s.Datacenter,
 		"workload.id": ref.ID, "workload.namespace": ref.Namespace,

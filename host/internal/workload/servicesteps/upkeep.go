@@ -54,7 +54,8 @@ func (s *Steps) repair(ctx context.Context, svc *Service) error {
 		return err
 	}
 	if before != svc.Token.ID {
-		s.event(svc, "identity-replaced", "it has another token now: what was started with the earlier one must read its file again")
+		s.event(svc, "identity-replaced",
+			"it has another token now: what was started with the earlier one must read its file again")
 	}
 	if svc.proxied && !s.bootstrapped(svc) {
 		if err := s.Bootstrap(ctx, svc); err != nil {
@@ -142,7 +143,8 @@ func (s *Steps) RevokeAll(ctx context.Context, tokens []claim.Token) {
 			return
 		}
 		if !logged {
-			s.Log.Warn("tokens that no record explains cannot be revoked yet; this is retried", "tokens", len(tokens), "error", last)
+			s.Log.Warn("tokens that no record explains cannot be revoked yet; this is retried", "tokens", len(tokens), "error",
+				last)
 		}
 		if step.Sleep(ctx, pause.NextBackOff()) != nil {
 			return

@@ -18,6 +18,7 @@ import (
 // Progress is how far a step has come. A step without progress has nothing to undo.
 type Progress string
 
+// How far a step has come.
 const (
 	Intended Progress = "intended" // Do may have been called
 	Done     Progress = "done"     // Do has succeeded
@@ -64,7 +65,9 @@ func (b Backoff) Start() *backoff.ExponentialBackOff {
 
 // Retry calls fn until it succeeds, its error is not retryable, or bound has passed. The error
 // is the last one of fn that is not just the end of the time, or the cause of the end of ctx.
-func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(err error) bool, fn func(ctx context.Context) error) error {
+func (b Backoff) Retry(ctx context.Context, bound time.Duration, retryable func(err error) bool,
+	fn func(ctx context.Context) error,
+) error {
 	bounded, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	pause := b.Start()

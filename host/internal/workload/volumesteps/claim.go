@@ -33,7 +33,9 @@ func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err err
 // Claim takes all claims in one ledger command: all or none. The same command records the
 // tokens that Consul will be asked for. It returns the run's number in the ledger where the
 // ledger has accepted the command, also with an error.
-func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim, tokens []claim.Token) (number uint64, err error) {
+func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim.Claim,
+	tokens []claim.Token,
+) (number uint64, err error) {
 	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
 	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
 	if err != nil {
@@ -90,7 +92,8 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		return claim.Claim{}, err
 	}
 	if driver.Fingerprint.Node == nil {
-		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", driver.ID, v.Ref)
+		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here",
+			driver.ID, v.Ref)
 	}
 	if err := info.CheckReachable(s.Node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
 		return claim.Claim{}, err
@@ -163,10 +166,12 @@ func (v *Volume) modes(info claim.Volume) (claim.Capability, error) {
 	case 1:
 		return fit[0], nil
 	case 0:
-		return claim.Capability{}, fmt.Errorf("volume %q has no capability with access_mode %q and attachment_mode %q; it has %s: %w",
+		return claim.Capability{}, fmt.Errorf(
+			"volume %q has no capability with access_mode %q and attachment_mode %q; it has %s: %w",
 			v.Ref, req.AccessMode, req.AttachmentMode, capabilities(info), claim.ErrUnsupported)
 	default:
-		return claim.Capability{}, fmt.Errorf("volume %q has several capabilities, so access_mode and attachment_mode must say which: %s: %w",
+		return claim.Capability{}, fmt.Errorf(
+			"volume %q has several capabilities, so access_mode and attachment_mode must say which: %s: %w",
 			v.Ref, capabilities(info), claim.ErrUnsupported)
 	}
 }
@@ -207,7 +212,8 @@ func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRe
 			}
 		}
 		for _, v := range set.Volumes {
-			if slices.Contains(left, v.Ref) || slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
+			if slices.Contains(left, v.Ref) ||
+				slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
 				continue
 			}
 			clean = append(clean, claim.Claim{Volume: v.Ref, Workload: v.workload, Node: s.Node, Index: v.Index})

@@ -66,7 +66,9 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 // UnmountLeftovers unmounts what lies below the drivers' folders and belongs to no record and no
 // claim. Only drivers mount there. What is busy stays and is returned. A volume with a claim is
 // left to the release of that claim.
-func (s *Steps) UnmountLeftovers(ctx context.Context, claims []claim.Claim, records []*Record) (left []string, err error) {
+func (s *Steps) UnmountLeftovers(ctx context.Context, claims []claim.Claim, records []*Record) (left []string,
+	err error,
+) {
 	there, err := mounts.Below(s.Layout.Dir)
 	if err != nil {
 		return nil, err

@@ -58,8 +58,10 @@ const (
 	PublishStep = "publish"
 )
 
-// Staged and Published report that the step has succeeded.
-func (v *Record) Staged() bool    { return v.Steps[StageStep] == step.Done }
+// Staged reports that the step has succeeded.
+func (v *Record) Staged() bool { return v.Steps[StageStep] == step.Done }
+
+// Published reports that the step has succeeded.
 func (v *Record) Published() bool { return v.Steps[PublishStep] == step.Done }
 
 // MayBeMounted reports that the volume is mounted for the workload, or may be.

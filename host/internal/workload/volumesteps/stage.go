@@ -129,7 +129,8 @@ func (s *Steps) removeMount(path string) error {
 	if errors.Is(err, mounts.ErrHoldsData) {
 		// The volume is unmounted, so its claim may be released. What was written to the
 		// directory below it is for the operator to look at.
-		s.Log.Warn("the volume is unmounted, but its mount point holds files, so it is not removed", "path", path, "error", err)
+		s.Log.Warn("the volume is unmounted, but its mount point holds files, so it is not removed", "path", path, "error",
+			err)
 		return nil
 	}
 	return err

@@ -153,7 +153,9 @@ func (v *Volume) Stages() bool {
 
 // call makes one call to the driver of v; wait is how long the driver may take to become
 // healthy. The error says what was tried, on which volume.
-func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Duration, fn func(ctx context.Context, c storage.Client, d drivers.Driver) error) error {
+func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Duration,
+	fn func(ctx context.Context, c storage.Client, d drivers.Driver) error,
+) error {
 	if err := s.Calls.Call(ctx, v.Driver, wait, fn); err != nil {
 		return fmt.Errorf("%s volume %q for workload %q on driver %q: %w", verb, v.Ref, v.workload, v.Driver, err)
 	}

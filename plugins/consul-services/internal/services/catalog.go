@@ -65,7 +65,8 @@ func (p *pass) push(ctx context.Context, d *differences, seen *view) error {
 // tell writes a service and its checks to the catalog, as the agent has them.
 func (a *agent) tell(ctx context.Context, node string, s *api.AgentService, checks api.HealthChecks) error {
 	s.Datacenter, s.ContentHash = "", "" // fields of the agent's answer only
-	_, err := a.Catalog().Register(&api.CatalogRegistration{Node: node, SkipNodeUpdate: true, Service: s, Checks: checks}, write(ctx))
+	_, err := a.Catalog().Register(&api.CatalogRegistration{Node: node, SkipNodeUpdate: true, Service: s, Checks: checks},
+		write(ctx))
 	return a.error(err, "write service %q of node %q to the catalog", s.ID, node)
 }
 

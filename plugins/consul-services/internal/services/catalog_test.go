@@ -83,7 +83,8 @@ func TestTagOverride(t *testing.T) {
 		r.othersTag(t, i)
 		i.Service.Tags = []string{"new"}
 		r.register(t, i)
-		check.Eventually(t, "the catalog has the new tags", func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
+		check.Eventually(t, "the catalog has the new tags",
+			func() bool { return slices.Equal(r.inCatalog(t, i.ID).Tags, []string{"new"}) })
 		r.quiet(t, i)
 	})
 }

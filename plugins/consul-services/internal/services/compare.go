@@ -22,7 +22,8 @@ func (v *view) drift(id string, want *api.AgentServiceRegistration) string {
 		return "kind"
 	case have.Service != want.Name:
 		return "name"
-	case want.Port != 0 && have.Port != want.Port, want.Port == 0 && want.Kind != api.ServiceKindConnectProxy && have.Port != 0:
+	case want.Port != 0 && have.Port != want.Port,
+		want.Port == 0 && want.Kind != api.ServiceKindConnectProxy && have.Port != 0:
 		return "port"
 	case have.Address != want.Address:
 		return "address"
@@ -73,7 +74,8 @@ func wantedChecks(id string, want *api.AgentServiceRegistration) api.AgentServic
 func (v *view) staleChecks(id string, want *api.AgentServiceRegistration) (ids []string) {
 	wanted := wantedChecks(id, want)
 	for have := range v.checks[id] {
-		if strings.HasPrefix(have, checkPrefix(id)) && !slices.ContainsFunc(wanted, func(c *api.AgentServiceCheck) bool { return c.CheckID == have }) {
+		if strings.HasPrefix(have, checkPrefix(id)) &&
+			!slices.ContainsFunc(wanted, func(c *api.AgentServiceCheck) bool { return c.CheckID == have }) {
 			ids = append(ids, have)
 		}
 	}

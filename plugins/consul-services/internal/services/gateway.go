@@ -50,7 +50,8 @@ func ingress(name string, in *service.Ingress) *api.IngressGatewayConfigEntry {
 	entry := &api.IngressGatewayConfigEntry{Kind: api.IngressGateway, Name: name}
 	if in.TLS != nil {
 		entry.TLS = api.GatewayTLSConfig{
-			Enabled: in.TLS.Enabled, TLSMinVersion: in.TLS.TLSMinVersion, TLSMaxVersion: in.TLS.TLSMaxVersion, CipherSuites: in.TLS.CipherSuites,
+			Enabled: in.TLS.Enabled, TLSMinVersion: in.TLS.TLSMinVersion, TLSMaxVersion: in.TLS.TLSMaxVersion,
+			CipherSuites: in.TLS.CipherSuites,
 		}
 	}
 	for _, l := range in.Listeners {
@@ -98,7 +99,8 @@ func plainIngress(e *api.IngressGatewayConfigEntry) service.Ingress {
 	for _, l := range e.Listeners {
 		listener := service.IngressListener{Port: int32(l.Port), Protocol: l.Protocol}
 		for _, s := range l.Services {
-			listener.Services = append(listener.Services, service.IngressService{Name: s.Name, Hosts: append([]string(nil), s.Hosts...)})
+			listener.Services = append(listener.Services,
+				service.IngressService{Name: s.Name, Hosts: append([]string(nil), s.Hosts...)})
 		}
 		out.Listeners = append(out.Listeners, listener)
 	}
@@ -108,7 +110,8 @@ func plainIngress(e *api.IngressGatewayConfigEntry) service.Ingress {
 func plainTerminating(e *api.TerminatingGatewayConfigEntry) service.Terminating {
 	var out service.Terminating
 	for _, s := range e.Services {
-		out.Services = append(out.Services, service.LinkedService{Name: s.Name, CAFile: s.CAFile, CertFile: s.CertFile, KeyFile: s.KeyFile, SNI: s.SNI})
+		out.Services = append(out.Services,
+			service.LinkedService{Name: s.Name, CAFile: s.CAFile, CertFile: s.CertFile, KeyFile: s.KeyFile, SNI: s.SNI})
 	}
 	return out
 }

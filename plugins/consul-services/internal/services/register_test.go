@@ -37,11 +37,20 @@ func everything(s *service.Service) {
 			"protocol": "http", "envoy_x": 3, "nested": map[string]any{"a": []any{1, "b"}}, "no": false,
 		},
 		Upstreams: []service.Upstream{
-			{DestinationName: "db", LocalBindPort: 5432, Config: map[string]any{"connect_timeout_ms": 100}, MeshGateway: &service.MeshGateway{Mode: "local"}},
+			{
+				DestinationName: "db", LocalBindPort: 5432, Config: map[string]any{"connect_timeout_ms": 100},
+				MeshGateway: &service.MeshGateway{Mode: "local"},
+			},
 			{DestinationName: "sock", LocalBindSocketPath: "/run/x.sock", LocalBindSocketMode: "0700"},
-			{DestinationName: "q", DestinationType: "prepared_query", LocalBindPort: 99, LocalBindAddress: "127.0.0.9", Datacenter: "dc1"},
+			{
+				DestinationName: "q", DestinationType: "prepared_query", LocalBindPort: 99, LocalBindAddress: "127.0.0.9",
+				Datacenter: "dc1",
+			},
 		},
-		Expose:      &service.Expose{Paths: []service.ExposePath{{Path: "/metrics", LocalPathPort: 8080, ListenerPort: "21000", Protocol: "http2"}}},
+		Expose: &service.Expose{Paths: []service.ExposePath{{
+			Path: "/metrics", LocalPathPort: 8080,
+			ListenerPort: "21000", Protocol: "http2",
+		}}},
 		MeshGateway: &service.MeshGateway{Mode: "remote"},
 	}}}
 }
@@ -56,7 +65,8 @@ func sidecar(change ...func(*service.SidecarService)) func(*service.Service) {
 }
 
 var marks = map[string]string{
-	"external-source": "pannier", "pannier-cluster": "c1", "pannier-node": "n1", "pannier-namespace": "default", "pannier-workload": "w",
+	"external-source": "pannier", "pannier-cluster": "c1", "pannier-node": "n1", "pannier-namespace": "default",
+	"pannier-workload": "w",
 }
 
 func marksAnd(key, value string) map[string]string {
@@ -79,7 +89,8 @@ func TestRegister(t *testing.T) {
 		r.settled(t, plain)
 		r.quiet(t, plain)
 		got := r.inCatalog(t, plain.ID)
-		if got.Port != 0 || !reflect.DeepEqual(got.Meta, marks) || len(r.checks(t, plain.ID)) != 0 || r.inCatalog(t, plain.ID+sidecarSuffix) != nil {
+		if got.Port != 0 || !reflect.DeepEqual(got.Meta, marks) || len(r.checks(t, plain.ID)) != 0 ||
+			r.inCatalog(t, plain.ID+sidecarSuffix) != nil {
 			t.Errorf("got %+v", got)
 		}
 	})
@@ -95,13 +106,17 @@ func TestRegister(t *testing.T) {
 	t.Run("a sidecar of its own mind", func(t *testing.T) {
 		own := instance("own", sidecar(func(s *service.SidecarService) {
 			s.Port, s.Tags, s.Meta, s.DisableDefaultTCPCheck = "21900", []string{"side"}, map[string]string{"s": "c"}, true
-			s.Proxy = &service.Proxy{LocalServiceAddress: "127.0.0.7", LocalServicePort: 77, Expose: &service.Expose{Checks: true}}
+			s.Proxy = &service.Proxy{
+				LocalServiceAddress: "127.0.0.7", LocalServicePort: 77,
+				Expose: &service.Expose{Checks: true},
+			}
 		}))
 		r.register(t, own)
 		r.settled(t, own)
 		r.quiet(t, own)
 		got := r.inCatalog(t, own.ID+sidecarSuffix)
-		if got.Port != 21900 || !slices.Equal(got.Tags, []string{"side"}) || !reflect.DeepEqual(got.Meta, marksAnd("s", "c")) ||
+		if got.Port != 21900 || !slices.Equal(got.Tags, []string{"side"}) ||
+			!reflect.DeepEqual(got.Meta, marksAnd("s", "c")) ||
 			got.Proxy.LocalServiceAddress != "127.0.0.7" || got.Proxy.LocalServicePort != 77 || !got.Proxy.Expose.Checks {
 			t.Errorf("got %+v of %+v", got, got.Proxy)
 		}
@@ -135,7 +150,8 @@ func registersAllFields(t *testing.T, r *rig) {
 	r.settled(t, web)
 	r.quiet(t, web)
 	got := r.inCatalog(t, web.ID)
-	if got.Service != "web" || got.Port != 8080 || got.Address != "127.0.0.1" || !slices.Equal(got.Tags, []string{"a", "b"}) ||
+	if got.Service != "web" || got.Port != 8080 || got.Address != "127.0.0.1" ||
+		!slices.Equal(got.Tags, []string{"a", "b"}) ||
 		!reflect.DeepEqual(got.Meta, marksAnd("k", "v")) || got.Weights != (api.AgentWeights{Passing: 5, Warning: 2}) ||
 		got.TaggedAddresses["lan"] != (api.ServiceAddress{Address: "10.0.0.1", Port: 8080}) ||
 		got.TaggedAddresses["wan"] != (api.ServiceAddress{Address: "192.0.2.4", Port: 99}) {
@@ -146,24 +162,29 @@ func registersAllFields(t *testing.T, r *rig) {
 		notes[id] = c.Type + ": " + c.Notes
 	}
 	if want := map[string]string{
-		"service:" + web.ID + ":1":       "http: PUT http://127.0.0.1:8080/health?x=1 every 10s, within 2s",
-		"service:" + web.ID + ":2":       "tcp: tcp 127.0.0.2:99 every 1m",
-		"service:" + web.ID + ":3":       "grpc: grpc 127.0.0.1:8080/svc every 10s",
-		"service:" + web.ID + ":process": "ttl: passes while the workload's process lives, and fails 30s after the host has last said so",
+		"service:" + web.ID + ":1": "http: PUT http://127.0.0.1:8080/health?x=1 every 10s, within 2s",
+		"service:" + web.ID + ":2": "tcp: tcp 127.0.0.2:99 every 1m",
+		"service:" + web.ID + ":3": "grpc: grpc 127.0.0.1:8080/svc every 10s",
+		"service:" + web.ID +
+			":process": "ttl: passes while the workload's process lives, and fails 30s after the host has last said so",
 	}; !reflect.DeepEqual(notes, want) {
 		t.Errorf("checks: %v, want %v", notes, want)
 	}
 	side := r.inCatalog(t, proxyID)
-	if side.Kind != api.ServiceKindConnectProxy || side.Service != "web-sidecar-proxy" || side.Port < 21000 || !slices.Equal(side.Tags, []string{"a", "b"}) ||
-		!reflect.DeepEqual(side.Meta, marksAnd("k", "v")) || side.Proxy.DestinationServiceID != web.ID || side.Proxy.LocalServiceAddress != "127.0.0.1" ||
-		side.Proxy.LocalServicePort != 8080 || len(side.Proxy.Upstreams) != 3 || side.Proxy.Expose.Paths[0].ListenerPort != 21000 {
+	if side.Kind != api.ServiceKindConnectProxy || side.Service != "web-sidecar-proxy" || side.Port < 21000 ||
+		!slices.Equal(side.Tags, []string{"a", "b"}) ||
+		!reflect.DeepEqual(side.Meta, marksAnd("k", "v")) || side.Proxy.DestinationServiceID != web.ID ||
+		side.Proxy.LocalServiceAddress != "127.0.0.1" ||
+		side.Proxy.LocalServicePort != 8080 || len(side.Proxy.Upstreams) != 3 ||
+		side.Proxy.Expose.Paths[0].ListenerPort != 21000 {
 		t.Errorf("got %+v of %+v", side, side.Proxy)
 	}
 	config, _ := json.Marshal(side.Proxy.Config)
 	if want := `{"envoy_x":3,"nested":{"a":[1,"b"]},"no":false,"protocol":"http"}`; string(config) != want {
 		t.Errorf("config %s, want %s", config, want)
 	}
-	if checks := r.checks(t, proxyID); len(checks) != 2 || checks["service:"+proxyID+":1"].Type != "tcp" || checks["service:"+proxyID+":2"].Type != "alias" {
+	if checks := r.checks(t, proxyID); len(checks) != 2 || checks["service:"+proxyID+":1"].Type != "tcp" ||
+		checks["service:"+proxyID+":2"].Type != "alias" {
 		t.Errorf("checks of the sidecar: %v", checks)
 	}
 	r.register(t, web)
@@ -200,21 +221,41 @@ func refuses(t *testing.T, r *rig) {
 		change func(*service.Service)
 		text   string
 	}{
-		"a label as port":      {func(s *service.Service) { s.Port = "http" }, `port "http" is not a port number`},
-		"a port out of range":  {func(s *service.Service) { s.Port = "65536" }, "not a port number"},
-		"an unknown check":     {func(s *service.Service) { s.Checks = []service.Check{{Type: "script"}} }, `check 1: type "script"`},
-		"a check without port": {func(s *service.Service) { s.Port, s.Checks = "", []service.Check{{Type: "tcp"}} }, "needs a port"},
-		"a host in a path":     {func(s *service.Service) { s.Checks = []service.Check{{Type: "http", Path: "//evil/"}} }, "has a host"},
-		"two process checks":   {func(s *service.Service) { s.Checks = []service.Check{{Type: "process"}, {Type: "process"}} }, "several checks"},
-		"no interval":          {func(s *service.Service) { s.Checks = []service.Check{{Type: "tcp"}} }, "Interval"},
+		"a label as port":     {func(s *service.Service) { s.Port = "http" }, `port "http" is not a port number`},
+		"a port out of range": {func(s *service.Service) { s.Port = "65536" }, "not a port number"},
+		"an unknown check": {
+			func(s *service.Service) { s.Checks = []service.Check{{Type: "script"}} },
+			`check 1: type "script"`,
+		},
+		"a check without port": {
+			func(s *service.Service) { s.Port, s.Checks = "", []service.Check{{Type: "tcp"}} },
+			"needs a port",
+		},
+		"a host in a path": {
+			func(s *service.Service) { s.Checks = []service.Check{{Type: "http", Path: "//evil/"}} },
+			"has a host",
+		},
+		"two process checks": {func(s *service.Service) {
+			s.Checks = []service.Check{
+				{Type: "process"},
+				{Type: "process"},
+			}
+		}, "several checks"},
+		"no interval": {func(s *service.Service) { s.Checks = []service.Check{{Type: "tcp"}} }, "Interval"},
 		"a listener's label": {sidecar(func(s *service.SidecarService) {
 			s.Proxy = &service.Proxy{Expose: &service.Expose{Paths: []service.ExposePath{{ListenerPort: "x"}}}}
 		}), "listener_port"},
-		"a sidecar's label":   {sidecar(func(s *service.SidecarService) { s.Port = "x" }), "sidecar_service port"},
-		"a tagged label":      {func(s *service.Service) { s.TaggedAddresses = map[string]string{"lan": "h:x"} }, "tagged address"},
+		"a sidecar's label": {sidecar(func(s *service.SidecarService) { s.Port = "x" }), "sidecar_service port"},
+		"a tagged label": {
+			func(s *service.Service) { s.TaggedAddresses = map[string]string{"lan": "h:x"} },
+			"tagged address",
+		},
 		"what Consul refuses": {func(s *service.Service) { s.Address = "0.0.0.0" }, "Invalid service address"},
 		"a bad timeout": {func(s *service.Service) {
-			s.Connect = &service.Connect{Gateway: &service.Gateway{Mesh: &service.Mesh{}, Proxy: &service.GatewayProxy{ConnectTimeout: "x"}}}
+			s.Connect = &service.Connect{Gateway: &service.Gateway{
+				Mesh:  &service.Mesh{},
+				Proxy: &service.GatewayProxy{ConnectTimeout: "x"},
+			}}
 		}, "connect_timeout"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -244,7 +285,8 @@ func deregisters(t *testing.T, r *rig) {
 	r.register(t, i)
 	alone := instance("ends")
 	if err := r.admin.Agent().ServiceRegister(&api.AgentServiceRegistration{
-		Kind: api.ServiceKindConnectProxy, ID: alone.ID + sidecarSuffix, Name: "x", Port: 1, Proxy: &api.AgentServiceConnectProxyConfig{DestinationServiceName: "ends"},
+		Kind: api.ServiceKindConnectProxy, ID: alone.ID +
+			sidecarSuffix, Name: "x", Port: 1, Proxy: &api.AgentServiceConnectProxyConfig{DestinationServiceName: "ends"},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +305,8 @@ func TestGateways(t *testing.T) {
 		return instance(name, func(s *service.Service) { s.Connect = &service.Connect{Gateway: &g} })
 	}
 	proxy := &service.GatewayProxy{
-		ConnectTimeout: "5s", EnvoyGatewayBindTaggedAddresses: true, EnvoyGatewayNoDefaultBind: true, EnvoyDNSDiscoveryType: "STRICT_DNS",
+		ConnectTimeout: "5s", EnvoyGatewayBindTaggedAddresses: true, EnvoyGatewayNoDefaultBind: true,
+		EnvoyDNSDiscoveryType:     "STRICT_DNS",
 		EnvoyGatewayBindAddresses: map[string]service.BindAddress{"all": {Address: "0.0.0.0", Port: 8443}},
 		Config:                    map[string]any{"envoy_extra": "x"},
 	}
@@ -274,10 +317,17 @@ func TestGateways(t *testing.T) {
 			{Port: 8444, Protocol: "http", Services: []service.IngressService{{Name: "api", Hosts: []string{"api.test"}}}},
 		},
 	}})
-	out := gateway("out", service.Gateway{Terminating: &service.Terminating{Services: []service.LinkedService{{Name: "db", CAFile: "/ca", SNI: "db.test"}}}})
+	out := gateway("out",
+		service.Gateway{Terminating: &service.Terminating{Services: []service.LinkedService{{
+			Name: "db", CAFile: "/ca",
+			SNI: "db.test",
+		}}}})
 	mesh := gateway("mesh", service.Gateway{Mesh: &service.Mesh{}})
 	// An http listener of an ingress gateway requires that its service uses http.
-	if _, _, err := r.admin.ConfigEntries().Set(&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "api", Protocol: "http"}, nil); err != nil {
+	if _, _, err := r.admin.ConfigEntries().Set(&api.ServiceConfigEntry{
+		Kind: api.ServiceDefaults, Name: "api",
+		Protocol: "http",
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	all := []registration.Instance{in, out, mesh}
@@ -288,7 +338,10 @@ func TestGateways(t *testing.T) {
 	}
 	r.settled(t, all...)
 	r.quiet(t, all...)
-	for id, kind := range map[string]api.ServiceKind{in.ID: "ingress-gateway", out.ID: "terminating-gateway", mesh.ID: "mesh-gateway"} {
+	for id, kind := range map[string]api.ServiceKind{
+		in.ID: "ingress-gateway", out.ID: "terminating-gateway",
+		mesh.ID: "mesh-gateway",
+	} {
 		if got := r.inCatalog(t, id); got.Kind != kind {
 			t.Errorf("%s is a %s", id, got.Kind)
 		}
@@ -307,14 +360,17 @@ func TestGateways(t *testing.T) {
 		return e
 	}
 	ingress, terminating := read(api.IngressGateway, "in"), read(api.TerminatingGateway, "out")
-	if e := ingress.(*api.IngressGatewayConfigEntry); !e.TLS.Enabled || e.Listeners[0].Protocol != "tcp" || e.Listeners[1].Services[0].Hosts[0] != "api.test" {
+	if e := ingress.(*api.IngressGatewayConfigEntry); !e.TLS.Enabled || e.Listeners[0].Protocol != "tcp" ||
+		e.Listeners[1].Services[0].Hosts[0] != "api.test" {
 		t.Errorf("got %+v", e)
 	}
-	if e := terminating.(*api.TerminatingGatewayConfigEntry); e.Services[0].SNI != "db.test" || e.Services[0].CAFile != "/ca" {
+	if e := terminating.(*api.TerminatingGatewayConfigEntry); e.Services[0].SNI != "db.test" ||
+		e.Services[0].CAFile != "/ca" {
 		t.Errorf("got %+v", e)
 	}
 	r.register(t, all...)
-	if r.proxy.Count("PUT", "/v1/config") != 2 || read(api.IngressGateway, "in").GetModifyIndex() != ingress.GetModifyIndex() {
+	if r.proxy.Count("PUT", "/v1/config") != 2 ||
+		read(api.IngressGateway, "in").GetModifyIndex() != ingress.GetModifyIndex() {
 		t.Error("an entry that says the same was written again")
 	}
 	out.Service.Connect.Gateway.Terminating.Services[0].SNI = "other.test"
@@ -331,10 +387,12 @@ func TestMeshPolicy(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
 	i := instance("out", func(s *service.Service) {
-		s.Connect = &service.Connect{Gateway: &service.Gateway{Terminating: &service.Terminating{Services: []service.LinkedService{{Name: "db"}}}}}
+		terminating := &service.Terminating{Services: []service.LinkedService{{Name: "db"}}}
+		s.Connect = &service.Connect{Gateway: &service.Gateway{Terminating: terminating}}
 	})
 	_, err := r.Register(t.Context(), r.consul, i)
-	wantCode(t, err, codes.PermissionDenied, `mesh = "write"`, `config entry terminating-gateway "out"`, r.consul.TokenFile)
+	wantCode(t, err, codes.PermissionDenied, `mesh = "write"`, `config entry terminating-gateway "out"`,
+		r.consul.TokenFile)
 
 	nothing := r.consul
 	nothing.TokenFile = r.TokenFile(t, r.Token(t))
@@ -357,7 +415,10 @@ func TestHeartbeat(t *testing.T) {
 		healthy bool
 		status  string
 	}{{true, "passing"}, {false, "critical"}} {
-		beats := []registration.Beat{{ID: "pannier:n1:default:w:gone", Healthy: true}, {ID: i.ID, Healthy: step.healthy, Output: "pid 7"}}
+		beats := []registration.Beat{
+			{ID: "pannier:n1:default:w:gone", Healthy: true},
+			{ID: i.ID, Healthy: step.healthy, Output: "pid 7"},
+		}
 		check.NoError(t, r.Heartbeat(t.Context(), r.consul, beats))
 		check.Eventually(t, "the check is "+step.status, func() bool {
 			c := r.checks(t, i.ID)[processCheck]
@@ -386,7 +447,8 @@ func TestFaults(t *testing.T) {
 		"register":   func() error { _, err := r.Register(t.Context(), r.consul, i); return err },
 		"deregister": func() error { return r.Deregister(t.Context(), r.consul, i.ID) },
 		"sync": func() error {
-			_, _, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{i}})
+			_, _, err := r.Sync(t.Context(), r.consul,
+				registration.SyncRequest{Owner: owner, Instances: []registration.Instance{i}})
 			return err
 		},
 		"heartbeat": func() error {

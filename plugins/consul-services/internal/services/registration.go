@@ -40,7 +40,8 @@ type wanted struct {
 func want(i registration.Instance) (*wanted, error) {
 	r, err := build(i)
 	if err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "service %q of workload %q in namespace %q: %v", i.Service.Name, i.Workload, i.Namespace, err)
+		return nil, status.Errorf(codes.InvalidArgument, "service %q of workload %q in namespace %q: %v", i.Service.Name,
+			i.Workload, i.Namespace, err)
 	}
 	w := &wanted{instance: i, registration: r}
 	if r.Connect != nil {

@@ -115,7 +115,8 @@ func (r *rig) sync(t *testing.T, instances ...registration.Instance) (index uint
 
 func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Instance) (uint64, []string) {
 	t.Helper()
-	index, changes, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Instances: instances, Index: index, Wait: time.Minute})
+	index, changes, err := r.Sync(t.Context(), r.consul,
+		registration.SyncRequest{Owner: owner, Instances: instances, Index: index, Wait: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

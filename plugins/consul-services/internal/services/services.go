@@ -72,7 +72,9 @@ func New() *Services {
 func (s *Services) Close() error { return s.pool.Close() }
 
 // Register implements registration.Registration.
-func (s *Services) Register(ctx context.Context, c service.Consul, i registration.Instance) (proxyID string, err error) {
+func (s *Services) Register(ctx context.Context, c service.Consul, i registration.Instance) (proxyID string,
+	err error,
+) {
 	w, err := want(i)
 	if err != nil {
 		return "", err
@@ -181,9 +183,12 @@ func (a *agent) error(err error, what string, args ...any) error {
 	text := status.Convert(err).Message()
 	switch {
 	case strings.Contains(text, "ACL not found"):
-		return status.Errorf(codes.PermissionDenied, "%s: Consul does not know the token in token_file %q: replace it by one that has %s", text, a.consul.TokenFile, neededPolicy)
+		return status.Errorf(codes.PermissionDenied,
+			"%s: Consul does not know the token in token_file %q: replace it by one that has %s", text, a.consul.TokenFile,
+			neededPolicy)
 	case strings.Contains(text, "Permission denied"):
-		return status.Errorf(codes.PermissionDenied, "%s: the token in token_file %q needs %s", text, a.consul.TokenFile, neededPolicy)
+		return status.Errorf(codes.PermissionDenied, "%s: the token in token_file %q needs %s", text, a.consul.TokenFile,
+			neededPolicy)
 	}
 	return err
 }
@@ -205,7 +210,8 @@ func (s *Services) Heartbeat(ctx context.Context, c service.Consul, beats []regi
 			if b.Healthy {
 				health = api.HealthPassing
 			}
-			err := agent.error(agent.Agent().UpdateTTLOpts(processCheck(b.ID), b.Output, health, query(ctx)), "report the health of service %q", b.ID)
+			err := agent.error(agent.Agent().UpdateTTLOpts(processCheck(b.ID), b.Output, health, query(ctx)),
+				"report the health of service %q", b.ID)
 			if status.Code(err) == codes.NotFound {
 				return nil
 			}

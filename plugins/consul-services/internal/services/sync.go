@@ -22,7 +22,9 @@ const patience = 500 * time.Millisecond
 
 // Sync implements registration.Registration. It fails with Unavailable if the catalog could not be made to match
 // the instances.
-func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
+	[]registration.Change, error,
+) {
 	p := &pass{services: s, owner: req.Owner, wanted: map[string]*wanted{}, done: map[string]registration.Change{}}
 	for _, i := range req.Instances {
 		w, err := want(i)
@@ -186,7 +188,8 @@ func (p *pass) settle(ctx context.Context) (uint64, error) {
 func (p *pass) unsettled(d *differences) error {
 	id := slices.Min(slices.AppendSeq(slices.Clone(d.leftover), maps.Keys(d.drifted)))
 	reason := cmp.Or(d.drifted[id], "not wanted")
-	return status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog does not keep what is written to it for %d services, such as %q (%s); the Consul agent's log may say why",
+	return status.Errorf(codes.Unavailable,
+		"Consul %q (%s): the catalog does not keep what is written to it for %d services, such as %q (%s); the Consul agent's log may say why",
 		p.agent.consul.Name, p.agent.consul.Address, d.count(), id, reason)
 }
 

@@ -35,7 +35,8 @@ func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.A
 		t.Fatal(err)
 	}
 	change(w.registration)
-	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration, api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
+	check.NoError(t, r.admin.Agent().ServiceRegisterOpts(w.registration,
+		api.ServiceRegisterOpts{ReplaceExistingChecks: true}))
 }
 
 // catalogHas changes a service in the catalog.
@@ -43,7 +44,8 @@ func (r *rig) catalogHas(t *testing.T, id string, change func(*api.AgentService)
 	t.Helper()
 	s := r.inCatalog(t, id)
 	change(s)
-	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: s}, nil); err != nil {
+	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: s},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -139,9 +141,12 @@ func TestDriftInCatalog(t *testing.T) {
 		}},
 		{"checks", func() { node(api.CatalogDeregistration{CheckID: "service:" + web.ID + ":2"}) }},
 		{"checks", func() {
-			if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Check: &api.AgentCheck{
-				Node: "server-0", CheckID: "service:" + web.ID + ":9", Name: "x", Status: "passing", ServiceID: web.ID,
-			}}, nil); err != nil {
+			if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
+				Node: "server-0", SkipNodeUpdate: true,
+				Check: &api.AgentCheck{
+					Node: "server-0", CheckID: "service:" + web.ID + ":9", Name: "x", Status: "passing", ServiceID: web.ID,
+				},
+			}, nil); err != nil {
 				t.Fatal(err)
 			}
 		}},
@@ -157,9 +162,12 @@ func TestDriftInCatalog(t *testing.T) {
 	// Entries that are in the catalog but not at the agent.
 	r.repairs(t, func() {
 		ghost, _ := want(instance("ghost"))
-		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "server-0", SkipNodeUpdate: true, Service: &api.AgentService{
-			ID: ghost.instance.ID, Service: "ghost", Meta: ghost.registration.Meta,
-		}}, nil); err != nil {
+		if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
+			Node: "server-0", SkipNodeUpdate: true,
+			Service: &api.AgentService{
+				ID: ghost.instance.ID, Service: "ghost", Meta: ghost.registration.Meta,
+			},
+		}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}, "removed ghost: not wanted", web)
@@ -223,9 +231,12 @@ func TestRenamed(t *testing.T) {
 	_, done := r.sync(t, web)
 	wantDone(t, done)
 	r.quiet(t, web)
-	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{Node: "old", Address: "127.0.0.1", Check: &api.AgentCheck{
-		Node: "old", CheckID: serfHealth, Name: "x", Status: "critical",
-	}, Service: r.inCatalog(t, web.ID)}, nil); err != nil {
+	if _, err := r.admin.Catalog().Register(&api.CatalogRegistration{
+		Node: "old", Address: "127.0.0.1",
+		Check: &api.AgentCheck{
+			Node: "old", CheckID: serfHealth, Name: "x", Status: "critical",
+		}, Service: r.inCatalog(t, web.ID),
+	}, nil); err != nil {
 		t.Fatal(err)
 	}
 	r.nodes[r.consul] = "old" // which has all that is wanted, and is not there
@@ -250,13 +261,19 @@ func TestForeign(t *testing.T) {
 		"pannier:n1:x": {},
 	}
 	for id, meta := range foreign {
-		check.NoError(t, agent.ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: "svc", Meta: meta, Check: &api.AgentServiceCheck{TTL: "1h"}}))
+		check.NoError(t, agent.ServiceRegister(&api.AgentServiceRegistration{
+			ID: id, Name: "svc", Meta: meta,
+			Check: &api.AgentServiceCheck{TTL: "1h"},
+		}))
 	}
 	stays, goes := instance("stays", everything), instance("goes", everything)
 	r.register(t, stays, goes)
 	r.settled(t, stays, goes)
 	check.NoError(t, agent.EnableServiceMaintenance(stays.ID, "for a test"))
-	check.NoError(t, agent.CheckRegister(&api.AgentCheckRegistration{ID: "theirs", Name: "x", ServiceID: stays.ID, AgentServiceCheck: api.AgentServiceCheck{TTL: "1h"}}))
+	check.NoError(t, agent.CheckRegister(&api.AgentCheckRegistration{
+		ID: "theirs", Name: "x", ServiceID: stays.ID,
+		AgentServiceCheck: api.AgentServiceCheck{TTL: "1h"},
+	}))
 	_, done := r.sync(t, stays)
 	wantDone(t, done, "removed goes: not wanted", "removed goes-sidecar-proxy: not wanted")
 	r.quiet(t, stays)
@@ -303,16 +320,25 @@ func TestCentralConfig(t *testing.T) {
 	for _, e := range []api.ConfigEntry{
 		&api.ProxyConfigEntry{
 			Kind: api.ProxyDefaults, Name: api.ProxyConfigGlobal,
-			Config:      map[string]any{"protocol": "http2", "local_connect_timeout_ms": 9, "no": true, "nested": map[string]any{"b": 1}},
+			Config: map[string]any{
+				"protocol": "http2", "local_connect_timeout_ms": 9, "no": true,
+				"nested": map[string]any{"b": 1},
+			},
 			MeshGateway: api.MeshGatewayConfig{Mode: "local"}, Expose: api.ExposeConfig{Checks: true},
 		},
 		&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "web", UpstreamConfig: &api.UpstreamConfiguration{
-			Overrides: []*api.UpstreamConfig{{Name: "db", ConnectTimeoutMs: 7, MeshGateway: api.MeshGatewayConfig{Mode: "none"}}, {Name: "else", ConnectTimeoutMs: 7}},
-			Defaults:  &api.UpstreamConfig{ConnectTimeoutMs: 8},
+			Overrides: []*api.UpstreamConfig{
+				{Name: "db", ConnectTimeoutMs: 7, MeshGateway: api.MeshGatewayConfig{Mode: "none"}},
+				{Name: "else", ConnectTimeoutMs: 7},
+			},
+			Defaults: &api.UpstreamConfig{ConnectTimeoutMs: 8},
 		}},
-		&api.ServiceConfigEntry{Kind: api.ServiceDefaults, Name: "plain", Mode: api.ProxyModeTransparent, UpstreamConfig: &api.UpstreamConfiguration{
-			Overrides: []*api.UpstreamConfig{{Name: "else", ConnectTimeoutMs: 7}},
-		}},
+		&api.ServiceConfigEntry{
+			Kind: api.ServiceDefaults, Name: "plain", Mode: api.ProxyModeTransparent,
+			UpstreamConfig: &api.UpstreamConfiguration{
+				Overrides: []*api.UpstreamConfig{{Name: "else", ConnectTimeoutMs: 7}},
+			},
+		},
 	} {
 		if _, _, err := entries.Set(e, nil); err != nil {
 			t.Fatal(err)
@@ -352,7 +378,8 @@ func TestOneQuery(t *testing.T) {
 	began = time.Now()
 	same, changes, err := r.Sync(ctx, r.consul, req)
 	if err != nil || len(changes) != 0 || same != index || time.Since(began) < req.Wait {
-		t.Errorf("got index %d, %v, %v after %s; want index %d after %s", same, changes, err, time.Since(began), index, req.Wait)
+		t.Errorf("got index %d, %v, %v after %s; want index %d after %s", same, changes, err, time.Since(began), index,
+			req.Wait)
 	}
 	if asked := r.proxy.Requests()[before:]; len(asked) != 1 {
 		t.Errorf("a pass asked %v", asked)
@@ -378,7 +405,8 @@ func TestOneQuery(t *testing.T) {
 	}
 
 	began = time.Now()
-	if _, changes, err = r.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner}); err != nil || len(changes) != len(all) {
+	if _, changes, err = r.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner}); err != nil ||
+		len(changes) != len(all) {
 		t.Fatalf("%d changes, %v", len(changes), err)
 	}
 	t.Logf("removed within %s", time.Since(began).Round(time.Millisecond))
@@ -396,7 +424,8 @@ func TestCancel(t *testing.T) {
 	ended := make(chan error, 1)
 	asked := r.proxy.Count("GET", "/v1/internal/ui")
 	go func() {
-		_, _, err := s.Sync(ctx, r.consul, registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}, Index: index, Wait: time.Minute})
+		_, _, err := s.Sync(ctx, r.consul,
+			registration.SyncRequest{Owner: owner, Instances: []registration.Instance{web}, Index: index, Wait: time.Minute})
 		ended <- err
 	}()
 	check.Eventually(t, "it waits", func() bool { return r.proxy.Count("GET", "/v1/internal/ui") > asked })

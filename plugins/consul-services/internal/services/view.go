@@ -50,7 +50,8 @@ func (a *agent) catalog(ctx context.Context, node string, index uint64, wait tim
 	}
 	meta, err := a.Raw().Query("/v1/internal/ui/node/"+node, &dump, q)
 	if consul.Answered(err, http.StatusNotFound) {
-		return nil, 0, status.Errorf(codes.Unavailable, "Consul %q (%s): the catalog has no node %q: either its agent has not joined yet, or the token in token_file %q lacks node_prefix \"\" { policy = \"read\" }",
+		return nil, 0, status.Errorf(codes.Unavailable,
+			"Consul %q (%s): the catalog has no node %q: either its agent has not joined yet, or the token in token_file %q lacks node_prefix \"\" { policy = \"read\" }",
 			a.consul.Name, a.consul.Address, node, a.consul.TokenFile)
 	}
 	if err != nil {

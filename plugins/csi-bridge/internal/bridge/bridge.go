@@ -37,7 +37,9 @@ func newBridge(log hclog.Logger, timing driver.Timing) *Bridge {
 func (b *Bridge) Close() error { return b.pool.Close() }
 
 // do runs op on the driver d.
-func do[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op, attempt func(context.Context, *driver.Conn) (T, error)) (T, error) {
+func do[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op,
+	attempt func(context.Context, *driver.Conn) (T, error),
+) (T, error) {
 	op.Driver = d.ID
 	conn, release, err := b.pool.Acquire(d.Endpoint)
 	if err != nil {
@@ -49,7 +51,9 @@ func do[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op, a
 }
 
 // controllerDo is do for a call to the controller service.
-func controllerDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op, attempt func(context.Context, *driver.Conn, *driver.Controller) (T, error)) (T, error) {
+func controllerDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op,
+	attempt func(context.Context, *driver.Conn, *driver.Controller) (T, error),
+) (T, error) {
 	return do(ctx, b, d, op, func(ctx context.Context, c *driver.Conn) (T, error) {
 		caps, err := c.ControllerCaps(ctx)
 		if err == nil && caps == nil {
@@ -64,7 +68,9 @@ func controllerDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op dr
 }
 
 // nodeDo is do for a call to the node service.
-func nodeDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op, attempt func(context.Context, *driver.Conn, *driver.Node) (T, error)) (T, error) {
+func nodeDo[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op,
+	attempt func(context.Context, *driver.Conn, *driver.Node) (T, error),
+) (T, error) {
 	return do(ctx, b, d, op, func(ctx context.Context, c *driver.Conn) (T, error) {
 		caps, err := c.NodeCaps(ctx)
 		if err == nil && caps == nil {

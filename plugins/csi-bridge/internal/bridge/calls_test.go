@@ -107,9 +107,11 @@ func TestQuestionsAreAskedOnce(t *testing.T) {
 func TestRetriesGoOnWithTheSameArguments(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	busy := faultydriver.Code(codes.Aborted, "an operation is pending")
-	f.faulty.Script("CreateVolume", busy, busy, busy, busy, faultydriver.Drop(), faultydriver.Code(codes.Unavailable, ""), faultydriver.Crash())
+	f.faulty.Script("CreateVolume", busy, busy, busy, busy, faultydriver.Drop(), faultydriver.Code(codes.Unavailable, ""),
+		faultydriver.Crash())
 	created := inBackground(func() error {
-		_, err := f.bridge.Create(t.Context(), f.driver, storage.CreateRequest{Name: "db", CapacityMin: 7, Capabilities: []storage.Capability{fileSystem}})
+		_, err := f.bridge.Create(t.Context(), f.driver,
+			storage.CreateRequest{Name: "db", CapacityMin: 7, Capabilities: []storage.Capability{fileSystem}})
 		return err
 	})
 	f.faulty.AwaitCalls("CreateVolume", 7)
@@ -204,13 +206,25 @@ func TestBudgetIsSpent(t *testing.T) {
 		code  codes.Code
 		text  string
 	}{
-		"busy":       {faultydriver.Code(codes.Aborted, "pending"), "NodeStageVolume", codes.Aborted, "another operation pending"},
-		"full":       {faultydriver.Code(codes.ResourceExhausted, "full"), "CreateVolume", codes.ResourceExhausted, "has run out of space"},
-		"away":       {faultydriver.Code(codes.Unavailable, "not now"), "NodeStageVolume", codes.Unavailable, "not now"},
-		"hung":       {faultydriver.Hang(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
-		"late":       {faultydriver.Code(codes.DeadlineExceeded, "late"), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
-		"drops":      {faultydriver.Drop(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
-		"drops read": {faultydriver.Drop(), "ListVolumes", codes.Unavailable, "the connection was lost before ListVolumes was answered"},
+		"busy": {
+			faultydriver.Code(codes.Aborted, "pending"), "NodeStageVolume", codes.Aborted,
+			"another operation pending",
+		},
+		"full": {
+			faultydriver.Code(codes.ResourceExhausted, "full"), "CreateVolume", codes.ResourceExhausted,
+			"has run out of space",
+		},
+		"away": {faultydriver.Code(codes.Unavailable, "not now"), "NodeStageVolume", codes.Unavailable, "not now"},
+		"hung": {faultydriver.Hang(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"late": {
+			faultydriver.Code(codes.DeadlineExceeded, "late"), "NodeStageVolume", codes.DeadlineExceeded,
+			"the outcome is unknown",
+		},
+		"drops": {faultydriver.Drop(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"drops read": {
+			faultydriver.Drop(), "ListVolumes", codes.Unavailable,
+			"the connection was lost before ListVolumes was answered",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,7 +237,8 @@ func TestBudgetIsSpent(t *testing.T) {
 			// attempt, or during a request before it.
 			for tries, exact := 0, false; !exact || len(f.faulty.Calls(tc.rpc)) <= tries; tries++ {
 				if tries == 10 {
-					t.Fatalf("%d calls with %d budgets, want retries, and %s with %q", len(f.faulty.Calls(tc.rpc)), tries, tc.code, tc.text)
+					t.Fatalf("%d calls with %d budgets, want retries, and %s with %q", len(f.faulty.Calls(tc.rpc)), tries, tc.code,
+						tc.text)
 				}
 				started := time.Now()
 				err := operations[i].call(t.Context(), f)
@@ -246,7 +261,8 @@ func TestDriverPanics(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Panic("index out of range"))
 	err := stage(t.Context(), f)
-	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panic: index out of range; the driver's log has more") {
+	if status.Code(err) != codes.Internal ||
+		!strings.Contains(err.Error(), "panic: index out of range; the driver's log has more") {
 		t.Errorf("got %v", err)
 	}
 	if err := stage(t.Context(), f); err != nil {

@@ -118,7 +118,9 @@ func (b *Bridge) ValidateVolume(ctx context.Context, d storage.Driver, req stora
 
 // judge compares the capabilities that the driver confirmed with the requested ones. One match is enough;
 // differences of the other requested capabilities are then warnings.
-func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse, hide driver.Redactor) ([]string, error) {
+func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesResponse, hide driver.Redactor) ([]string,
+	error,
+) {
 	confirmed := resp.GetConfirmed().GetVolumeCapabilities()
 	if len(confirmed) == 0 {
 		warning := "the driver did not confirm the capabilities"
@@ -139,7 +141,8 @@ func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesRe
 	if matched || len(asked) == 0 {
 		return all, nil
 	}
-	return nil, status.Errorf(codes.FailedPrecondition, "the driver confirmed other capabilities than were asked: %s", strings.Join(all, "; "))
+	return nil, status.Errorf(codes.FailedPrecondition, "the driver confirmed other capabilities than were asked: %s",
+		strings.Join(all, "; "))
 }
 
 // compareAny compares one capability with each confirmed one. ok says that one matches; otherwise differences has

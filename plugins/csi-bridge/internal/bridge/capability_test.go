@@ -32,17 +32,23 @@ func TestModes(t *testing.T) {
 				if !has && (mode == storage.SingleNodeSingleWriter || mode == storage.SingleNodeMultiWriter) {
 					want = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 				}
-				got, err := capability(storage.Capability{AccessMode: mode, AttachmentMode: attachment}, features{singleNodeMultiWriter: has})
+				got, err := capability(storage.Capability{AccessMode: mode, AttachmentMode: attachment},
+					features{singleNodeMultiWriter: has})
 				if err != nil || got.GetAccessMode().GetMode() != want {
 					t.Errorf("%s, SINGLE_NODE_MULTI_WRITER %v: got %v, %v; want %v", mode, has, got, err, want)
 				}
-				if (got.GetMount() != nil) != (attachment == storage.FileSystem) || (got.GetBlock() != nil) != (attachment == storage.BlockDevice) {
+				if (got.GetMount() != nil) != (attachment == storage.FileSystem) ||
+					(got.GetBlock() != nil) != (attachment == storage.BlockDevice) {
 					t.Errorf("%s became %v", attachment, got)
 				}
 			}
 		}
 	}
-	for _, bad := range []storage.Capability{{}, {AccessMode: "x", AttachmentMode: storage.FileSystem}, {AccessMode: storage.SingleNodeWriter, AttachmentMode: "x"}} {
+	for _, bad := range []storage.Capability{
+		{},
+		{AccessMode: "x", AttachmentMode: storage.FileSystem},
+		{AccessMode: storage.SingleNodeWriter, AttachmentMode: "x"},
+	} {
 		if _, err := capability(bad, features{}); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("%+v: %v", bad, err)
 		}
@@ -68,7 +74,10 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 			want := func(group string) *csi.VolumeCapability {
 				c := &csi.VolumeCapability{
 					AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs", MountFlags: []string{"noatime"}}},
+					AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+						FsType:     "xfs",
+						MountFlags: []string{"noatime"},
+					}},
 				}
 				if has {
 					c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
@@ -76,11 +85,13 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 				}
 				return c
 			}
-			publishContext, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: v, NodeID: "n", ReadOnly: true})
+			publishContext, err := f.bridge.Attach(t.Context(), f.driver,
+				storage.AttachRequest{Volume: v, NodeID: "n", ReadOnly: true})
 			if err != nil || publishContext["device"] != "/dev/vol-x" {
 				t.Fatalf("attach: %v, %v", publishContext, err)
 			}
-			check.NoError(t, f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: "/s"}))
+			check.NoError(t, f.bridge.Stage(t.Context(), f.driver,
+				storage.StageRequest{Volume: v, PublishContext: publishContext, StagingPath: "/s"}))
 			if err := f.bridge.Publish(t.Context(), f.driver, storage.PublishRequest{
 				Volume: v, PublishContext: publishContext, StagingPath: "/s", TargetPath: f.target, ReadOnly: true,
 			}); err != nil {
@@ -88,14 +99,17 @@ func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 			}
 			for rpc, want := range map[string]proto.Message{
 				"ControllerPublishVolume": &csi.ControllerPublishVolumeRequest{
-					VolumeId: "vol-x", NodeId: "n", VolumeCapability: want(""), Readonly: has, Secrets: v.Secrets, VolumeContext: v.Context,
+					VolumeId: "vol-x", NodeId: "n", VolumeCapability: want(
+						""), Readonly: has, Secrets: v.Secrets, VolumeContext: v.Context,
 				},
 				"NodeStageVolume": &csi.NodeStageVolumeRequest{
-					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: want("99"), Secrets: v.Secrets, VolumeContext: v.Context,
+					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", VolumeCapability: want(
+						"99"), Secrets: v.Secrets, VolumeContext: v.Context,
 				},
 				"NodePublishVolume": &csi.NodePublishVolumeRequest{
-					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: f.target, VolumeCapability: want("99"),
-					Readonly: true, Secrets: v.Secrets, VolumeContext: v.Context,
+					VolumeId: "vol-x", PublishContext: publishContext, StagingTargetPath: "/s", TargetPath: f.target,
+					VolumeCapability: want("99"),
+					Readonly:         true, Secrets: v.Secrets, VolumeContext: v.Context,
 				},
 			} {
 				if got := f.faulty.Calls(rpc)[0].Request; !proto.Equal(got, want) {
@@ -133,14 +147,16 @@ func TestLackingCapabilities(t *testing.T) {
 		"NodeStageVolume": "STAGE_UNSTAGE_VOLUME", "NodeUnstageVolume": "STAGE_UNSTAGE_VOLUME",
 		"CreateVolume": "CREATE_DELETE_VOLUME", "DeleteVolume": "CREATE_DELETE_VOLUME", "ListVolumes": "LIST_VOLUMES",
 		"ControllerExpandVolume": "EXPAND_VOLUME", "NodeExpandVolume": "EXPAND_VOLUME",
-		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT", "ListSnapshots": "LIST_SNAPSHOTS",
+		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT",
+		"ListSnapshots":      "LIST_SNAPSHOTS",
 		"NodeGetVolumeStats": "GET_VOLUME_STATS",
 	}
 	for _, op := range operations {
 		check := func(config faultydriver.Config, text string) {
 			f := setup(t, brisk, config)
 			err := op.call(t.Context(), f)
-			if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), `on driver "faulty": the driver `+text) {
+			if status.Code(err) != codes.Unimplemented ||
+				!strings.Contains(err.Error(), `on driver "faulty": the driver `+text) {
 				t.Errorf("%s: got %v, want %q", op.rpc, err, text)
 			}
 			if n := len(f.faulty.Calls(op.rpc)); n != 0 {
@@ -192,16 +208,40 @@ func TestCompare(t *testing.T) {
 		"same block":            {block(writer), block(writer), nil},
 		"old driver, mode only": {mount(writer, "ext4", "a"), modeOnly, nil},
 		"old driver, block":     {block(writer), modeOnly, nil},
-		"nothing":               {block(writer), &csi.VolumeCapability{}, []string{"requested access mode SINGLE_NODE_WRITER, got UNKNOWN"}},
-		"nil":                   {block(writer), nil, []string{"requested access mode SINGLE_NODE_WRITER, got UNKNOWN"}},
-		"mode":                  {block(writer), block(reader), []string{"requested access mode SINGLE_NODE_WRITER, got SINGLE_NODE_READER_ONLY"}},
-		"mount for block":       {block(writer), mount(writer, ""), []string{"'file-system' access type was not requested but was validated by the controller"}},
-		"block for mount":       {mount(writer, ""), block(writer), []string{"'block-device' access type was not requested but was validated by the controller"}},
-		"filesystem":            {mount(writer, "ext4"), mount(writer, "xfs"), []string{"requested filesystem type ext4, got xfs"}},
-		"filesystem not set":    {mount(writer, "ext4"), mount(writer, ""), []string{"requested filesystem type ext4, got "}},
-		"flags":                 {mount(writer, "", "a"), mount(writer, "", "b"), []string{"requested mount flags did not match available capabilities"}},
-		"flags missing":         {mount(writer, "", "a"), mount(writer, ""), []string{"requested mount flags did not match available capabilities"}},
-		"flags added":           {mount(writer, ""), mount(writer, "", "a"), []string{"requested mount flags did not match available capabilities"}},
+		"nothing": {
+			block(writer), &csi.VolumeCapability{},
+			[]string{"requested access mode SINGLE_NODE_WRITER, got UNKNOWN"},
+		},
+		"nil": {block(writer), nil, []string{"requested access mode SINGLE_NODE_WRITER, got UNKNOWN"}},
+		"mode": {
+			block(writer), block(reader),
+			[]string{"requested access mode SINGLE_NODE_WRITER, got SINGLE_NODE_READER_ONLY"},
+		},
+		"mount for block": {
+			block(writer), mount(writer, ""),
+			[]string{"'file-system' access type was not requested but was validated by the controller"},
+		},
+		"block for mount": {
+			mount(writer, ""), block(writer),
+			[]string{"'block-device' access type was not requested but was validated by the controller"},
+		},
+		"filesystem": {
+			mount(writer, "ext4"), mount(writer, "xfs"),
+			[]string{"requested filesystem type ext4, got xfs"},
+		},
+		"filesystem not set": {mount(writer, "ext4"), mount(writer, ""), []string{"requested filesystem type ext4, got "}},
+		"flags": {
+			mount(writer, "", "a"), mount(writer, "", "b"),
+			[]string{"requested mount flags did not match available capabilities"},
+		},
+		"flags missing": {
+			mount(writer, "", "a"), mount(writer, ""),
+			[]string{"requested mount flags did not match available capabilities"},
+		},
+		"flags added": {
+			mount(writer, ""), mount(writer, "", "a"),
+			[]string{"requested mount flags did not match available capabilities"},
+		},
 		"all": {mount(writer, "ext4", "a"), mount(many, "xfs"), []string{
 			"requested access mode SINGLE_NODE_WRITER, got MULTI_NODE_MULTI_WRITER",
 			"requested filesystem type ext4, got xfs",
@@ -216,7 +256,10 @@ func TestCompare(t *testing.T) {
 
 func TestValidateVolume(t *testing.T) {
 	asked := []storage.Capability{
-		{AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem, FSType: "ext4", MountFlags: []string{"noatime"}},
+		{
+			AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem, FSType: "ext4",
+			MountFlags: []string{"noatime"},
+		},
 		{AccessMode: storage.SingleNodeReaderOnly, AttachmentMode: storage.BlockDevice},
 	}
 	const (
@@ -238,21 +281,49 @@ func TestValidateVolume(t *testing.T) {
 		code     codes.Code
 		errors   []string
 	}{
-		"confirmed":         {fault: faultydriver.OK()},
-		"one of two":        {fault: faultydriver.Reply(confirmed(mount(writer, "ext4", "noatime"))), warnings: []string{typ, "requested access mode SINGLE_NODE_READER_ONLY, got SINGLE_NODE_WRITER"}},
-		"none":              {fault: faultydriver.Reply(confirmed(mount(many, "xfs"))), code: codes.FailedPrecondition, errors: []string{mode1, mode2, fs, flags, typ}},
-		"not confirmed":     {fault: faultydriver.Reply(&csi.ValidateVolumeCapabilitiesResponse{}), warnings: []string{"the driver did not confirm the capabilities"}},
-		"with a message":    {fault: faultydriver.Reply(&csi.ValidateVolumeCapabilitiesResponse{Message: "cannot use noatime"}), warnings: []string{"the driver did not confirm the capabilities: cannot use [REDACTED]"}},
-		"confirmed nothing": {fault: faultydriver.Reply(confirmed()), warnings: []string{"the driver did not confirm the capabilities"}},
-		"not implemented":   {fault: faultydriver.Code(codes.Unimplemented, ""), warnings: []string{"the driver does not implement ValidateVolumeCapabilities: the volume could not be validated"}},
-		"no controller":     {config: faultydriver.Config{NoController: true}, fault: faultydriver.OK(), warnings: []string{"the driver has no controller service: the volume could not be validated"}},
-		"no such volume":    {fault: faultydriver.Code(codes.NotFound, "no volume"), code: codes.NotFound, errors: []string{"no volume"}},
+		"confirmed": {fault: faultydriver.OK()},
+		"one of two": {
+			fault:    faultydriver.Reply(confirmed(mount(writer, "ext4", "noatime"))),
+			warnings: []string{typ, "requested access mode SINGLE_NODE_READER_ONLY, got SINGLE_NODE_WRITER"},
+		},
+		"none": {
+			fault: faultydriver.Reply(confirmed(mount(many, "xfs"))), code: codes.FailedPrecondition,
+			errors: []string{mode1, mode2, fs, flags, typ},
+		},
+		"not confirmed": {
+			fault:    faultydriver.Reply(&csi.ValidateVolumeCapabilitiesResponse{}),
+			warnings: []string{"the driver did not confirm the capabilities"},
+		},
+		"with a message": {
+			fault: faultydriver.Reply(
+				&csi.ValidateVolumeCapabilitiesResponse{Message: "cannot use noatime"}),
+			warnings: []string{"the driver did not confirm the capabilities: cannot use [REDACTED]"},
+		},
+		"confirmed nothing": {
+			fault:    faultydriver.Reply(confirmed()),
+			warnings: []string{"the driver did not confirm the capabilities"},
+		},
+		"not implemented": {
+			fault:    faultydriver.Code(codes.Unimplemented, ""),
+			warnings: []string{"the driver does not implement ValidateVolumeCapabilities: the volume could not be validated"},
+		},
+		"no controller": {
+			config: faultydriver.Config{NoController: true}, fault: faultydriver.OK(),
+			warnings: []string{"the driver has no controller service: the volume could not be validated"},
+		},
+		"no such volume": {
+			fault: faultydriver.Code(codes.NotFound, "no volume"), code: codes.NotFound,
+			errors: []string{"no volume"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, brisk, tc.config)
 			f.faulty.Always("ValidateVolumeCapabilities", tc.fault)
 			warnings, err := f.bridge.ValidateVolume(t.Context(), f.driver, storage.ValidateRequest{
-				Volume: storage.Volume{Name: "x", ExternalID: "vol-x"}, Capabilities: asked, Parameters: map[string]string{"p": "1"},
+				Volume: storage.Volume{
+					Name:       "x",
+					ExternalID: "vol-x",
+				}, Capabilities: asked, Parameters: map[string]string{"p": "1"},
 			})
 			if status.Code(err) != tc.code {
 				t.Fatalf("got %v, want %s", err, tc.code)

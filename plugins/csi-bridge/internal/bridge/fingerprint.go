@@ -27,7 +27,9 @@ const (
 
 // Fingerprint implements storage.Storage. A report of an unhealthy driver contains what was last reported in this
 // call.
-func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
+	report func(storage.Fingerprint) error,
+) error {
 	if opts.Interval <= 0 {
 		opts.Interval = defaultInterval
 	}
@@ -84,7 +86,9 @@ func untilNextLook(ctx context.Context, conn *driver.Conn, healthy bool, interva
 }
 
 // look reads everything for a fingerprint from the driver, and stops at the first answer that makes it unhealthy.
-func look(ctx context.Context, conn *driver.Conn, d storage.Driver, probeTimeout time.Duration, last storage.Fingerprint) storage.Fingerprint {
+func look(ctx context.Context, conn *driver.Conn, d storage.Driver, probeTimeout time.Duration,
+	last storage.Fingerprint,
+) storage.Fingerprint {
 	unhealthy := last
 	unhealthy.Healthy = false
 	ready, err := probe(ctx, conn, d, probeTimeout)
@@ -134,7 +138,8 @@ func describe(ctx context.Context, conn *driver.Conn, d storage.Driver) (storage
 	if err != nil {
 		return storage.Fingerprint{}, err
 	}
-	controller, err := driver.Do(ctx, conn, driver.Op{RPC: driver.GetControllerCaps, Driver: d.ID}, conn.FetchControllerCaps)
+	controller, err := driver.Do(ctx, conn, driver.Op{RPC: driver.GetControllerCaps, Driver: d.ID},
+		conn.FetchControllerCaps)
 	if err != nil {
 		return storage.Fingerprint{}, err
 	}

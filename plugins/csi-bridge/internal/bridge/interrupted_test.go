@@ -23,7 +23,8 @@ func TestCallerStops(t *testing.T) {
 		f := setup(t, patient, faultydriver.Config{})
 		f.faulty.Always("NodeStageVolume", faultydriver.Hang())
 		err := stopAfterFirst(t, f)
-		if !strings.Contains(err.Error(), "stopped by the caller") || !strings.Contains(err.Error(), "the outcome is unknown") {
+		if !strings.Contains(err.Error(), "stopped by the caller") ||
+			!strings.Contains(err.Error(), "the outcome is unknown") {
 			t.Error(err)
 		}
 	})
@@ -36,7 +37,8 @@ func TestCallerStops(t *testing.T) {
 		f.log.await(t, "rpc=NodeStageVolume code=Unavailable")
 		cancel()
 		err := await(t, done)
-		if status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "NodeStageVolume answered Unavailable: busy") {
+		if status.Code(err) != codes.Canceled ||
+			!strings.Contains(err.Error(), "NodeStageVolume answered Unavailable: busy") {
 			t.Error(err)
 		}
 	})
@@ -109,9 +111,11 @@ func TestNoSuchSocket(t *testing.T) {
 	f := setup(t, timing, faultydriver.Config{})
 	f.faulty.Stop()
 	err := stage(t.Context(), f)
-	want := `stage volume "x" (external id "vol-x") on driver "faulty": the driver cannot be reached at ` + f.driver.Endpoint + `: dial unix `
+	want := `stage volume "x" (external id "vol-x") on driver "faulty": the driver cannot be reached at ` +
+		f.driver.Endpoint + `: dial unix `
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), want) ||
-		!strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), `see "pannier driver status faulty"`) {
+		!strings.Contains(err.Error(), "no such file or directory") ||
+		!strings.Contains(err.Error(), `see "pannier driver status faulty"`) {
 		t.Errorf("got %v", err)
 	}
 }

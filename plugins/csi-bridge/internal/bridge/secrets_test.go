@@ -65,7 +65,8 @@ func TestLogHasOneLineForACall(t *testing.T) {
 		}
 	}
 	if len(lines) != 2 || !strings.Contains(lines[0], "driver=faulty") || !strings.Contains(lines[0], "code=Aborted") ||
-		!strings.Contains(lines[0], "attempt=1") || !strings.Contains(lines[1], "code=OK") || !strings.Contains(lines[1], "attempt=2") {
+		!strings.Contains(lines[0], "attempt=1") || !strings.Contains(lines[1], "code=OK") ||
+		!strings.Contains(lines[1], "attempt=2") {
 		t.Errorf("got %q", lines)
 	}
 	if strings.Contains(f.log.String(), "pending") {

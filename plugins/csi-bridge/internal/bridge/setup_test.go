@@ -95,7 +95,8 @@ type operation struct {
 // operations are all methods except Probe and Fingerprint.
 var operations = []operation{
 	{"ValidateVolumeCapabilities", func(ctx context.Context, f *fixture) error {
-		_, err := f.bridge.ValidateVolume(ctx, f.driver, storage.ValidateRequest{Volume: f.volume(), Capabilities: []storage.Capability{fileSystem}})
+		_, err := f.bridge.ValidateVolume(ctx, f.driver,
+			storage.ValidateRequest{Volume: f.volume(), Capabilities: []storage.Capability{fileSystem}})
 		return err
 	}},
 	{"ControllerPublishVolume", func(ctx context.Context, f *fixture) error {
@@ -112,13 +113,15 @@ var operations = []operation{
 		return f.bridge.Unstage(ctx, f.driver, f.volume(), "/staging")
 	}},
 	{"NodePublishVolume", func(ctx context.Context, f *fixture) error {
-		return f.bridge.Publish(ctx, f.driver, storage.PublishRequest{Volume: f.volume(), StagingPath: "/staging", TargetPath: f.target})
+		return f.bridge.Publish(ctx, f.driver,
+			storage.PublishRequest{Volume: f.volume(), StagingPath: "/staging", TargetPath: f.target})
 	}},
 	{"NodeUnpublishVolume", func(ctx context.Context, f *fixture) error {
 		return f.bridge.Unpublish(ctx, f.driver, f.volume(), f.target)
 	}},
 	{"CreateVolume", func(ctx context.Context, f *fixture) error {
-		_, err := f.bridge.Create(ctx, f.driver, storage.CreateRequest{Name: "new", Capabilities: []storage.Capability{fileSystem}, Secrets: secretsOnly})
+		_, err := f.bridge.Create(ctx, f.driver,
+			storage.CreateRequest{Name: "new", Capabilities: []storage.Capability{fileSystem}, Secrets: secretsOnly})
 		return err
 	}},
 	{"DeleteVolume", func(ctx context.Context, f *fixture) error {
@@ -133,7 +136,8 @@ var operations = []operation{
 		return err
 	}},
 	{"NodeExpandVolume", func(ctx context.Context, f *fixture) error {
-		_, err := f.bridge.ExpandNode(ctx, f.driver, storage.ExpandNodeRequest{Volume: f.volume(), CapacityMin: 1, VolumePath: f.target})
+		_, err := f.bridge.ExpandNode(ctx, f.driver,
+			storage.ExpandNodeRequest{Volume: f.volume(), CapacityMin: 1, VolumePath: f.target})
 		return err
 	}},
 	{"CreateSnapshot", func(ctx context.Context, f *fixture) error {

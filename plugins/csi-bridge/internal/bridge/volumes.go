@@ -14,7 +14,9 @@ import (
 
 // Create implements storage.Provisioner. An interrupted call is repeated with the same name, so that the driver
 // finds the volume it has made already.
-func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+	error,
+) {
 	op := driver.Op{
 		RPC:      driver.CreateVolume,
 		Object:   req.Name,
@@ -80,7 +82,8 @@ func createRequest(req storage.CreateRequest, caps *driver.Controller) (*csi.Cre
 
 // needs is the error for an argument that requires a capability which the driver does not have.
 func needs(argument, capability string) error {
-	return status.Errorf(codes.FailedPrecondition, "%s needs %s, which the driver does not implement", argument, capability)
+	return status.Errorf(codes.FailedPrecondition, "%s needs %s, which the driver does not implement", argument,
+		capability)
 }
 
 func contentSource(req storage.CreateRequest, caps *driver.Controller) (*csi.VolumeContentSource, error) {
@@ -159,7 +162,8 @@ func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) 
 			if !caps.ListVolumes {
 				return nil, lacks("LIST_VOLUMES")
 			}
-			return c.Controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: maxEntries(page), StartingToken: page.Token})
+			return c.Controller.ListVolumes(ctx,
+				&csi.ListVolumesRequest{MaxEntries: maxEntries(page), StartingToken: page.Token})
 		})
 	if err != nil {
 		return storage.ListResponse{}, err
@@ -184,7 +188,9 @@ func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) 
 func maxEntries(p storage.Page) int32 { return int32(max(0, min(p.Max, math.MaxInt32))) }
 
 // Expand implements storage.Expander.
-func (b *Bridge) Expand(ctx context.Context, d storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse, error) {
+func (b *Bridge) Expand(ctx context.Context, d storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,
+	error,
+) {
 	v := req.Volume
 	resp, err := controllerDo(ctx, b, d, onVolume(driver.ExpandVolume, v),
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ControllerExpandVolumeResponse, error) {
@@ -243,7 +249,9 @@ func optionalCapability(c storage.Capability, has features) (*csi.VolumeCapabili
 
 // CreateSnapshot implements storage.Snapshotter. It counts as an operation on the volume, of which only one runs
 // at a time.
-func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver, req storage.CreateSnapshotRequest) (storage.Snapshot, error) {
+func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver,
+	req storage.CreateSnapshotRequest,
+) (storage.Snapshot, error) {
 	op := onVolume(driver.CreateSnapshot, req.Volume)
 	op.Object = req.Name
 	resp, err := controllerDo(ctx, b, d, op,
@@ -269,7 +277,9 @@ func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver, req stora
 }
 
 // DeleteSnapshot implements storage.Snapshotter.
-func (b *Bridge) DeleteSnapshot(ctx context.Context, d storage.Driver, snapshotID string, secrets map[string]string) error {
+func (b *Bridge) DeleteSnapshot(ctx context.Context, d storage.Driver, snapshotID string,
+	secrets map[string]string,
+) error {
 	op := driver.Op{
 		RPC:      driver.DeleteSnapshot,
 		Object:   snapshotID,
@@ -288,7 +298,9 @@ func (b *Bridge) DeleteSnapshot(ctx context.Context, d storage.Driver, snapshotI
 
 // ListSnapshots implements storage.Snapshotter. Aborted means that the page's token is no longer valid: the caller
 // starts again.
-func (b *Bridge) ListSnapshots(ctx context.Context, d storage.Driver, req storage.ListSnapshotsRequest) (storage.ListSnapshotsResponse, error) {
+func (b *Bridge) ListSnapshots(ctx context.Context, d storage.Driver,
+	req storage.ListSnapshotsRequest,
+) (storage.ListSnapshotsResponse, error) {
 	op := driver.Op{RPC: driver.ListSnapshots, Redactor: driver.NewRedactor(req.Secrets)}
 	resp, err := controllerDo(ctx, b, d, op,
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ListSnapshotsResponse, error) {

@@ -40,15 +40,19 @@ func TestCreateAndList(t *testing.T) {
 		t.Errorf("got %+v, want %+v", made, want)
 	}
 	sent := f.faulty.Calls("CreateVolume")[0].Request.(*csi.CreateVolumeRequest)
-	if sent.GetCapacityRange().GetLimitBytes() != 1<<30 || sent.GetParameters()["sku"] != "fast" || sent.GetSecrets()["pin"] != "77" ||
-		sent.GetVolumeContentSource().GetSnapshot().GetSnapshotId() != "snap-x" || sent.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["rack"] != "R1" {
+	if sent.GetCapacityRange().GetLimitBytes() != 1<<30 || sent.GetParameters()["sku"] != "fast" ||
+		sent.GetSecrets()["pin"] != "77" ||
+		sent.GetVolumeContentSource().GetSnapshot().GetSnapshotId() != "snap-x" ||
+		sent.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["rack"] != "R1" {
 		t.Errorf("the driver was asked %v", sent)
 	}
-	clone, err := f.bridge.Create(t.Context(), f.driver, storage.CreateRequest{Name: "copy", CloneID: made.ExternalID, Capabilities: req.Capabilities})
+	clone, err := f.bridge.Create(t.Context(), f.driver,
+		storage.CreateRequest{Name: "copy", CloneID: made.ExternalID, Capabilities: req.Capabilities})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: f.volume(), NodeID: "n1"}); err != nil {
+	if _, err := f.bridge.Attach(t.Context(), f.driver,
+		storage.AttachRequest{Volume: f.volume(), NodeID: "n1"}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -63,10 +67,12 @@ func TestCreateAndList(t *testing.T) {
 	if err != nil || len(second.Volumes) != 1 || second.Next != "" {
 		t.Fatalf("second page: %+v, %v", second, err)
 	}
-	if v := second.Volumes[0]; v.ExternalID != clone.ExternalID || v.CloneID != made.ExternalID || first.Volumes[1].SnapshotID != "snap-x" {
+	if v := second.Volumes[0]; v.ExternalID != clone.ExternalID || v.CloneID != made.ExternalID ||
+		first.Volumes[1].SnapshotID != "snap-x" {
 		t.Errorf("got %+v after %+v", v, first)
 	}
-	if _, err := f.bridge.List(t.Context(), f.driver, storage.Page{Token: "no such page"}); status.Code(err) != codes.Aborted {
+	if _, err := f.bridge.List(t.Context(), f.driver,
+		storage.Page{Token: "no such page"}); status.Code(err) != codes.Aborted {
 		t.Errorf("with a bad token: %v", err)
 	}
 }
@@ -76,16 +82,26 @@ func TestCreateNeeds(t *testing.T) {
 		without string
 		req     storage.CreateRequest
 	}{
-		"FailedPrecondition: CREATE_DELETE_SNAPSHOT":           {"CREATE_DELETE_SNAPSHOT", storage.CreateRequest{SnapshotID: "s"}},
-		"FailedPrecondition: CLONE_VOLUME":                     {"CLONE_VOLUME", storage.CreateRequest{CloneID: "v"}},
-		"FailedPrecondition: VOLUME_ACCESSIBILITY_CONSTRAINTS": {"VOLUME_ACCESSIBILITY_CONSTRAINTS", storage.CreateRequest{Topology: storage.TopologyRequirement{Requisite: []storage.Topology{{"a": "b"}}}}},
-		"InvalidArgument: at most one of":                      {"", storage.CreateRequest{SnapshotID: "s", CloneID: "v"}},
-		"InvalidArgument: unknown access mode":                 {"", storage.CreateRequest{Capabilities: []storage.Capability{{}}}},
+		"FailedPrecondition: CREATE_DELETE_SNAPSHOT": {
+			"CREATE_DELETE_SNAPSHOT",
+			storage.CreateRequest{SnapshotID: "s"},
+		},
+		"FailedPrecondition: CLONE_VOLUME": {"CLONE_VOLUME", storage.CreateRequest{CloneID: "v"}},
+		"FailedPrecondition: VOLUME_ACCESSIBILITY_CONSTRAINTS": {
+			"VOLUME_ACCESSIBILITY_CONSTRAINTS",
+			storage.CreateRequest{Topology: storage.TopologyRequirement{Requisite: []storage.Topology{{"a": "b"}}}},
+		},
+		"InvalidArgument: at most one of": {"", storage.CreateRequest{SnapshotID: "s", CloneID: "v"}},
+		"InvalidArgument: unknown access mode": {
+			"",
+			storage.CreateRequest{Capabilities: []storage.Capability{{}}},
+		},
 	} {
 		f := setup(t, brisk, faultydriver.Config{Without: []string{tc.without}})
 		_, err := f.bridge.Create(t.Context(), f.driver, tc.req)
 		code, text, _ := strings.Cut(want, ": ")
-		if status.Code(err).String() != code || !strings.Contains(err.Error(), text) || len(f.faulty.Calls("CreateVolume")) != 0 {
+		if status.Code(err).String() != code || !strings.Contains(err.Error(), text) ||
+			len(f.faulty.Calls("CreateVolume")) != 0 {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
@@ -107,7 +123,8 @@ func TestAnswersWithoutAnID(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
-	got, err := f.bridge.Expand(t.Context(), f.driver, storage.ExpandRequest{Volume: f.volume(), CapacityMin: 5, CapacityMax: 9})
+	got, err := f.bridge.Expand(t.Context(), f.driver,
+		storage.ExpandRequest{Volume: f.volume(), CapacityMin: 5, CapacityMax: 9})
 	if err != nil || got != (storage.ExpandResponse{Capacity: 5, NodeExpansionRequired: true}) {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -116,12 +133,14 @@ func TestExpand(t *testing.T) {
 	if _, err := f.bridge.Expand(t.Context(), f.driver, storage.ExpandRequest{Volume: v, CapacityMin: 5}); err != nil {
 		t.Error(err)
 	}
-	size, err := f.bridge.ExpandNode(t.Context(), f.driver, storage.ExpandNodeRequest{Volume: f.volume(), CapacityMin: 5, VolumePath: "/p", StagingPath: "/s"})
+	size, err := f.bridge.ExpandNode(t.Context(), f.driver,
+		storage.ExpandNodeRequest{Volume: f.volume(), CapacityMin: 5, VolumePath: "/p", StagingPath: "/s"})
 	if err != nil || size != 5 {
 		t.Errorf("got %d, %v", size, err)
 	}
 	sent := f.faulty.Calls("NodeExpandVolume")[0].Request.(*csi.NodeExpandVolumeRequest)
-	if sent.GetVolumePath() != "/p" || sent.GetStagingTargetPath() != "/s" || sent.GetSecrets()["pin"] != "77" || sent.GetVolumeCapability() == nil {
+	if sent.GetVolumePath() != "/p" || sent.GetStagingTargetPath() != "/s" || sent.GetSecrets()["pin"] != "77" ||
+		sent.GetVolumeCapability() == nil {
 		t.Errorf("the driver was asked %v", sent)
 	}
 }
@@ -130,10 +149,12 @@ func TestSnapshots(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	req := storage.CreateSnapshotRequest{Name: "nightly", Volume: f.volume(), Parameters: map[string]string{"p": "1"}}
 	s, err := f.bridge.CreateSnapshot(t.Context(), f.driver, req)
-	if err != nil || s.VolumeExternalID != "vol-x" || !s.Ready || s.Size != 1<<20 || time.Since(s.CreatedAt) > time.Minute {
+	if err != nil || s.VolumeExternalID != "vol-x" || !s.Ready || s.Size != 1<<20 ||
+		time.Since(s.CreatedAt) > time.Minute {
 		t.Fatalf("got %+v, %v", s, err)
 	}
-	list, err := f.bridge.ListSnapshots(t.Context(), f.driver, storage.ListSnapshotsRequest{VolumeExternalID: "vol-x", Page: storage.Page{Max: 1}})
+	list, err := f.bridge.ListSnapshots(t.Context(), f.driver,
+		storage.ListSnapshotsRequest{VolumeExternalID: "vol-x", Page: storage.Page{Max: 1}})
 	if err != nil || len(list.Snapshots) != 1 || list.Next == "" {
 		t.Errorf("got %+v, %v", list, err)
 	}
@@ -144,7 +165,8 @@ func TestSnapshots(t *testing.T) {
 	if err := f.bridge.DeleteSnapshot(t.Context(), f.driver, s.ID, nil); err != nil {
 		t.Error(err)
 	}
-	if list, _ := f.bridge.ListSnapshots(t.Context(), f.driver, storage.ListSnapshotsRequest{SnapshotID: s.ID}); len(list.Snapshots) != 0 {
+	if list, _ := f.bridge.ListSnapshots(t.Context(), f.driver,
+		storage.ListSnapshotsRequest{SnapshotID: s.ID}); len(list.Snapshots) != 0 {
 		t.Errorf("after delete: %+v", list)
 	}
 }
@@ -166,11 +188,20 @@ func TestVolumeStats(t *testing.T) {
 		replies map[string]proto.Message
 		want    storage.Stats
 	}{
-		"well":         {want: storage.Stats{Usage: usage, Condition: &storage.Condition{}}},
-		"sick":         {replies: map[string]proto.Message{"NodeGetVolumeHealth": sick}, want: storage.Stats{Usage: usage, Condition: &storage.Condition{Abnormal: true, Message: "DEGRADED: one mirror is away; DATA_LOSS: Scrub"}}},
+		"well": {want: storage.Stats{Usage: usage, Condition: &storage.Condition{}}},
+		"sick": {
+			replies: map[string]proto.Message{"NodeGetVolumeHealth": sick},
+			want: storage.Stats{
+				Usage:     usage,
+				Condition: &storage.Condition{Abnormal: true, Message: "DEGRADED: one mirror is away; DATA_LOSS: Scrub"},
+			},
+		},
 		"no condition": {config: without, want: storage.Stats{Usage: usage}},
 		"before 1.13": {config: without, replies: map[string]proto.Message{"NodeGetVolumeStats": old}, want: storage.Stats{
-			Usage: []storage.Usage{{Unit: storage.Bytes, Total: 1}}, Condition: &storage.Condition{Abnormal: true, Message: "the disk fails, says [REDACTED]"},
+			Usage: []storage.Usage{{Unit: storage.Bytes, Total: 1}}, Condition: &storage.Condition{
+				Abnormal: true,
+				Message:  "the disk fails, says [REDACTED]",
+			},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +210,8 @@ func TestVolumeStats(t *testing.T) {
 				f.faulty.Always(rpc, faultydriver.Reply(reply))
 			}
 			v := storage.Volume{ExternalID: "vol-x", Secrets: map[string]string{"p": "hunter2"}}
-			got, err := f.bridge.VolumeStats(t.Context(), f.driver, storage.StatsRequest{Volume: v, VolumePath: "/p", StagingPath: "/s"})
+			got, err := f.bridge.VolumeStats(t.Context(), f.driver,
+				storage.StatsRequest{Volume: v, VolumePath: "/p", StagingPath: "/s"})
 			if err != nil || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("got %+v %+v, %v", got, got.Condition, err)
 			}

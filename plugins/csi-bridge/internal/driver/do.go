@@ -272,9 +272,12 @@ var (
 	Probe                 = RPC{csi.Identity_Probe_FullMethodName, "probe", ask}
 	GetPluginInfo         = RPC{csi.Identity_GetPluginInfo_FullMethodName, "read the identity", ask}
 	GetPluginCapabilities = RPC{csi.Identity_GetPluginCapabilities_FullMethodName, "read the capabilities", ask}
-	GetControllerCaps     = RPC{csi.Controller_ControllerGetCapabilities_FullMethodName, "read the controller's capabilities", ask}
-	GetNodeCaps           = RPC{csi.Node_NodeGetCapabilities_FullMethodName, "read the node's capabilities", ask}
-	GetNodeInfo           = RPC{csi.Node_NodeGetInfo_FullMethodName, "read the node's id", ask}
+	GetControllerCaps     = RPC{
+		csi.Controller_ControllerGetCapabilities_FullMethodName,
+		"read the controller's capabilities", ask,
+	}
+	GetNodeCaps = RPC{csi.Node_NodeGetCapabilities_FullMethodName, "read the node's capabilities", ask}
+	GetNodeInfo = RPC{csi.Node_NodeGetInfo_FullMethodName, "read the node's id", ask}
 
 	CreateVolume   = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", change}
 	DeleteVolume   = RPC{csi.Controller_DeleteVolume_FullMethodName, "delete volume", change}

@@ -23,15 +23,22 @@ func TestJudge(t *testing.T) {
 		last     error
 		code     codes.Code
 	}{
-		"answered":              {[]error{answered(codes.NotFound)}, answered(codes.NotFound), codes.NotFound},
-		"too late for another":  {[]error{answered(codes.Aborted), unsent}, answered(codes.Aborted), codes.Aborted},
-		"never sent":            {[]error{unsent}, unsent, codes.DeadlineExceeded},
-		"unreachable":           {[]error{unreachable, unreachable}, unreachable, codes.Unavailable},
-		"lost, then away":       {[]error{lost, unreachable}, unreachable, codes.DeadlineExceeded},
-		"lost, then refused":    {[]error{lost, answered(codes.NotFound)}, answered(codes.NotFound), codes.NotFound},
-		"lost before the call":  {[]error{question}, question, codes.Unavailable},
-		"the bridge's own no":   {[]error{status.Error(codes.Unimplemented, "cannot")}, status.Error(codes.Unimplemented, "cannot"), codes.Unimplemented},
-		"the driver's deadline": {[]error{answered(codes.DeadlineExceeded), answered(codes.Aborted)}, answered(codes.Aborted), codes.DeadlineExceeded},
+		"answered":             {[]error{answered(codes.NotFound)}, answered(codes.NotFound), codes.NotFound},
+		"too late for another": {[]error{answered(codes.Aborted), unsent}, answered(codes.Aborted), codes.Aborted},
+		"never sent":           {[]error{unsent}, unsent, codes.DeadlineExceeded},
+		"unreachable":          {[]error{unreachable, unreachable}, unreachable, codes.Unavailable},
+		"lost, then away":      {[]error{lost, unreachable}, unreachable, codes.DeadlineExceeded},
+		"lost, then refused":   {[]error{lost, answered(codes.NotFound)}, answered(codes.NotFound), codes.NotFound},
+		"lost before the call": {[]error{question}, question, codes.Unavailable},
+		"the bridge's own no": {
+			[]error{status.Error(codes.Unimplemented, "cannot")},
+			status.Error(codes.Unimplemented, "cannot"), codes.Unimplemented,
+		},
+		"the driver's deadline": {
+			[]error{answered(codes.DeadlineExceeded), answered(codes.Aborted)},
+			answered(codes.Aborted),
+			codes.DeadlineExceeded,
+		},
 	} {
 		r := &run{op: Op{RPC: StageVolume}, caller: t.Context()}
 		for _, err := range tc.attempts {
@@ -48,11 +55,18 @@ func TestPrintable(t *testing.T) {
 	capability := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
 		FsType: "ext4", MountFlags: []string{"s3same"},
 	}}}
-	stage := &csi.NodeStageVolumeRequest{VolumeId: "v", VolumeCapability: capability, Secrets: map[string]string{"k": "hunter2"}}
-	create := &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{capability}, Secrets: map[string]string{"k": "hunter2"}}
+	stage := &csi.NodeStageVolumeRequest{
+		VolumeId: "v", VolumeCapability: capability,
+		Secrets: map[string]string{"k": "hunter2"},
+	}
+	create := &csi.CreateVolumeRequest{
+		Name: "v", VolumeCapabilities: []*csi.VolumeCapability{capability},
+		Secrets: map[string]string{"k": "hunter2"},
+	}
 	for _, msg := range []any{stage, create} {
 		got := printable(msg)
-		if strings.Contains(got, "s3same") || strings.Contains(got, "hunter2") || !strings.Contains(got, "ext4") || !strings.Contains(got, redacted) {
+		if strings.Contains(got, "s3same") || strings.Contains(got, "hunter2") || !strings.Contains(got, "ext4") ||
+			!strings.Contains(got, redacted) {
 			t.Errorf("got %s", got)
 		}
 	}

@@ -48,7 +48,9 @@ func (e *callError) uncertain() bool {
 
 // intercept handles every RPC on the connection: it logs it and converts its error for Do. An RPC outside Do,
 // which would have no deadline, is refused.
-func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	info, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
 		return status.Errorf(codes.Internal, "%s was called outside Do", path.Base(method))
@@ -58,7 +60,8 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 		header, trailer metadata.MD
 		started         = time.Now()
 	)
-	err := invoke(ctx, method, req, reply, cc, append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
+	err := invoke(ctx, method, req, reply, cc,
+		append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
 	c.logCall(info, method, req, reply, err, time.Since(started))
 	if err == nil {
 		return nil

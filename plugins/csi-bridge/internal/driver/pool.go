@@ -125,7 +125,8 @@ func socketPath(endpoint string) (string, error) {
 			"endpoint %q: want the absolute path of a unix socket, such as unix:///run/csi/csi.sock", endpoint)
 	case len(path) > maxSocketPath:
 		return "", status.Errorf(codes.InvalidArgument,
-			"endpoint %q: the path has %d bytes, a unix socket's can have %d: use a shorter one", endpoint, len(path), maxSocketPath)
+			"endpoint %q: the path has %d bytes, a unix socket's can have %d: use a shorter one", endpoint, len(
+				path), maxSocketPath)
 	}
 	return filepath.Clean(path), nil
 }
@@ -137,7 +138,10 @@ const maxMessage = 16 << 20
 // reconnect controls how soon a lost driver is dialled again: it restarts within about a second, and the socket is
 // on this machine.
 var reconnect = grpc.ConnectParams{
-	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+	Backoff: backoff.Config{
+		BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+		MaxDelay: 2 * time.Second,
+	},
 	MinConnectTimeout: 5 * time.Second,
 }
 

@@ -15,13 +15,21 @@ func TestRedactor(t *testing.T) {
 		flags    []string
 		in, want string
 	}{
-		"value":             {map[string]string{"k": "hunter2"}, nil, "bad hunter2!", "bad [REDACTED]!"},
-		"part of a word":    {map[string]string{"k": "hunter2"}, nil, "xhunter2x", "x[REDACTED]x"},
-		"short, as a word":  {map[string]string{"k": "ro"}, nil, "ro: error, -o ro,ro", "[REDACTED]: error, -o [REDACTED],[REDACTED]"},
-		"longest first":     {map[string]string{"a": "pass", "b": "password"}, nil, "password pass", "[REDACTED] [REDACTED]"},
-		"quoted":            {map[string]string{"k": "a\nb\"c"}, nil, `got "a\nb\"c"`, `got "[REDACTED]"`},
-		"as JSON":           {map[string]string{"k": "a<b>c"}, nil, `{"v":"a\u003cb\u003ec"}`, `{"v":"[REDACTED]"}`},
-		"in a URL":          {map[string]string{"k": "p@ss w&rd"}, nil, "?p=p%40ss+w%26rd or /p@ss%20w&rd", "?p=[REDACTED] or /[REDACTED]"},
+		"value":          {map[string]string{"k": "hunter2"}, nil, "bad hunter2!", "bad [REDACTED]!"},
+		"part of a word": {map[string]string{"k": "hunter2"}, nil, "xhunter2x", "x[REDACTED]x"},
+		"short, as a word": {
+			map[string]string{"k": "ro"},
+			nil, "ro: error, -o ro,ro",
+			"[REDACTED]: error, -o [REDACTED],[REDACTED]",
+		},
+		"longest first": {map[string]string{"a": "pass", "b": "password"}, nil, "password pass", "[REDACTED] [REDACTED]"},
+		"quoted":        {map[string]string{"k": "a\nb\"c"}, nil, `got "a\nb\"c"`, `got "[REDACTED]"`},
+		"as JSON":       {map[string]string{"k": "a<b>c"}, nil, `{"v":"a\u003cb\u003ec"}`, `{"v":"[REDACTED]"}`},
+		"in a URL": {
+			map[string]string{"k": "p@ss w&rd"},
+			nil, "?p=p%40ss+w%26rd or /p@ss%20w&rd",
+			"?p=[REDACTED] or /[REDACTED]",
+		},
 		"with its new line": {map[string]string{"k": "hunter2\n"}, nil, "bad hunter2", "bad [REDACTED]"},
 		"flag and value":    {nil, []string{"password=s3same"}, "password=s3same, s3same", "[REDACTED], [REDACTED]"},
 		"empty":             {map[string]string{"k": ""}, []string{""}, "as it was", "as it was"},
@@ -36,7 +44,8 @@ func TestRedactor(t *testing.T) {
 func TestNoSecretIsLeft(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		// Letters that are not in the replacement, so that it cannot form a secret.
-		secrets := rapid.MapOf(rapid.StringMatching(`[a-z]{1,3}`), rapid.StringMatching(`[a-f "\\&%]{0,12}`)).Draw(t, "secrets")
+		secrets := rapid.MapOf(rapid.StringMatching(`[a-z]{1,3}`), rapid.StringMatching(`[a-f "\\&%]{0,12}`)).Draw(t,
+			"secrets")
 		var b strings.Builder
 		for _, v := range secrets {
 			b.WriteString(rapid.StringMatching(`[g-z ]{0,5}`).Draw(t, "between") + v)

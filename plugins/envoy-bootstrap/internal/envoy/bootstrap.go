@@ -229,13 +229,19 @@ func adminLog(logs *AccessLogs) (*accesslogv3.AccessLog, error) {
 	const name = "Consul Listener Filter Log"
 	switch logs.Type {
 	case "", "stdout":
-		return accessLog(name, &streamlogv3.StdoutAccessLog{AccessLogFormat: &streamlogv3.StdoutAccessLog_LogFormat{LogFormat: format}})
+		return accessLog(name,
+			&streamlogv3.StdoutAccessLog{AccessLogFormat: &streamlogv3.StdoutAccessLog_LogFormat{LogFormat: format}})
 	case "stderr":
-		return accessLog(name, &streamlogv3.StderrAccessLog{AccessLogFormat: &streamlogv3.StderrAccessLog_LogFormat{LogFormat: format}})
+		return accessLog(name,
+			&streamlogv3.StderrAccessLog{AccessLogFormat: &streamlogv3.StderrAccessLog_LogFormat{LogFormat: format}})
 	case "file":
-		return accessLog(name, &filelogv3.FileAccessLog{Path: logs.Path, AccessLogFormat: &filelogv3.FileAccessLog_LogFormat{LogFormat: format}})
+		return accessLog(name, &filelogv3.FileAccessLog{
+			Path:            logs.Path,
+			AccessLogFormat: &filelogv3.FileAccessLog_LogFormat{LogFormat: format},
+		})
 	}
-	return nil, status.Errorf(codes.InvalidArgument, "access logs of the type %q: Consul's proxy-defaults have stdout, stderr and file", logs.Type)
+	return nil, status.Errorf(codes.InvalidArgument,
+		"access logs of the type %q: Consul's proxy-defaults have stdout, stderr and file", logs.Type)
 }
 
 func accessLog(name string, conf proto.Message) (*accesslogv3.AccessLog, error) {
@@ -257,7 +263,8 @@ func logFormat(logs *AccessLogs) (*corev3.SubstitutionFormatString, error) {
 	if logs.JSONFormat != "" {
 		fields = &structpb.Struct{}
 		if err := protojson.Unmarshal([]byte(logs.JSONFormat), fields); err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "the JSON format of access logs in Consul's proxy-defaults is not a JSON object: %v", err)
+			return nil, status.Errorf(codes.InvalidArgument,
+				"the JSON format of access logs in Consul's proxy-defaults is not a JSON object: %v", err)
 		}
 	}
 	return &corev3.SubstitutionFormatString{Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: fields}}, nil

@@ -58,18 +58,25 @@ func TestWrongValues(t *testing.T) {
 		"second cluster":             {keyStaticClusters, `{"name": "a"}, {"name": 1}`, "want the JSON"},
 		"packed against a rule": {keyStaticListeners, `{"name": "a", "filter_chains": [{"filters": [{"name": "n", "typed_config": {
 			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "cluster": "c"}}]}]}`, "StatPrefix"},
-		"stats config":           {keyStatsConfig, `{"stats_tags": [{"regex": 5}]}`, "want the JSON"},
-		"more than one object":   {keyStatsConfig, `{} {}`, "more behind"},
-		"tracing":                {keyTracing, `{"http": {}}`, "Name"},
-		"tracing of no JSON":     {keyTracing, `zipkin`, "want the JSON"},
-		"Any without a type":     {keyTracing, `{"http": {"name": "a", "typed_config": {"b": 1}}}`, "@type"},
-		"template that is none":  {keyTemplate, "{{ if }}", "missing value for if"},
-		"template of no field":   {keyTemplate, "{{ .Secret }}", "Secret"},
-		"template of no JSON":    {keyTemplate, "{{ .ProxyID }}", "want the JSON"},
-		"template, token naked":  {keyTemplate, `{"node": {"id": {{ .Token }}}}`, "want the JSON"},
-		"template, odd token":    {keyTemplate, `{"dynamic_resources": {"ads_config": {"api_type": "{{ .Token }}"}}}`, "apiType"},
-		"template, rule broken":  {keyTemplate, `{"static_resources": {"clusters": {"name": ""}}}`, "Name"},
-		"template for one token": {keyTemplate, `{"node": {"id": "{{ if eq .Token "` + token + `" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "but not with the proxy's"},
+		"stats config":          {keyStatsConfig, `{"stats_tags": [{"regex": 5}]}`, "want the JSON"},
+		"more than one object":  {keyStatsConfig, `{} {}`, "more behind"},
+		"tracing":               {keyTracing, `{"http": {}}`, "Name"},
+		"tracing of no JSON":    {keyTracing, `zipkin`, "want the JSON"},
+		"Any without a type":    {keyTracing, `{"http": {"name": "a", "typed_config": {"b": 1}}}`, "@type"},
+		"template that is none": {keyTemplate, "{{ if }}", "missing value for if"},
+		"template of no field":  {keyTemplate, "{{ .Secret }}", "Secret"},
+		"template of no JSON":   {keyTemplate, "{{ .ProxyID }}", "want the JSON"},
+		"template, token naked": {keyTemplate, `{"node": {"id": {{ .Token }}}}`, "want the JSON"},
+		"template, odd token": {
+			keyTemplate, `{"dynamic_resources": {"ads_config": {"api_type": "{{ .Token }}"}}}`,
+			"apiType",
+		},
+		"template, rule broken": {keyTemplate, `{"static_resources": {"clusters": {"name": ""}}}`, "Name"},
+		"template for one token": {
+			keyTemplate,
+			`{"node": {"id": "{{ if eq .Token "` + token +
+				`" }}" {{ .Token }}{{ else }}"{{ end }}}}`, "but not with the proxy's",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := Bootstrap(proxy(map[string]any{tc.key: tc.value}))
@@ -135,7 +142,10 @@ func TestOneForAList(t *testing.T) {
 	}
 	var compact bytes.Buffer
 	check.NoError(t, json.Compact(&compact, out))
-	for _, want := range []string{`"filter_chains":[{"filters":[{`, `"domains":["*"]`, `"virtual_hosts":[{`, `"allow_origin_string_match":[{"exact":"o"}]`} {
+	for _, want := range []string{
+		`"filter_chains":[{"filters":[{`, `"domains":["*"]`, `"virtual_hosts":[{`,
+		`"allow_origin_string_match":[{"exact":"o"}]`,
+	} {
 		if !strings.Contains(compact.String(), want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
@@ -148,16 +158,23 @@ func TestWrongInput(t *testing.T) {
 		change func(*Proxy)
 		want   string
 	}{
-		"type of access logs":   {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "syslog"} }, `"syslog"`},
-		"format of access logs": {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, JSONFormat: "{"} }, "JSON format"},
-		"file of access logs":   {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "file"} }, "FileAccessLog.Path"},
-		"port of the server":    {func(p *Proxy) { p.Server.Endpoint.Port = 70000 }, "PortValue"},
-		"a token of two lines":  {func(p *Proxy) { p.Token = token + "\n" + token }, "HeaderValue"},
+		"type of access logs": {func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "syslog"} }, `"syslog"`},
+		"format of access logs": {
+			func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, JSONFormat: "{"} },
+			"JSON format",
+		},
+		"file of access logs": {
+			func(p *Proxy) { p.AccessLogs = &AccessLogs{Enabled: true, Type: "file"} },
+			"FileAccessLog.Path",
+		},
+		"port of the server":   {func(p *Proxy) { p.Server.Endpoint.Port = 70000 }, "PortValue"},
+		"a token of two lines": {func(p *Proxy) { p.Token = token + "\n" + token }, "HeaderValue"},
 	} {
 		p := proxy(nil)
 		tc.change(&p)
 		_, err := Bootstrap(p)
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), token) {
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) ||
+			strings.Contains(err.Error(), token) {
 			t.Errorf("%s: got %v, want %q in it", name, err, tc.want)
 		}
 	}

@@ -56,7 +56,10 @@ func agentCluster(s Server) (*clusterv3.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: conf}}
+	c.TransportSocket = &corev3.TransportSocket{
+		Name:       "tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: conf},
+	}
 	return c, nil
 }
 
@@ -72,7 +75,9 @@ func selfAdminCluster(admin Endpoint) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-func staticCluster(name string, address *corev3.Address, speaks *httpv3.HttpProtocolOptions_ExplicitHttpConfig) (*clusterv3.Cluster, error) {
+func staticCluster(name string, address *corev3.Address,
+	speaks *httpv3.HttpProtocolOptions_ExplicitHttpConfig,
+) (*clusterv3.Cluster, error) {
 	options, err := anypb.New(&httpv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_{ExplicitHttpConfig: speaks},
 	})
@@ -161,7 +166,8 @@ func bindOf(p Proxy, key string) (Endpoint, error) {
 // addSelfAdmin adds the cluster of the admin API once: Envoy refuses two clusters with the same name, and the
 // operator may have configured one.
 func addSelfAdmin(b *bootstrapv3.Bootstrap, admin Endpoint) error {
-	if slices.ContainsFunc(b.StaticResources.Clusters, func(c *clusterv3.Cluster) bool { return c.GetName() == selfAdminName }) {
+	if slices.ContainsFunc(b.StaticResources.Clusters,
+		func(c *clusterv3.Cluster) bool { return c.GetName() == selfAdminName }) {
 		return nil
 	}
 	c, err := selfAdminCluster(admin)
@@ -198,11 +204,17 @@ func (e adminEndpoint) listener() (*listenerv3.Listener, error) {
 						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: selfAdminName},
 						PrefixRewrite:    e.path,
 					}}},
-					{Match: below("/"), Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 404}}},
+					{
+						Match:  below("/"),
+						Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 404}},
+					},
 				},
 			}},
 		}},
-		HttpFilters: []*hcmv3.HttpFilter{{Name: "envoy.filters.http.router", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: router}}},
+		HttpFilters: []*hcmv3.HttpFilter{{
+			Name:       "envoy.filters.http.router",
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: router},
+		}},
 	})
 	if err != nil {
 		return nil, err

@@ -28,7 +28,8 @@ func addStatsSinks(b *bootstrapv3.Bootstrap, p Proxy) error {
 		return err
 	}
 	if statsd != nil {
-		if err := addSink(b, "envoy.stat_sinks.statsd", &metricsv3.StatsdSink{StatsdSpecifier: &metricsv3.StatsdSink_Address{Address: statsd}}); err != nil {
+		if err := addSink(b, "envoy.stat_sinks.statsd",
+			&metricsv3.StatsdSink{StatsdSpecifier: &metricsv3.StatsdSink_Address{Address: statsd}}); err != nil {
 			return err
 		}
 	}
@@ -37,7 +38,8 @@ func addStatsSinks(b *bootstrapv3.Bootstrap, p Proxy) error {
 		return err
 	}
 	if dogstatsd != nil {
-		if err := addSink(b, "envoy.stat_sinks.dog_statsd", &metricsv3.DogStatsdSink{DogStatsdSpecifier: &metricsv3.DogStatsdSink_Address{Address: dogstatsd}}); err != nil {
+		if err := addSink(b, "envoy.stat_sinks.dog_statsd",
+			&metricsv3.DogStatsdSink{DogStatsdSpecifier: &metricsv3.DogStatsdSink_Address{Address: dogstatsd}}); err != nil {
 			return err
 		}
 	}
@@ -51,7 +53,8 @@ func addSink(b *bootstrapv3.Bootstrap, name string, conf proto.Message) error {
 	if err != nil {
 		return err
 	}
-	b.StatsSinks = append(b.StatsSinks, &metricsv3.StatsSink{Name: name, ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: packed}})
+	b.StatsSinks = append(b.StatsSinks,
+		&metricsv3.StatsSink{Name: name, ConfigType: &metricsv3.StatsSink_TypedConfig{TypedConfig: packed}})
 	return nil
 }
 
@@ -128,9 +131,10 @@ func addCollector(b *bootstrapv3.Bootstrap, p Proxy) error {
 	}); err != nil {
 		return err
 	}
-	c, err := staticCluster(collectorName, pipeAddress(collectorSocket(dir, p)), &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
-		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}},
-	})
+	c, err := staticCluster(collectorName, pipeAddress(collectorSocket(dir, p)),
+		&httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+			ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}},
+		})
 	if err != nil {
 		return err
 	}
@@ -213,7 +217,10 @@ var target = []struct{ tag, before, behind string }{
 
 // deprecated are the tags that Consul had before 1.9 and still sets, without "destination" in their names. There
 // was none for the partition.
-var deprecated = []string{"custom_hash", "service_subset", "service", "namespace", "datacenter", "routing_type", "trust_domain"}
+var deprecated = []string{
+	"custom_hash", "service_subset", "service", "namespace", "datacenter", "routing_type",
+	"trust_domain",
+}
 
 // nameTags split the names that Consul gives to clusters and listeners. The outer group of a pattern is removed
 // from the metric's name; the inner one is the tag's value.
@@ -221,7 +228,8 @@ var nameTags = sync.OnceValue(func() []*metricsv3.TagSpecifier {
 	const (
 		cluster     = `^cluster\.`
 		passthrough = cluster + `(?:passthrough~)?`
-		peer        = cluster + `(` + segment + `\.(?:` + segment + `\.)?(` + segment + `)\.external\.` + segment + `\.consul\.)`
+		peer        = cluster + `(` + segment + `\.(?:` + segment + `\.)?(` + segment + `)\.external\.` + segment +
+			`\.consul\.)`
 	)
 	var tags []*metricsv3.TagSpecifier
 	for _, part := range target {

@@ -75,7 +75,8 @@ func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 	j := &joiner{}
 	args := templateArgs{
 		GRPC: GRPC{
-			AgentAddress: p.Server.Endpoint.Address, AgentPort: portText(p.Server.Endpoint), AgentSocket: p.Server.Socket, AgentTLS: p.Server.TLS,
+			AgentAddress: p.Server.Endpoint.Address, AgentPort: portText(
+				p.Server.Endpoint), AgentSocket: p.Server.Socket, AgentTLS: p.Server.TLS,
 		},
 		ProxyCluster: p.Service, ProxyID: p.ID, ProxySourceService: p.Service,
 		AgentCAPEM:            strings.ReplaceAll(p.Server.CA, "\n", `\n`),

@@ -36,7 +36,10 @@ func newRig(t *testing.T) *rig {
 	register(t, c, sidecar(proxyID, nil))
 	p := c.Proxy(t, 0)
 	secret := identity("web")(t, c)
-	return &rig{consul: c, proxy: p, at: p.Service(c.Service("default", "")), secret: secret, req: asked(proxyID, c.TokenFile(t, secret))}
+	return &rig{
+		consul: c, proxy: p, at: p.Service(c.Service("default", "")), secret: secret,
+		req: asked(proxyID, c.TokenFile(t, secret)),
+	}
 }
 
 // fails checks that Generate fails with a code and that its error contains all these texts.
@@ -117,7 +120,10 @@ func TestNoProxy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	register(t, r.consul, &api.AgentServiceRegistration{ID: "web-1", Name: "web", Port: 8080})
-	register(t, r.consul, &api.AgentServiceRegistration{ID: "native-1", Name: "web", Port: 8081, Connect: &api.AgentServiceConnect{Native: true}})
+	register(t, r.consul, &api.AgentServiceRegistration{
+		ID: "native-1", Name: "web", Port: 8081,
+		Connect: &api.AgentServiceConnect{Native: true},
+	})
 	for _, id := range []string{"web-1", "native-1"} {
 		req := r.req
 		req.ProxyID = id
@@ -171,11 +177,17 @@ func TestFaultsStay(t *testing.T) {
 		code  codes.Code
 		text  string
 	}{
-		"500":           {consul.Status(http.StatusInternalServerError, "No cluster leader"), codes.Unavailable, "No cluster leader"},
-		"429":           {consul.Status(http.StatusTooManyRequests, "rate limit"), codes.ResourceExhausted, "rate limit"},
-		"refused":       {consul.Refuse(), codes.Unavailable, "EOF"},
-		"stalled":       {consul.Stall(), codes.DeadlineExceeded, "did not answer in time"},
-		"token unknown": {consul.Status(http.StatusForbidden, "ACL not found"), codes.PermissionDenied, "the agent does not know"},
+		"500": {
+			consul.Status(http.StatusInternalServerError, "No cluster leader"), codes.Unavailable,
+			"No cluster leader",
+		},
+		"429":     {consul.Status(http.StatusTooManyRequests, "rate limit"), codes.ResourceExhausted, "rate limit"},
+		"refused": {consul.Refuse(), codes.Unavailable, "EOF"},
+		"stalled": {consul.Stall(), codes.DeadlineExceeded, "did not answer in time"},
+		"token unknown": {
+			consul.Status(http.StatusForbidden, "ACL not found"), codes.PermissionDenied,
+			"the agent does not know",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.proxy.Add(consul.Match{}, tc.fault)

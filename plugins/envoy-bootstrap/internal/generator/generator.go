@@ -72,9 +72,11 @@ func validate(req bootstrap.Request) error {
 	case req.ProxyID == "":
 		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")
 	case req.Admin.Port < 1 || req.Admin.Port > 65535:
-		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the admin port is %d, want 1 to 65535", req.ProxyID, req.Admin.Port)
+		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the admin port is %d, want 1 to 65535",
+			req.ProxyID, req.Admin.Port)
 	case req.Ready.Port < 0 || req.Ready.Port > 65535:
-		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the ready port is %d, want 1 to 65535, or 0 for none", req.ProxyID, req.Ready.Port)
+		return status.Errorf(codes.InvalidArgument,
+			"make the bootstrap of proxy %q: the ready port is %d, want 1 to 65535, or 0 for none", req.ProxyID, req.Ready.Port)
 	}
 	return nil
 }
@@ -112,7 +114,8 @@ func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.R
 	case err == nil:
 		return p, nil
 	case ctx.Err() != nil:
-		return p, status.Errorf(status.FromContextError(ctx.Err()).Code(), "stopped while waiting for Consul: %s", status.Convert(last).Message())
+		return p, status.Errorf(status.FromContextError(ctx.Err()).Code(), "stopped while waiting for Consul: %s",
+			status.Convert(last).Message())
 	case passing(last):
 		return p, status.Errorf(status.Code(last), "not within %s: %s", wait, status.Convert(last).Message())
 	}

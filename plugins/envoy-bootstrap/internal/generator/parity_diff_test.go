@@ -27,15 +27,18 @@ var differences = []struct {
 		reason: "the command prints one object where the API has a list. Envoy's parser takes it for a list of one; others refuse it",
 	},
 	{
-		name: "a gateway's cluster", rows: `^gateway by id alone$`, path: `^(node\.cluster|stats_config\.stats_tags\[\d+\]\.fixed_value)$`,
+		name: "a gateway's cluster", rows: `^gateway by id alone$`,
+		path:   `^(node\.cluster|stats_config\.stats_tags\[\d+\]\.fixed_value)$`,
 		reason: "told nothing but an id, the command takes it for the cluster's name, and with -gateway the service's name. We always take the service's name, by which metrics can be added up",
 	},
 	{
-		name: "readiness that nobody asked for", rows: `^ingress gateway without ready$`, path: `^static_resources\.(clusters|listeners)`,
+		name: "readiness that nobody asked for", rows: `^ingress gateway without ready$`,
+		path:   `^static_resources\.(clusters|listeners)`,
 		reason: "with -gateway ingress the command listens on 127.0.0.1:8443, the default of its flag -address. We listen where the host has allocated a port and nowhere else",
 	},
 	{
-		name: "the CA that is trusted", rows: `^xds with TLS and no CA$`, path: `\.validation_context\.trusted_ca\.inline_string$`,
+		name: "the CA that is trusted", rows: `^xds with TLS and no CA$`,
+		path:   `\.validation_context\.trusted_ca\.inline_string$`,
 		reason: "without a CA file the command prints an empty CA, so that the proxy would give its token to any server. We take the mesh's CA from the agent",
 	},
 }

@@ -87,7 +87,10 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string]bool) {
 	if admin.Port == 0 {
 		admin = bootstrap.Bind{Address: "127.0.0.2", Port: 19001}
 	}
-	ours, err := generate(t, at, bootstrap.Request{ProxyID: r.service.ID, TokenFile: tokenFile, Admin: admin, Ready: r.ready}, secret)
+	ours, err := generate(t, at, bootstrap.Request{
+		ProxyID: r.service.ID, TokenFile: tokenFile, Admin: admin,
+		Ready: r.ready,
+	}, secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,13 +111,17 @@ func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret 
 		"connect", "envoy", "-bootstrap", "-proxy-id", r.service.ID,
 		"-admin-bind", net.JoinHostPort(admin.Address, strconv.Itoa(admin.Port)),
 	}
-	for flag, value := range map[string]string{"-grpc-addr": at.GRPCAddress, "-grpc-ca-file": at.GRPCCAFile, "-ca-file": at.CAFile} {
+	for flag, value := range map[string]string{
+		"-grpc-addr": at.GRPCAddress, "-grpc-ca-file": at.GRPCCAFile,
+		"-ca-file": at.CAFile,
+	} {
 		if value != "" {
 			args = append(args, flag, value)
 		}
 	}
 	if r.ready.Port != 0 {
-		args = append(args, "-envoy-ready-bind-address", r.ready.Address, "-envoy-ready-bind-port", strconv.Itoa(r.ready.Port))
+		args = append(args, "-envoy-ready-bind-address", r.ready.Address, "-envoy-ready-bind-port",
+			strconv.Itoa(r.ready.Port))
 	}
 	out, err := c.Command(secret, append(args, r.flags...)...).Output()
 	if err != nil {
@@ -204,12 +211,16 @@ func plainRows() []row {
 		{name: "sidecar", service: web()},
 		{name: "sidecar with pannier's id", service: sidecar("pannier:host-1:default:mysql:web-sidecar-proxy", nil)},
 		{name: "sidecar of a service that is not there", service: &api.AgentServiceRegistration{
-			Kind: api.ServiceKindConnectProxy, ID: "lonely", Name: "lonely", Port: 1, Proxy: &api.AgentServiceConnectProxyConfig{DestinationServiceName: "gone"},
+			Kind: api.ServiceKindConnectProxy, ID: "lonely", Name: "lonely", Port: 1,
+			Proxy: &api.AgentServiceConnectProxyConfig{DestinationServiceName: "gone"},
 		}},
 		{name: "ready", service: web(), ready: bootstrap.Bind{Address: "127.0.0.3", Port: 19002}},
 		{name: "ready on every address", service: web(), ready: bootstrap.Bind{Address: "0.0.0.0", Port: 19002}},
 		{name: "admin on localhost", service: web(), admin: bootstrap.Bind{Address: "localhost", Port: 19000}},
-		{name: "admin on IPv6", service: web(), admin: bootstrap.Bind{Address: "::1", Port: 19000}, ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002}},
+		{
+			name: "admin on IPv6", service: web(), admin: bootstrap.Bind{Address: "::1", Port: 19000},
+			ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002},
+		},
 		address("xds by host and port", "127.0.0.1:8502"),
 		address("xds by http", "http://127.0.0.1:8502"),
 		address("xds by name", "localhost:8502"),
@@ -221,37 +232,89 @@ func plainRows() []row {
 			c.GRPCAddress, c.CAFile = "https://127.0.0.1:8503", "testdata/ca.pem"
 		}},
 
-		{name: "ingress gateway", service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil), flags: []string{"-gateway", "ingress", "-service", "edge"}, ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002}},
-		{name: "ingress gateway without ready", service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil), flags: []string{"-gateway", "ingress", "-service", "edge"}},
-		{name: "terminating gateway", service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy", nil), flags: []string{"-gateway", "terminating", "-service", "legacy"}},
-		{name: "mesh gateway", service: gateway(api.ServiceKindMeshGateway, "mesh-1", "mesh", nil), flags: []string{"-gateway", "mesh", "-service", "mesh"}},
-		{name: "api gateway", service: gateway(api.ServiceKindAPIGateway, "api-1", "api", nil), flags: []string{"-gateway", "api", "-service", "api"}},
-		{name: "gateway found by its kind", service: gateway(api.ServiceKindMeshGateway, "mesh", "mesh", nil), flags: []string{"-proxy-id=", "-gateway", "mesh"}},
+		{
+			name: "ingress gateway", service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil),
+			flags: []string{"-gateway", "ingress", "-service", "edge"}, ready: bootstrap.Bind{
+				Address: "127.0.0.1",
+				Port:    19002,
+			},
+		},
+		{
+			name: "ingress gateway without ready", service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil),
+			flags: []string{"-gateway", "ingress", "-service", "edge"},
+		},
+		{
+			name: "terminating gateway", service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy", nil),
+			flags: []string{"-gateway", "terminating", "-service", "legacy"},
+		},
+		{
+			name: "mesh gateway", service: gateway(api.ServiceKindMeshGateway, "mesh-1", "mesh", nil),
+			flags: []string{"-gateway", "mesh", "-service", "mesh"},
+		},
+		{
+			name: "api gateway", service: gateway(api.ServiceKindAPIGateway, "api-1", "api", nil),
+			flags: []string{"-gateway", "api", "-service", "api"},
+		},
+		{
+			name: "gateway found by its kind", service: gateway(api.ServiceKindMeshGateway, "mesh", "mesh", nil),
+			flags: []string{"-proxy-id=", "-gateway", "mesh"},
+		},
 		{name: "gateway by id alone", service: gateway(api.ServiceKindMeshGateway, "mesh-1", "mesh", nil)},
 		{
 			name: "ingress gateway with metrics", flags: []string{"-gateway", "ingress", "-service", "edge"},
-			service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "envoy_stats_tags": []string{"kind=edge"}}),
-			ready:   bootstrap.Bind{Address: "127.0.0.1", Port: 19002},
+			service: gateway(api.ServiceKindIngressGateway, "in-1", "edge",
+				map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "envoy_stats_tags": []string{"kind=edge"}}),
+			ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002},
 		},
 
-		{name: "statsd from the environment", service: sidecar("p", map[string]any{"envoy_statsd_url": "$PANNIER_TEST_STATSD"}), env: map[string]string{"PANNIER_TEST_STATSD": "udp://10.1.2.3:8125"}},
-		{name: "statsd on the host", service: sidecar("p", map[string]any{"envoy_statsd_url": "udp://${HOST_IP}:8125"}), env: map[string]string{"HOST_IP": "10.1.2.4"}},
-		{name: "dogstatsd from the environment", service: sidecar("p", map[string]any{"envoy_dogstatsd_url": "$PANNIER_TEST_STATSD"}), env: map[string]string{"PANNIER_TEST_STATSD": "unix:///run/dog.sock"}},
-
-		{name: "proxy-defaults", service: web(), defaults: &api.ProxyConfigEntry{Config: map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "envoy_statsd_url": "udp://127.0.0.1:9125"}}},
 		{
-			name: "registration over proxy-defaults", service: sidecar("p", map[string]any{"envoy_statsd_url": "udp://127.0.0.1:1"}),
-			defaults: &api.ProxyConfigEntry{Config: map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102", "envoy_statsd_url": "udp://127.0.0.1:2"}},
+			name: "statsd from the environment",
+			service: sidecar("p",
+				map[string]any{"envoy_statsd_url": "$PANNIER_TEST_STATSD"}),
+			env: map[string]string{"PANNIER_TEST_STATSD": "udp://10.1.2.3:8125"},
 		},
 		{
-			name: "gateway under proxy-defaults", service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy", nil), flags: []string{"-gateway", "terminating", "-service", "legacy"},
-			defaults: &api.ProxyConfigEntry{Config: map[string]any{"envoy_stats_bind_addr": "0.0.0.0:9103"}, AccessLogs: &api.AccessLogsConfig{Enabled: true}},
+			name: "statsd on the host", service: sidecar("p", map[string]any{"envoy_statsd_url": "udp://${HOST_IP}:8125"}),
+			env: map[string]string{"HOST_IP": "10.1.2.4"},
+		},
+		{
+			name: "dogstatsd from the environment",
+			service: sidecar("p",
+				map[string]any{"envoy_dogstatsd_url": "$PANNIER_TEST_STATSD"}),
+			env: map[string]string{"PANNIER_TEST_STATSD": "unix:///run/dog.sock"},
+		},
+
+		{
+			name: "proxy-defaults", service: web(),
+			defaults: &api.ProxyConfigEntry{Config: map[string]any{
+				"envoy_prometheus_bind_addr": "0.0.0.0:9102",
+				"envoy_statsd_url":           "udp://127.0.0.1:9125",
+			}},
+		},
+		{
+			name: "registration over proxy-defaults", service: sidecar("p",
+				map[string]any{"envoy_statsd_url": "udp://127.0.0.1:1"}),
+			defaults: &api.ProxyConfigEntry{Config: map[string]any{
+				"envoy_prometheus_bind_addr": "0.0.0.0:9102",
+				"envoy_statsd_url":           "udp://127.0.0.1:2",
+			}},
+		},
+		{
+			name: "gateway under proxy-defaults", service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy",
+				nil), flags: []string{"-gateway", "terminating", "-service", "legacy"},
+			defaults: &api.ProxyConfigEntry{
+				Config:     map[string]any{"envoy_stats_bind_addr": "0.0.0.0:9103"},
+				AccessLogs: &api.AccessLogsConfig{Enabled: true},
+			},
 		},
 	}
 	for name, logs := range map[string]*api.AccessLogsConfig{
-		"access logs":             {Enabled: true},
-		"access logs off":         {Enabled: false, Type: api.StdErrLogSinkType},
-		"access logs on stdout":   {Enabled: true, Type: api.StdOutLogSinkType, JSONFormat: `{"at": "%START_TIME%", "deep": {"n": 1.5, "list": ["%DURATION%", true, null]}}`},
+		"access logs":     {Enabled: true},
+		"access logs off": {Enabled: false, Type: api.StdErrLogSinkType},
+		"access logs on stdout": {
+			Enabled: true, Type: api.StdOutLogSinkType,
+			JSONFormat: `{"at": "%START_TIME%", "deep": {"n": 1.5, "list": ["%DURATION%", true, null]}}`,
+		},
 		"access logs on stderr":   {Enabled: true, Type: api.StdErrLogSinkType, TextFormat: "%START_TIME% <%PROTOCOL%>"},
 		"access logs with a line": {Enabled: true, TextFormat: "%START_TIME%\n"},
 		"access logs in a file":   {Enabled: true, Type: api.FileLogSinkType, Path: "/var/log/envoy.log"},
@@ -266,25 +329,65 @@ func secureRows() []row {
 	web := func() *api.AgentServiceRegistration { return sidecar("web-1-sidecar-proxy", nil) }
 	return []row{
 		{name: "sidecar with a token", service: web(), token: identity("web")},
-		{name: "xds without TLS", service: web(), token: identity("web"), consul: func(c *service.Consul) { c.GRPCAddress = "127.0.0.1:8502" }},
-		{name: "xds with a CA of its own", service: web(), token: identity("web"), consul: func(c *service.Consul) { c.GRPCCAFile = "testdata/ca.pem" }},
-		{name: "xds by name with TLS", service: web(), token: identity("web"), consul: func(c *service.Consul) { c.GRPCAddress = "https://localhost:8503" }},
-		{name: "xds of the agent with TLS", service: web(), token: agentReader, consul: func(c *service.Consul) { c.GRPCAddress = "" }},
-		{name: "xds of an agent that the token may not read", service: web(), token: identity("web"), consul: func(c *service.Consul) { c.GRPCAddress = "" }},
-		{name: "xds socket without TLS", service: web(), token: identity("web"), consul: func(c *service.Consul) { c.GRPCAddress = "unix:///run/consul/grpc.sock" }},
+		{
+			name: "xds without TLS", service: web(), token: identity("web"),
+			consul: func(c *service.Consul) { c.GRPCAddress = "127.0.0.1:8502" },
+		},
+		{
+			name: "xds with a CA of its own", service: web(), token: identity("web"),
+			consul: func(c *service.Consul) { c.GRPCCAFile = "testdata/ca.pem" },
+		},
+		{
+			name: "xds by name with TLS", service: web(), token: identity("web"),
+			consul: func(c *service.Consul) { c.GRPCAddress = "https://localhost:8503" },
+		},
+		{
+			name: "xds of the agent with TLS", service: web(), token: agentReader,
+			consul: func(c *service.Consul) { c.GRPCAddress = "" },
+		},
+		{
+			name: "xds of an agent that the token may not read", service: web(), token: identity("web"),
+			consul: func(c *service.Consul) { c.GRPCAddress = "" },
+		},
+		{
+			name: "xds socket without TLS", service: web(), token: identity("web"),
+			consul: func(c *service.Consul) { c.GRPCAddress = "unix:///run/consul/grpc.sock" },
+		},
 		{name: "xds socket with TLS", service: web(), token: identity("web"), consul: func(c *service.Consul) {
 			c.GRPCAddress, c.GRPCCAFile = "unix:///run/consul/grpc.sock", "testdata/ca.pem"
 		}},
-		{name: "template with a token and TLS", service: sidecar("web-1-sidecar-proxy", map[string]any{"envoy_bootstrap_json_tpl": wholeTemplate}), token: identity("web")},
-		{name: "ready and metrics with a token", service: sidecar("web-1-sidecar-proxy", map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102"}), token: identity("web"), ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002}},
-		{name: "mesh gateway with a token", service: gateway(api.ServiceKindMeshGateway, "mesh-1", "mesh", nil), token: identity("mesh"), flags: []string{"-gateway", "mesh", "-service", "mesh"}},
 		{
-			name: "terminating gateway with a token", token: identity("legacy"), flags: []string{"-gateway", "terminating", "-service", "legacy"},
-			service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy", map[string]any{"envoy_stats_bind_addr": "127.0.0.1:9103"}),
+			name: "template with a token and TLS",
+			service: sidecar("web-1-sidecar-proxy",
+				map[string]any{"envoy_bootstrap_json_tpl": wholeTemplate}), token: identity("web"),
 		},
 		{
-			name: "ingress gateway with a token", token: identity("edge"), flags: []string{"-gateway", "ingress", "-service", "edge"},
-			service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil), ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002},
+			name: "ready and metrics with a token",
+			service: sidecar("web-1-sidecar-proxy",
+				map[string]any{"envoy_prometheus_bind_addr": "0.0.0.0:9102"}), token: identity(
+				"web"), ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19002},
+		},
+		{
+			name: "mesh gateway with a token", service: gateway(api.ServiceKindMeshGateway, "mesh-1", "mesh", nil),
+			token: identity("mesh"), flags: []string{"-gateway", "mesh", "-service", "mesh"},
+		},
+		{
+			name: "terminating gateway with a token", token: identity("legacy"), flags: []string{
+				"-gateway", "terminating",
+				"-service", "legacy",
+			},
+			service: gateway(api.ServiceKindTerminatingGateway, "out-1", "legacy",
+				map[string]any{"envoy_stats_bind_addr": "127.0.0.1:9103"}),
+		},
+		{
+			name: "ingress gateway with a token", token: identity("edge"), flags: []string{
+				"-gateway", "ingress", "-service",
+				"edge",
+			},
+			service: gateway(api.ServiceKindIngressGateway, "in-1", "edge", nil), ready: bootstrap.Bind{
+				Address: "127.0.0.1",
+				Port:    19002,
+			},
 		},
 	}
 }

@@ -62,7 +62,8 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	// The agent merges the proxy-defaults into the registration.
 	if logs := registered.Proxy.AccessLogs; logs != nil {
 		p.AccessLogs = &envoy.AccessLogs{
-			Enabled: logs.Enabled, Type: string(logs.Type), Path: logs.Path, JSONFormat: logs.JSONFormat, TextFormat: logs.TextFormat,
+			Enabled: logs.Enabled, Type: string(
+				logs.Type), Path: logs.Path, JSONFormat: logs.JSONFormat, TextFormat: logs.TextFormat,
 		}
 	}
 	return p, nil
@@ -93,13 +94,15 @@ func (g *Generator) registration(ctx context.Context, c service.Consul, token, i
 		return nil, consul.Error(err, c, "read its registration")
 	}
 	switch s.Kind {
-	case api.ServiceKindConnectProxy, api.ServiceKindIngressGateway, api.ServiceKindTerminatingGateway, api.ServiceKindMeshGateway, api.ServiceKindAPIGateway:
+	case api.ServiceKindConnectProxy, api.ServiceKindIngressGateway, api.ServiceKindTerminatingGateway,
+		api.ServiceKindMeshGateway, api.ServiceKindAPIGateway:
 		if s.Proxy != nil {
 			return s, nil
 		}
 	}
-	return nil, status.Errorf(codes.InvalidArgument, "the service of that id on Consul %q is neither a sidecar nor a gateway (kind %q): "+
-		"use the proxy's id; a sidecar's is the service's id with the suffix -sidecar-proxy", c.Name, s.Kind)
+	return nil, status.Errorf(codes.InvalidArgument,
+		"the service of that id on Consul %q is neither a sidecar nor a gateway (kind %q): "+
+			"use the proxy's id; a sidecar's is the service's id with the suffix -sidecar-proxy", c.Name, s.Kind)
 }
 
 // maxToken bounds a token file, in bytes.
@@ -147,5 +150,6 @@ func streamToken(path string) (string, error) {
 }
 
 func refused(path, why string) error {
-	return status.Errorf(codes.FailedPrecondition, "the token file %q %s: it must be a file that holds the secret id of a Consul ACL token and nothing else", path, why)
+	return status.Errorf(codes.FailedPrecondition,
+		"the token file %q %s: it must be a file that holds the secret id of a Consul ACL token and nothing else", path, why)
 }

@@ -49,7 +49,8 @@ func TestStable(t *testing.T) {
 	if n := r.proxy.Count("", "/") - before; n != 100 {
 		t.Errorf("%d requests for 100 bootstraps", n)
 	}
-	if !strings.HasPrefix(string(first), "{\n  \"node\": {\n") || !strings.HasSuffix(string(first), "\n}\n") || !strings.Contains(string(first), r.secret) {
+	if !strings.HasPrefix(string(first), "{\n  \"node\": {\n") || !strings.HasSuffix(string(first), "\n}\n") ||
+		!strings.Contains(string(first), r.secret) {
 		t.Errorf("not indented, not in Envoy's order, or without its token:\n%s", first)
 	}
 }

@@ -126,7 +126,8 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 	_, err = client.Raw().Query("/v1/agent/self", &self, (&api.QueryOptions{}).WithContext(ctx))
 	switch {
 	case consul.Answered(err, http.StatusForbidden) && !unknownToken(err):
-		g.log.Warn("the token may not read the Consul agent (agent:read): using the default port for xDS; set grpc_address or another token",
+		g.log.Warn(
+			"the token may not read the Consul agent (agent:read): using the default port for xDS; set grpc_address or another token",
 			"consul", c.Name, "port", fallbackPort)
 		return "localhost:" + strconv.Itoa(fallbackPort), nil
 	case err != nil:
@@ -136,8 +137,9 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 	case self.XDS.Ports.Plaintext > 0:
 		return "localhost:" + strconv.Itoa(self.XDS.Ports.Plaintext), nil
 	}
-	return "", status.Errorf(codes.FailedPrecondition, "the agent of Consul %q (%s) does not serve xDS: set ports.grpc_tls or ports.grpc in its configuration, "+
-		"or grpc_address in the host's", c.Name, c.Address)
+	return "", status.Errorf(codes.FailedPrecondition,
+		"the agent of Consul %q (%s) does not serve xDS: set ports.grpc_tls or ports.grpc in its configuration, "+
+			"or grpc_address in the host's", c.Name, c.Address)
 }
 
 func readCA(path string) (string, error) {
@@ -167,7 +169,8 @@ func (g *Generator) askCA(ctx context.Context, c service.Consul, token string) (
 		pems.WriteString(strings.TrimSpace(root.RootCertPEM) + "\n")
 	}
 	if pems.Len() == 0 {
-		return "", status.Errorf(codes.FailedPrecondition, "Consul %q (%s) has no mesh CA, and neither grpc_ca_file nor ca_file is set", c.Name, c.Address)
+		return "", status.Errorf(codes.FailedPrecondition,
+			"Consul %q (%s) has no mesh CA, and neither grpc_ca_file nor ca_file is set", c.Name, c.Address)
 	}
 	return pems.String(), nil
 }

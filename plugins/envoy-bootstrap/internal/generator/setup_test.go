@@ -26,7 +26,9 @@ func generate(t *testing.T, c service.Consul, req bootstrap.Request, secrets ...
 	return generateWithin(ctx, t, c, req, secrets...)
 }
 
-func generateWithin(ctx context.Context, t *testing.T, c service.Consul, req bootstrap.Request, secrets ...string) ([]byte, error) {
+func generateWithin(ctx context.Context, t *testing.T, c service.Consul, req bootstrap.Request,
+	secrets ...string,
+) ([]byte, error) {
 	t.Helper()
 	var log bytes.Buffer
 	g := New(hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: &log}))
@@ -76,6 +78,9 @@ func gateway(kind api.ServiceKind, id, name string, config map[string]any) *api.
 // asked is the request of tests for which it does not matter.
 func asked(proxyID, tokenFile string) bootstrap.Request {
 	return bootstrap.Request{
-		ProxyID: proxyID, TokenFile: tokenFile, Admin: bootstrap.Bind{Address: "127.0.0.2", Port: 19001}, Wait: 30 * time.Second,
+		ProxyID: proxyID, TokenFile: tokenFile, Admin: bootstrap.Bind{
+			Address: "127.0.0.2",
+			Port:    19001,
+		}, Wait: 30 * time.Second,
 	}
 }

@@ -28,7 +28,10 @@ func TestStream(t *testing.T) {
 	web.Proxy.Upstreams = []api.Upstream{{DestinationName: "db", LocalBindPort: 9191}}
 	register(t, c, web)
 	acl := c.Client(c.Management).ACL()
-	token, _, err := acl.TokenCreate(&api.ACLToken{Local: true, ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}}}, nil)
+	token, _, err := acl.TokenCreate(&api.ACLToken{
+		Local:             true,
+		ServiceIdentities: []*api.ACLServiceIdentity{{ServiceName: "web"}},
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +48,8 @@ func TestStream(t *testing.T) {
 	if len(clusters) != 2 || clusters[1] != "local_app" || !strings.HasPrefix(clusters[0], "db.default.dc1.internal.") {
 		t.Errorf("got the clusters %q, want those of web and of db", clusters)
 	}
-	if len(listeners) != 2 || !strings.HasPrefix(listeners[0], "db:127.0.0.1:9191") || !strings.HasPrefix(listeners[1], "public_listener:") {
+	if len(listeners) != 2 || !strings.HasPrefix(listeners[0], "db:127.0.0.1:9191") ||
+		!strings.HasPrefix(listeners[1], "public_listener:") {
 		t.Errorf("got the listeners %q, want the public one and db's", listeners)
 	}
 

@@ -19,7 +19,9 @@ import (
 )
 
 // Derive implements identity.Identity.
-func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string, error) {
+func (i *Issuer) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string,
+	error,
+) {
 	if err := checkRequest(req); err != nil {
 		return identity.Token{}, "", err
 	}
@@ -70,17 +72,20 @@ func (i *Issuer) mint(ctx context.Context, c service.Consul, req identity.Derive
 // that, and several texts: "already in use", and "immutable" if two creations race.
 func mayExist(err error) bool {
 	var answer api.StatusError
-	return errors.As(err, &answer) && answer.Code == http.StatusInternalServerError && !strings.Contains(answer.Body, "leader")
+	return errors.As(err, &answer) && answer.Code == http.StatusInternalServerError &&
+		!strings.Contains(answer.Body, "leader")
 }
 
 // checkMinted refuses a token that has the accessor but is not the requested one.
 func checkMinted(token *api.ACLToken, c service.Consul, req identity.DeriveRequest) error {
 	if token.Description != describe(req.Subject) {
-		return status.Errorf(codes.AlreadyExists, "mint a token for the service %q on Consul %q: the token %s belongs to another service: %q",
+		return status.Errorf(codes.AlreadyExists,
+			"mint a token for the service %q on Consul %q: the token %s belongs to another service: %q",
 			req.Subject.Service, c.Name, req.ID, token.Description)
 	}
 	if err := checkIdentity(token, req.Subject.Service); err != nil {
-		return status.Errorf(codes.AlreadyExists, "mint a token for the service %q on Consul %q: the token %s is there and %v",
+		return status.Errorf(codes.AlreadyExists,
+			"mint a token for the service %q on Consul %q: the token %s is there and %v",
 			req.Subject.Service, c.Name, req.ID, err)
 	}
 	return nil
@@ -103,7 +108,8 @@ func checkIdentity(token *api.ACLToken, service string) error {
 func (i *Issuer) privilegedError(err error, c service.Consul, what string) error {
 	mapped := consul.Error(err, c, "%s", what)
 	if status.Code(mapped) == codes.PermissionDenied {
-		return status.Errorf(codes.PermissionDenied, "%s: the token in %s (%s) must be known to Consul and have the policy acl = \"write\"",
+		return status.Errorf(codes.PermissionDenied,
+			"%s: the token in %s (%s) must be known to Consul and have the policy acl = \"write\"",
 			status.Convert(mapped).Message(), key(c.Name), i.settings.Load().tokenFiles[c.Name])
 	}
 	return mapped
@@ -124,14 +130,18 @@ func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.Deriv
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
 	defer cancel()
-	token, _, err := client.ACL().Login(&api.ACLLoginParams{AuthMethod: c.AuthMethod, BearerToken: req.JWT, Meta: metadata(req)}, writing(ctx))
+	token, _, err := client.ACL().Login(&api.ACLLoginParams{
+		AuthMethod: c.AuthMethod, BearerToken: req.JWT,
+		Meta: metadata(req),
+	}, writing(ctx))
 	if err != nil {
 		return nil, loginError(err, c, what)
 	}
 	if wrong := checkLogin(token, req.Subject.Service); wrong != nil {
 		refused := status.Errorf(codes.FailedPrecondition, "%s on Consul %q: the token that it gave %v", what, c.Name, wrong)
 		if err := i.logout(ctx, c, token.SecretID); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it could not be revoked: %s", status.Convert(refused).Message(), status.Convert(err).Message())
+			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it could not be revoked: %s",
+				status.Convert(refused).Message(), status.Convert(err).Message())
 		}
 		return nil, refused
 	}
@@ -160,11 +170,14 @@ func loginError(err error, c service.Consul, what string) error {
 	case !errors.As(err, &answer):
 		return mapped
 	case answer.Code == http.StatusForbidden && strings.Contains(answer.Body, "auth method"):
-		return status.Errorf(codes.FailedPrecondition, "%s: create the auth method, or name another in the agent's consul block", text)
+		return status.Errorf(codes.FailedPrecondition,
+			"%s: create the auth method, or name another in the agent's consul block", text)
 	case answer.Code == http.StatusForbidden, strings.Contains(answer.Body, "invalid bind name"):
-		return status.Errorf(codes.PermissionDenied, "%s: no binding rule of the auth method gives this workload a service identity", text)
+		return status.Errorf(codes.PermissionDenied,
+			"%s: no binding rule of the auth method gives this workload a service identity", text)
 	case answer.Code == http.StatusInternalServerError && refusesJWT(answer.Body):
-		return status.Errorf(codes.Unauthenticated, "%s: check the auth method's keys, issuer and audience, and the clocks of this host and of Consul's servers", text)
+		return status.Errorf(codes.Unauthenticated,
+			"%s: check the auth method's keys, issuer and audience, and the clocks of this host and of Consul's servers", text)
 	}
 	return mapped
 }
@@ -204,7 +217,8 @@ func checkRequest(req identity.DeriveRequest) error {
 			"derive a token for the service %q: Consul accepts service identities of lower case letters, digits, - and _, with a letter or digit at both ends", req.Subject.Service)
 	}
 	if text := describe(req.Subject); subjectOf(text) != req.Subject {
-		return status.Errorf(codes.InvalidArgument, "derive a token for %q: a name is empty, or has a bracket or (a namespace) a slash in it", text)
+		return status.Errorf(codes.InvalidArgument,
+			"derive a token for %q: a name is empty, or has a bracket or (a namespace) a slash in it", text)
 	}
 	return nil
 }

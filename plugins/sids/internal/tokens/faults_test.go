@@ -18,7 +18,10 @@ func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string
 	_, _, derive := w.issuer.Derive(ctx, w.consul, request(t))
 	_, read := w.issuer.Read(ctx, w.consul, secret)
 	_, list := w.issuer.List(ctx, w.consul, "c1")
-	return map[string]error{"derive": derive, "read": read, "list": list, "revoke": w.issuer.Revoke(ctx, w.consul, accessor, "")}
+	return map[string]error{
+		"derive": derive, "read": read, "list": list,
+		"revoke": w.issuer.Revoke(ctx, w.consul, accessor, ""),
+	}
 }
 
 // TestFaults sees each call fail as Consul fails, with a code that says whether
@@ -153,7 +156,8 @@ func TestLeaderless(t *testing.T) {
 		func() error { return w.issuer.Revoke(t.Context(), w.consul, late.ID, "") },
 	} {
 		err := call()
-		for deadline := time.Now().Add(time.Minute); status.Code(err) == codes.Unavailable && time.Now().Before(deadline); err = call() {
+		for deadline := time.Now().Add(time.Minute); status.Code(err) == codes.Unavailable &&
+			time.Now().Before(deadline); err = call() {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if err != nil {

@@ -88,7 +88,8 @@ func (i *Issuer) admit(ctx context.Context, c service.Consul, what string) error
 	case ctx.Err() != nil:
 		return consul.Error(ctx.Err(), c, "%s", what)
 	}
-	return status.Errorf(codes.ResourceExhausted, "%s on Consul %q: the plugin's rate of %d a second is exceeded", what, c.Name, i.settings.Load().rate)
+	return status.Errorf(codes.ResourceExhausted, "%s on Consul %q: the plugin's rate of %d a second is exceeded", what,
+		c.Name, i.settings.Load().rate)
 }
 
 // privileged returns a client with the token that may write ACLs. If there is none, the error is

@@ -9,8 +9,14 @@ import (
 func TestConfig(t *testing.T) {
 	for text, want := range map[string]config{
 		`{}`: {rate: 500},
-		`{"token_file": "/a", "rate": 3, "consul": {"east": {"token_file": "/b"}}}`:    {rate: 3, tokenFiles: map[string]string{"default": "/a", "east": "/b"}},
-		`{"consul": [{"east": {"token_file": "/b"}}, {"west": {"token_file": "/c"}}]}`: {rate: 500, tokenFiles: map[string]string{"east": "/b", "west": "/c"}},
+		`{"token_file": "/a", "rate": 3, "consul": {"east": {"token_file": "/b"}}}`: {
+			rate:       3,
+			tokenFiles: map[string]string{"default": "/a", "east": "/b"},
+		},
+		`{"consul": [{"east": {"token_file": "/b"}}, {"west": {"token_file": "/c"}}]}`: {
+			rate:       500,
+			tokenFiles: map[string]string{"east": "/b", "west": "/c"},
+		},
 	} {
 		got, err := parseConfig([]byte(text))
 		if err != nil || got.rate != want.rate || !maps.Equal(got.tokenFiles, want.tokenFiles) {

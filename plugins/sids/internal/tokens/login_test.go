@@ -70,7 +70,8 @@ func TestLogin(t *testing.T) {
 	// What needs a token says so.
 	_, err = w.issuer.List(ctx, w.consul, "c1")
 	w.want(t, err, codes.FailedPrecondition, "set token_file")
-	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition, "the token stays valid until it expires")
+	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition,
+		"the token stays valid until it expires")
 
 	for range 2 {
 		if err := w.issuer.Revoke(ctx, w.consul, token.Accessor, secret); err != nil {
@@ -150,8 +151,11 @@ func TestJWT(t *testing.T) {
 		"another key":                   {stranger, claims(now), codes.Unauthenticated, "keys"},
 		"another audience":              {s, with(now, "aud", "vault"), codes.Unauthenticated, "audience"},
 		"another issuer":                {s, with(now, "iss", "other"), codes.Unauthenticated, "issuer"},
-		"another service":               {s, with(now, "pannier_service", "db"), codes.FailedPrecondition, `identity of the service "web"`},
-		"no service":                    {s, with(now, "pannier_service", ""), codes.PermissionDenied, "binding rule"},
+		"another service": {
+			s, with(now, "pannier_service", "db"), codes.FailedPrecondition,
+			`identity of the service "web"`,
+		},
+		"no service": {s, with(now, "pannier_service", ""), codes.PermissionDenied, "binding rule"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, secret, err := w.issuer.Derive(t.Context(), w.consul, w.loginRequest(t, c.signer, c.claims))

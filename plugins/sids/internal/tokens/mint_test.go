@@ -24,7 +24,8 @@ func TestMint(t *testing.T) {
 	req := request(t)
 	begin := time.Now().Add(-time.Second)
 	token, secret := w.derive(t, req)
-	if token.Accessor != req.ID || token.Subject != req.Subject || token.CreatedAt.Before(begin) || !token.ExpiresAt.IsZero() {
+	if token.Accessor != req.ID || token.Subject != req.Subject || token.CreatedAt.Before(begin) ||
+		!token.ExpiresAt.IsZero() {
 		t.Errorf("derived: got %+v", token)
 	}
 
@@ -119,7 +120,8 @@ func TestMintLostAnswer(t *testing.T) {
 	}
 	// What Consul says where two tries are in it at once.
 	proxy.Add(consul.Match{Method: http.MethodPut, Path: "/v1/acl/token", Times: 1},
-		consul.Status(http.StatusInternalServerError, "Failed to apply token write request: The ACL Token SecretID field is immutable"))
+		consul.Status(http.StatusInternalServerError,
+			"Failed to apply token write request: The ACL Token SecretID field is immutable"))
 	if again, same := w.derive(t, req); again != token || same != secret {
 		t.Errorf("got %+v, the same secret: %v", again, same == secret)
 	}
@@ -183,7 +185,10 @@ func TestRequests(t *testing.T) {
 			for _, s := range []struct {
 				dst *string
 				v   string
-			}{{&req.ID, spoil.id}, {&req.Subject.Cluster, spoil.cluster}, {&req.Subject.Namespace, spoil.namespace}, {&req.Subject.Workload, spoil.workload}, {&req.Subject.Service, spoil.service}} {
+			}{{&req.ID, spoil.id}, {&req.Subject.Cluster, spoil.cluster}, {
+				&req.Subject.Namespace,
+				spoil.namespace,
+			}, {&req.Subject.Workload, spoil.workload}, {&req.Subject.Service, spoil.service}} {
 				switch s.v {
 				case "":
 				case "-":

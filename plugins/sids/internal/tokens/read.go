@@ -27,7 +27,8 @@ func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (ide
 		if _, err := i.self(ctx, c, secret, consistent(ctx)); err != nil {
 			return identity.Token{}, err
 		}
-		return identity.Token{}, status.Errorf(codes.Unavailable, "read a token by its secret on Consul %q (%s): the agent does not know the token yet", c.Name, c.Address)
+		return identity.Token{}, status.Errorf(codes.Unavailable,
+			"read a token by its secret on Consul %q (%s): the agent does not know the token yet", c.Name, c.Address)
 	}
 	if err != nil {
 		return identity.Token{}, err
@@ -37,7 +38,9 @@ func (i *Issuer) Read(ctx context.Context, c service.Consul, secret string) (ide
 
 // self reads the token of a secret. Any token may read itself, so a refusal means that the token does not exist:
 // NotFound.
-func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, options *api.QueryOptions) (*api.ACLToken, error) {
+func (i *Issuer) self(ctx context.Context, c service.Consul, secret string, options *api.QueryOptions) (*api.ACLToken,
+	error,
+) {
 	const what = "read a token by its secret"
 	if secret == "" {
 		return nil, status.Errorf(codes.InvalidArgument, "%s on Consul %q: the request has no secret", what, c.Name)
@@ -114,5 +117,6 @@ func (i *Issuer) needsNone(ctx context.Context, c service.Consul, err error) boo
 	defer cancel()
 	_, _, err = client.ACL().TokenReadSelf(reading(ctx))
 	var answer api.StatusError
-	return errors.As(err, &answer) && answer.Code == http.StatusUnauthorized && strings.Contains(answer.Body, "ACL support disabled")
+	return errors.As(err, &answer) && answer.Code == http.StatusUnauthorized &&
+		strings.Contains(answer.Body, "ACL support disabled")
 }

@@ -62,12 +62,14 @@ func (i *Issuer) logout(ctx context.Context, c service.Consul, secret string) er
 func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) error {
 	const what = "revoke a token"
 	if !uuid.MatchString(accessor) {
-		return status.Errorf(codes.InvalidArgument, "%s on Consul %q: the accessor %q is not a UUID in lower case", what, c.Name, accessor)
+		return status.Errorf(codes.InvalidArgument, "%s on Consul %q: the accessor %q is not a UUID in lower case", what,
+			c.Name, accessor)
 	}
 	client, err := i.privileged(c, what+" by its accessor "+accessor)
 	if err != nil {
 		if c.AuthMethod != "" && i.settings.Load().tokenFiles[c.Name] == "" {
-			return status.Errorf(codes.FailedPrecondition, "%s; without it, the token stays valid until it expires", status.Convert(err).Message())
+			return status.Errorf(codes.FailedPrecondition, "%s; without it, the token stays valid until it expires",
+				status.Convert(err).Message())
 		}
 		return err
 	}

@@ -146,7 +146,10 @@ func newSigner(t *testing.T) *signer {
 // jwks is the public key as JSON Web Key Set.
 func (s *signer) jwks(t *testing.T) []byte {
 	t.Helper()
-	text, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &s.key.PublicKey, KeyID: "k1", Algorithm: "ES256", Use: "sig"}}})
+	text, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{
+		Key: &s.key.PublicKey, KeyID: "k1",
+		Algorithm: "ES256", Use: "sig",
+	}}})
 	if err != nil {
 		t.Fatal(err)
 	}

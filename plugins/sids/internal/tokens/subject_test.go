@@ -27,7 +27,8 @@ func TestForeign(t *testing.T) {
 	for _, description := range []string{
 		"", "Bootstrap Token (Global Management)", "token created via login", `token created via login: {"pod": "x"}`,
 		"token created via login: {", "_nomad_si [c1] [n1] [default/web-1] [web]", "_pannier_si [c1] [n1] [default/web-1]",
-		"_pannier_si [c1] [n1] [web-1] [web]", " _pannier_si [c1] [n1] [default/web-1] [web]", "_pannier_si [] [n1] [default/web-1] [web]",
+		"_pannier_si [c1] [n1] [web-1] [web]", " _pannier_si [c1] [n1] [default/web-1] [web]",
+		"_pannier_si [] [n1] [default/web-1] [web]",
 	} {
 		if got := subjectOf(description); got != (identity.Subject{}) {
 			t.Errorf("%q: got %+v", description, got)

@@ -21,7 +21,8 @@ import (
 // tokens is an identity plugin. A token is a file named by its secret.
 type tokens struct{ *plugin }
 
-func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string, error) {
+func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (identity.Token, string,
+	error) {
 	if req.ID == "" {
 		return identity.Token{}, "", status.Error(codes.InvalidArgument, "no id")
 	}
@@ -76,7 +77,8 @@ func (s *services) Deregister(ctx context.Context, c service.Consul, id string) 
 	return s.reach(ctx, c.Address, strings.ReplaceAll(id, ":", "-"), "")
 }
 
-func (s *services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64, []registration.Change, error) {
+func (s *services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
+	[]registration.Change, error) {
 	var changes []registration.Change
 	if s.mode == "broken" && len(req.Instances) > 0 {
 		changes = []registration.Change{{ID: "x", Action: registration.Registered, Reason: "why not"}}

@@ -13,7 +13,8 @@ import (
 type devices struct{ *plugin }
 
 func (d *devices) Fingerprint(ctx context.Context, report func([]device.Group) error) error {
-	group := device.Group{Vendor: "linux", Type: "pseudo", Name: "memory", Devices: []device.Instance{{ID: "zero", Healthy: true}, {ID: "full", Message: "full"}}}
+	group := device.Group{Vendor: "linux", Type: "pseudo", Name: "memory",
+		Devices: []device.Instance{{ID: "zero", Healthy: true}, {ID: "full", Message: "full"}}}
 	if d.mode == "broken" {
 		group.Vendor = ""
 	}

@@ -86,7 +86,8 @@ func (p *ownService) Validate(ctx context.Context, req *pluginv1.ValidateRequest
 	return &pluginv1.ValidateResponse{}, invalid(p.kind.Impl.(sdk.Validator).Validate(ctx, req.GetConfig()))
 }
 
-func (p *ownService) Configure(ctx context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse, error) {
+func (p *ownService) Configure(ctx context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse,
+	error) {
 	return &pluginv1.ConfigureResponse{}, invalid(p.kind.Impl.(sdk.Configurer).Configure(ctx, req.GetConfig()))
 }
 
@@ -96,7 +97,8 @@ func (p *ownService) Stop(context.Context, *pluginv1.StopRequest) (*pluginv1.Sto
 }
 
 // call keeps the process running while a call is in flight.
-func (p *ownService) call(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (p *ownService) call(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
+	error) {
 	p.calls.Add(1)
 	defer p.calls.Done()
 	return handler(ctx, req)
@@ -111,7 +113,8 @@ func (p *ownService) exit() {
 	os.Exit(0)
 }
 
-func (p *ownService) Attend(req *pluginv1.AttendRequest, stream grpc.ServerStreamingServer[pluginv1.AttendResponse]) error {
+func (p *ownService) Attend(req *pluginv1.AttendRequest,
+	stream grpc.ServerStreamingServer[pluginv1.AttendResponse]) error {
 	if p.mode != "mute" {
 		if err := stream.Send(&pluginv1.AttendResponse{Healthy: true}); err != nil {
 			return err

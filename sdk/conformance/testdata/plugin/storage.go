@@ -20,7 +20,8 @@ import (
 // volumes is a storage plugin. A volume is a file in STATE; a published one is a tmpfs.
 type volumes struct{ *plugin }
 
-func (v *volumes) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions, report func(storage.Fingerprint) error) error {
+func (v *volumes) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
+	report func(storage.Fingerprint) error) error {
 	v.mu.Lock()
 	answer := v.answer
 	v.busy++
@@ -94,7 +95,8 @@ func (v *volumes) call(ctx context.Context, d storage.Driver, what string, vol s
 		v.seen[what+vol.Name] = true
 	}
 	if v.mode == "jealous" {
-		if pid, err := os.ReadFile(v.state + "/" + vol.Name + ".owner"); err == nil && string(pid) != strconv.Itoa(os.Getpid()) && running(string(pid)) {
+		if pid, err := os.ReadFile(v.state + "/" + vol.Name + ".owner"); err == nil &&
+			string(pid) != strconv.Itoa(os.Getpid()) && running(string(pid)) {
 			return status.Error(codes.FailedPrecondition, "another process has the volume")
 		}
 		return os.WriteFile(v.state+"/"+vol.Name+".owner", []byte(strconv.Itoa(os.Getpid())), 0o600)
@@ -107,7 +109,8 @@ func running(pid string) bool {
 	return err == nil && !strings.Contains(string(text), ") Z ")
 }
 
-func (v *volumes) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse, error) {
+func (v *volumes) Create(ctx context.Context, d storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+	error) {
 	if err := v.call(ctx, d, "create", storage.Volume{Name: req.Name, Secrets: req.Secrets}); err != nil {
 		return storage.CreateResponse{}, err
 	}

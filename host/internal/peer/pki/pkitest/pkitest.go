@@ -85,7 +85,8 @@ func (a Authority) Expire(t testing.TB, files pki.Files) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(files.Cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600); err != nil {
+	if err := os.WriteFile(files.Cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 }

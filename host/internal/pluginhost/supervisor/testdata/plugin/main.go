@@ -48,13 +48,17 @@ func main() {
 			fmt.Print(strings.Repeat("x", 1<<20))
 		}
 	case "wrong-cookie":
-		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: "OTHER", MagicCookieValue: "x"}})
+		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: "OTHER",
+			MagicCookieValue: "x"}})
 		os.Exit(1)
 	case "wrong-wire":
 		goplugin.Serve(&goplugin.ServeConfig{
-			HandshakeConfig:  wire.Handshake,
-			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(int, *grpc.Server) error { return nil })[wire.Version]},
-			GRPCServer:       goplugin.DefaultGRPCServer,
+			HandshakeConfig: wire.Handshake,
+			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(int,
+				*grpc.Server) error {
+				return nil
+			})[wire.Version]},
+			GRPCServer: goplugin.DefaultGRPCServer,
 		})
 	case "wrong-socket":
 		fmt.Println("1|1|unix|/run/somebody-elses.sock|grpc|")
@@ -235,5 +239,6 @@ func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachR
 	case "log":
 		sdk.Logger().Warn("said in a call", "volume", arg)
 	}
-	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "config": i.config, "args": strings.Join(os.Args[1:], " "), "env": strings.Join(os.Environ(), "\n")}, nil
+	return map[string]string{"pid": strconv.Itoa(os.Getpid()), "config": i.config, "args": strings.Join(os.Args[1:], " "),
+		"env": strings.Join(os.Environ(), "\n")}, nil
 }
