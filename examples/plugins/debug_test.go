@@ -74,7 +74,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	must(0, author.Process.Signal(unix.SIGTERM))(t)
 	must(0, author.Wait())(t)
 	h.Eventually("the agent says that it is away", func() error {
-		if p := plugin(t, h, "dirs"); !strings.Contains(p.GetLastError(), "that is debugged does not answer") {
+		if p := plugin(t, h, "dirs"); !strings.Contains(p.GetLastError(), "the debugged plugin does not answer") {
 			return fmt.Errorf("it says %q", p.GetLastError())
 		}
 		return nil

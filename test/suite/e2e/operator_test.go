@@ -47,7 +47,7 @@ func TestAgentStop(t *testing.T) {
 	}
 	out = h.Run("agent", "stop", "-plugins")
 	for _, want := range []string{
-		"1 workload goes on", "plugins, and the drivers that the agent ran, are stopped",
+		"1 workload keeps running", "plugins, and the drivers that the agent ran, are stopped",
 		"FUSE",
 	} {
 		if !strings.Contains(out, want) {
@@ -94,7 +94,7 @@ func TestOperatorsPlugins(t *testing.T) {
 		t.Errorf("a verification changed the plugin: %v", now)
 	}
 	h.Refused(4, []string{"nothing to swap to"}, "plugin", "swap", "csi-bridge")
-	h.Refused(4, []string{"nothing served before"}, "plugin", "rollback", "csi-bridge")
+	h.Refused(4, []string{"no earlier version to go back to"}, "plugin", "rollback", "csi-bridge")
 
 	if err := os.Rename(good, filepath.Join(h.PluginDir, "csi-bridge")); err != nil {
 		t.Fatal(err)
