@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -279,4 +280,23 @@ func (l *levels) read(members Members) (lowest int, who string) {
 		}
 	}
 	return l.lowest, l.who
+}
+
+// vet refuses a server that is another machine than the one that the ledger has under its name. It would vote twice,
+// or forget its vote.
+func (n *Node) vet(m discovery.Member) error {
+	var known claim.Node
+	err := n.store.View(func(tx *state.ReadTx) (err error) {
+		known, err = tx.Node(m.Name)
+		return err
+	})
+	switch {
+	case errors.Is(err, claim.ErrNodeNotFound), err == nil && m.Machine == "", err == nil && known.SecretHash == "":
+		return nil
+	case err == nil && claim.Machine(known.SecretHash) != m.Machine:
+		return fmt.Errorf("server %q at %s: %w: if it replaces the other machine, run \"pannier node purge %s\"; if both exist,"+
+			" rename one of them", m.Name, m.RPC, claim.ErrNodeSecret, m.Name)
+	default:
+		return err
+	}
 }

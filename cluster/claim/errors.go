@@ -41,6 +41,8 @@ var (
 	ErrNotRunning = errcode.FailedPrecondition.New("workload does not run there")
 	// ErrNodeSecret: the node is known with another secret.
 	ErrNodeSecret = errcode.FailedPrecondition.New("node is known with another secret")
+	// ErrEarlierBoot: the node has claims, and its earlier boot may use them until its lease is over.
+	ErrEarlierBoot = errcode.Unavailable.New("an earlier boot of the node may still use its volumes")
 	// ErrIneligible: the node takes no new workloads at present.
 	ErrIneligible = errcode.FailedPrecondition.New("node takes no workloads")
 	// ErrUnreachable: the volume is not accessible from the node.

@@ -25,6 +25,10 @@ type Node struct {
 	StatusAt   time.Time  `json:"status_at,omitzero"`
 	// StatusIndex is the ledger index at which the status was set.
 	StatusIndex uint64 `json:"status_index,omitempty"`
+	// LostIndex is the ledger index at which a claim of the node was last released by others while the node may use it,
+	// or at which the node first registered. The node gets no lease before it has compared its workloads with a ledger
+	// of this index.
+	LostIndex uint64 `json:"lost_index,omitempty"`
 	// Ineligible nodes start no workloads.
 	Ineligible bool   `json:"ineligible,omitempty"`
 	Drain      *Drain `json:"drain,omitempty"` // nil: the node is not drained
@@ -51,6 +55,24 @@ func (s NodeStatus) Valid() bool {
 
 // Ready reports whether the node is ready.
 func (n *Node) Ready() bool { return n.Status == "" || n.Status == NodeReady }
+
+// AnotherBoot reports whether the node, of which this is the record, may use its claims until its lease is over, and
+// bootID is not of the boot that has that lease: the machine was booted again, or is another one with a copy of the
+// data
+// directory. A host in no cluster has no secret, and no lease.
+func (n *Node) AnotherBoot(bootID string) bool {
+	return n.SecretHash != "" && n.BootID != "" && bootID != "" && n.BootID != bootID && n.Status != NodeDown
+}
+
+// Machine is the public part of a node's SecretHash, by which machines of one name are told apart.
+func Machine(secretHash string) string { return secretHash[:min(16, len(secretHash))] }
+
+// EarlierBoot says what another boot of the node waits for. The error is an ErrEarlierBoot.
+func (n *Node) EarlierBoot() error {
+	return fmt.Errorf(
+		"node %q: %w: this ends when its lease is over, or it has no claims; if two machines have a copy of one"+
+			" data directory, stop one of them and empty its data directory", n.Name, ErrEarlierBoot)
+}
 
 // SetStatus sets the status, with the time and the index of the change.
 func (n *Node) SetStatus(status NodeStatus, at time.Time, index uint64) {
@@ -81,6 +103,7 @@ func (n *Node) CheckEligible() error {
 func (n *Node) KeepOwn(standing Node) {
 	n.SecretHash = standing.SecretHash
 	n.Status, n.StatusAt, n.StatusIndex = standing.Status, standing.StatusAt, standing.StatusIndex
+	n.LostIndex = standing.LostIndex
 	n.Ineligible, n.Drain = standing.Ineligible, standing.Drain
 	n.CreateIndex = standing.CreateIndex
 }

@@ -58,6 +58,7 @@ var reasons = map[string]error{
 	"node-in-use":        claim.ErrNodeInUse,
 	"not-running":        claim.ErrNotRunning,
 	"node-secret":        claim.ErrNodeSecret,
+	"earlier-boot":       claim.ErrEarlierBoot,
 	"ineligible":         claim.ErrIneligible,
 	"cycle":              claim.ErrCycle,
 	"unreachable":        claim.ErrUnreachable,

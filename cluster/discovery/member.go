@@ -38,6 +38,8 @@ type Self struct {
 	Expect     int    // a server's bootstrap_expect
 	Version    string // of the program
 	Ledger     int    // the level of the ledger's commands that it knows
+	// Machine tells machines of one name apart: claim.Machine of the node's secret.
+	Machine string
 	// Formed says that a server's cluster has been formed: the server has raft state.
 	Formed bool
 }
@@ -52,20 +54,21 @@ type Member struct {
 
 // The tags by which serf transmits these fields.
 const (
-	tagRole   = "role"
-	tagName   = "id"
-	tagDC     = "dc"
-	tagRPC    = "rpc"
-	tagExpect = "expect"
-	tagVer    = "version"
-	tagLedger = "ledger"
-	tagFormed = "bootstrapped"
+	tagRole    = "role"
+	tagName    = "id"
+	tagDC      = "dc"
+	tagRPC     = "rpc"
+	tagExpect  = "expect"
+	tagVer     = "version"
+	tagLedger  = "ledger"
+	tagFormed  = "bootstrapped"
+	tagMachine = "machine"
 )
 
 func (s Self) tags() map[string]string {
 	tags := map[string]string{
 		tagRole: string(s.Role), tagName: s.Name, tagDC: s.Datacenter, tagRPC: s.RPC,
-		tagVer: s.Version,
+		tagVer: s.Version, tagMachine: s.Machine,
 	}
 	if s.Role == Server {
 		tags[tagExpect], tags[tagLedger] = strconv.Itoa(s.Expect), strconv.Itoa(s.Ledger)
@@ -104,7 +107,7 @@ func parse(m serf.Member) (Member, error) {
 	member := Member{
 		Self: Self{
 			Name: m.Name, Role: role, Datacenter: m.Tags[tagDC], RPC: m.Tags[tagRPC],
-			Version: m.Tags[tagVer], Formed: m.Tags[tagFormed] == "1",
+			Version: m.Tags[tagVer], Formed: m.Tags[tagFormed] == "1", Machine: m.Tags[tagMachine],
 		},
 		Status: status(m.Status),
 		Gossip: net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))),

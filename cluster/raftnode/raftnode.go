@@ -36,6 +36,8 @@ type Config struct {
 	// Streams are closed with the node.
 	Streams raft.StreamLayer
 	Members Members
+	// Vet returns why a server that gossip knows is not the one of that name; nil: all are.
+	Vet func(discovery.Member) error
 	// Autopilot returns the current settings by which the leader manages the other servers.
 	Autopilot func() claim.Autopilot
 	// Report describes the ledger to other servers; nil: there is none.

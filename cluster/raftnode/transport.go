@@ -36,6 +36,7 @@ type streams struct {
 	under   raft.StreamLayer
 	name    string
 	members Members
+	vet     func(discovery.Member) error
 	answer  func(ctx context.Context, q ask) reply
 	log     hclog.Logger
 
@@ -53,7 +54,7 @@ type streams struct {
 
 func newStreams(cfg Config, log hclog.Logger, answer func(context.Context, ask) reply) *streams {
 	s := &streams{
-		under: cfg.Streams, name: cfg.ID, members: cfg.Members, answer: answer, log: log,
+		under: cfg.Streams, name: cfg.ID, members: cfg.Members, vet: cfg.Vet, answer: answer, log: log,
 		raft: make(chan net.Conn), conns: map[*trackedConn]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -191,6 +192,11 @@ func (s *streams) Accept() (net.Conn, error) {
 func (s *streams) Dial(name raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	for _, m := range s.members.Members() {
 		if m.Name == string(name) && m.Role == discovery.Server && m.RPC != "" {
+			if s.vet != nil {
+				if err := s.vet(m); err != nil {
+					return nil, err
+				}
+			}
 			return s.under.Dial(raft.ServerAddress(m.RPC), timeout)
 		}
 	}

@@ -29,8 +29,12 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 		result.Items[i].Claim = held
 	}
 
+	var lost []string // the nodes of claims that an operator takes from them
 	for i, item := range c.Items {
 		one := &result.Items[i]
+		if c.By != "" && !one.Gone {
+			lost = append(lost, one.Claim.Node)
+		}
 		switch {
 		case one.Gone:
 		case item.To == claim.Freed:
@@ -48,7 +52,25 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 			}
 		}
 	}
-	return result, nil
+	return result, tx.noteLost(lost)
+}
+
+// noteLost records that claims of the nodes were released without them.
+func (tx *writeTx) noteLost(nodes []string) error {
+	for _, name := range nodes {
+		n, err := tx.Node(name)
+		if errors.Is(err, claim.ErrNodeNotFound) || err == nil && n.LostIndex == tx.index {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		n.LostIndex, n.ModifyIndex = tx.index, tx.index
+		if err := tx.writeNode(&n); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // advancing reads the claim to be advanced. gone: it was freed before; what exists then, if anything, is a later

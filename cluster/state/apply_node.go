@@ -24,6 +24,11 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	if err != nil && !errors.Is(err, claim.ErrNodeNotFound) {
 		return nil, err
 	}
+	if known {
+		if err := tx.checkSame(old, next); err != nil {
+			return nil, err
+		}
+	}
 	secret := next.SecretHash
 	next.KeepOwn(old)
 	if next.SecretHash == "" {
@@ -31,10 +36,7 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 	}
 	switch {
 	case !known:
-		next.CreateIndex = tx.index
-	case old.SecretHash != "" && old.SecretHash != secret:
-		return nil, fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first",
-			next.Name, claim.ErrNodeSecret, next.Name)
+		next.CreateIndex, next.LostIndex = tx.index, tx.index
 	case old.Ready() && old.SecretHash == next.SecretHash && saysTheSame(old, next):
 		return command.PutNodeResult{Node: old}, nil
 	case !old.Ready():
@@ -45,6 +47,22 @@ func (tx *writeTx) PutNode(c *command.PutNode) (any, error) {
 		return nil, err
 	}
 	return command.PutNodeResult{Node: next, Changed: true}, tx.writeNode(&next)
+}
+
+// checkSame refuses the record of another machine, or of another boot while the earlier one may use its claims.
+func (tx *writeTx) checkSame(old, next claim.Node) error {
+	if old.SecretHash != "" && old.SecretHash != next.SecretHash {
+		return fmt.Errorf("node %q: %w: if its data directory was recreated, run \"pannier node purge %s\" first",
+			next.Name, claim.ErrNodeSecret, next.Name)
+	}
+	if !old.AnotherBoot(next.BootID) {
+		return nil
+	}
+	claimed, err := tx.any(claimsByNode + next.Name + "/")
+	if err != nil || !claimed {
+		return err
+	}
+	return old.EarlierBoot()
 }
 
 func (tx *writeTx) writeNode(n *claim.Node) error {

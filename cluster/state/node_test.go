@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func nodeOf(t *testing.T, l *ledger, name string) (n claim.Node) {
@@ -356,4 +357,67 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	l.must(&command.StartWorkload{Ref: workload("x"), Node: "a"})
 	l.must(&command.DeleteNode{Name: "a"})
+}
+
+// start starts a workload that writes to a volume.
+func (l *ledger) start(id, node, held string) {
+	l.t.Helper()
+	want := wanted(held, claim.SingleNodeWriter, claim.Write)
+	l.must(&command.StartWorkload{Ref: workload(id), Node: node, Claims: []claim.Claim{want}})
+}
+
+// TestAnotherBootWaits: after a boot a node is known again when nothing of its earlier boot can use its claims.
+func TestAnotherBootWaits(t *testing.T) {
+	l := open(t)
+	boot := func(id string) error {
+		_, err := l.do(&command.PutNode{Node: claim.Node{Name: "a", BootID: id, SecretHash: hashOf(1)}})
+		return err
+	}
+	check.NoError(t, boot("first"))
+	if first := nodeOf(t, l, "a"); first.LostIndex != first.CreateIndex {
+		t.Errorf("a new node need not compare: %+v", first)
+	}
+	check.NoError(t, boot("second")) // it has no claims
+	for _, v := range []string{"v", "w"} {
+		l.must(&command.RegisterVolume{Volume: volume(v, claim.SingleNodeWriter)})
+	}
+	l.start("one", "a", "v")
+	before := l.records()
+	if err := boot("third"); !errors.Is(err, claim.ErrEarlierBoot) {
+		t.Errorf("the claims of the second boot: %v", err)
+	}
+	l.sameAs(before, "refused")
+	check.NoError(t, boot("second"))
+	l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDisconnected})
+	if err := boot("third"); !errors.Is(err, claim.ErrEarlierBoot) {
+		t.Errorf("disconnected, it may write: %v", err)
+	}
+	l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown})
+	check.NoError(t, boot("third"))
+
+	// A host in no cluster has no lease.
+	l.must(&command.PutNode{Node: claim.Node{Name: "alone", BootID: "first"}})
+	l.start("two", "alone", "w")
+	l.must(&command.PutNode{Node: claim.Node{Name: "alone", BootID: "second"}})
+}
+
+// TestNodeIsToldOfLostClaims: a claim that an operator releases is noted in the record of its node, one that the node
+// releases is not.
+func TestNodeIsToldOfLostClaims(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a", BootID: "boot", SecretHash: hashOf(1)}})
+	was := nodeOf(t, l, "a").LostIndex
+	for _, v := range []string{"v", "w"} {
+		l.must(&command.RegisterVolume{Volume: volume(v, claim.SingleNodeWriter)})
+	}
+	for i, by := range []string{"", "root"} {
+		held, run := []string{"v", "w"}[i], []string{"one", "two"}[i]
+		l.start(run, "a", held)
+		l.must(&command.AdvanceClaims{
+			Items: []command.Advance{{Volume: ref(held), Workload: workload(run), To: claim.NodeDetached}}, By: by,
+		})
+		if now := nodeOf(t, l, "a").LostIndex; (now == l.index) != (by != "") {
+			t.Errorf("released by %q at %d, noted %d, before that %d", by, l.index, now, was)
+		}
+	}
 }

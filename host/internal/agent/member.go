@@ -78,6 +78,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 		Self: discovery.Self{
 			Name: m.cfg.Name, Role: gossips, Datacenter: m.cfg.Datacenter, RPC: m.port.Addr().String(),
 			Expect: m.cfg.Server.BootstrapExpect, Version: m.version, Ledger: command.Level,
+			Machine: claim.Machine(m.secret.Hash()),
 		},
 		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(
 			key),
@@ -89,11 +90,12 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	}
 	m.closers.add(m.discovery.Close)
 	m.servers = peer.NewServers(peer.ServersConfig{
-		Name: m.cfg.Name, Secret: m.secret, Servers: m.knownServers, Dialer: m.dialer, Terms: m.terms,
+		Name: m.cfg.Name, Secret: m.secret, BootID: process.BootID(), Servers: m.knownServers, Dialer: m.dialer,
+		Terms: m.terms,
 	})
 	m.here = &peer.Node{Info: peer.Info{
 		Name: m.cfg.Name, Version: m.version, BootID: process.BootID(),
-		StartedAt: m.started,
+		SecretHash: m.secret.Hash(), StartedAt: m.started,
 	}}
 	return nil
 }

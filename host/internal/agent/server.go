@@ -69,7 +69,7 @@ func (s *server) openLedger(ctx context.Context) error {
 	}
 	s.nodes = peer.NewNodes(peer.NodesConfig{
 		Name: s.cfg.Name, Local: s.here, Member: s.find, Dialer: s.dialer,
-		Term: s.cluster.Term,
+		Ledger: s.cluster, Term: s.cluster.Term,
 	})
 	s.heartbeats = &heartbeat.Tracker{Cluster: s.cluster, Liveness: s.cfg.Server.Liveness, Log: s.log.Named("heartbeats")}
 	return nil

@@ -16,8 +16,11 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
-// secretKey is the metadata that carries a node's secret.
-const secretKey = "node-secret"
+// The metadata that carry an agent's secret and the ID of its kernel's boot.
+const (
+	secretKey = "node-secret"
+	bootKey   = "node-boot"
+)
 
 // access says who may make a call.
 type access int
@@ -177,6 +180,7 @@ func either(errs ...error) error {
 type caller struct {
 	transport.Peer
 	hash    string // of the secret sent with the call
+	bootID  string
 	record  claim.Node
 	unknown error // set if the ledger has no record
 	ledger  Reader
@@ -232,7 +236,7 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 	}
 }
 
-// look reads what the ledger knows about a node that makes a call.
+// look reads what the ledger knows about an agent that makes a call.
 func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, error) {
 	n := caller{Peer: peer, ledger: ledger}
 	values := metadata.ValueFromIncomingContext(ctx, secretKey)
@@ -240,6 +244,9 @@ func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, erro
 		return n, denied(fmt.Sprintf("node %q sent no secret", peer.Name))
 	}
 	n.hash = hashOf(values[0])
+	if boot := metadata.ValueFromIncomingContext(ctx, bootKey); len(boot) == 1 {
+		n.bootID = boot[0]
+	}
 	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		n.record, err = tx.Node(peer.Name)
 		return err
@@ -250,23 +257,36 @@ func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, erro
 	return n, err
 }
 
-// known checks a node's secret. A node that the ledger does not know may only register (registers).
-func (n caller) known(registers bool) error {
-	switch {
-	case registers && n.record.SecretHash == "":
-		return nil
-	case n.unknown != nil:
-		return fmt.Errorf("%w: the node has not registered yet", n.unknown)
-	case !sameHash(n.record.SecretHash, n.hash):
-		return fmt.Errorf("%w: %w: if the node was reinstalled, run on a server: pannier node purge %s", ErrDenied,
-			claim.ErrNodeSecret, n.Name)
-	default:
-		return nil
+// isServer reports whether the caller is a server, which may send all commands and queries, also before it has
+// registered as a node.
+func (n caller) isServer() bool { return n.Role == pki.Server }
+
+// same refuses another machine than the one that the ledger has under the caller's name.
+func (n caller) same() error {
+	if n.record.SecretHash != "" && !sameHash(n.record.SecretHash, n.hash) {
+		return fmt.Errorf("%w: %w: if the node was reinstalled, run on a server: pannier node purge %s; if two machines have"+
+			" this name, rename one of them", ErrDenied, claim.ErrNodeSecret, n.Name)
 	}
+	return nil
 }
 
-// mayNode checks whether a node may make this call. Commands and queries are checked when they are decoded.
-func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
+// known checks that the caller is the machine that the ledger has under its name, in the boot that may use its claims.
+func (n caller) known() error {
+	if n.unknown != nil && !n.isServer() {
+		return fmt.Errorf("%w: the node has not registered yet", n.unknown)
+	}
+	if err := n.same(); err != nil {
+		return err
+	}
+	if n.record.AnotherBoot(n.bootID) {
+		return n.record.EarlierBoot()
+	}
+	return nil
+}
+
+// mayAgent checks whether an agent may make this call. Commands and queries are checked when they are decoded. The
+// answer to a heartbeat says what is not so: that the ledger does not know the node, or has an earlier boot of it.
+func mayAgent(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
 	switch req.(type) {
 	case *peerv1.ApplyRequest, *peerv1.QueryRequest:
 		return nil
@@ -275,42 +295,51 @@ func mayNode(ctx context.Context, ledger Reader, peer transport.Peer, req any) e
 	if err != nil {
 		return err
 	}
-	return n.known(false)
-}
-
-// sender returns the node that sends commands or queries. isNode is false for a server, which may send all.
-func sender(ctx context.Context, ledger Reader) (n caller, isNode bool, err error) {
-	peer, ok := transport.PeerFrom(ctx)
-	switch {
-	case ok && peer.Role == pki.Server:
-		return n, false, nil
-	case !ok || peer.Role != pki.Node:
-		return n, false, denied("only agents send commands and queries")
+	if _, beats := req.(*peerv1.HeartbeatRequest); beats {
+		return n.same()
 	}
-	n, err = look(ctx, ledger, peer)
-	return n, true, err
+	return n.known()
 }
 
-// admitCommand checks whether a node may send a command.
+// sender returns the agent that sends commands or queries.
+func sender(ctx context.Context, ledger Reader) (caller, error) {
+	peer, ok := transport.PeerFrom(ctx)
+	if !ok || peer.Role != pki.Server && peer.Role != pki.Node {
+		return caller{}, denied("only agents send commands and queries")
+	}
+	return look(ctx, ledger, peer)
+}
+
+// admitCommand checks whether an agent may send a command. When a node registers, the ledger checks whether it may.
 func (n caller) admitCommand(ctx context.Context, c command.Command) error {
-	_, registers := c.(*command.PutNode)
-	if err := n.known(registers); err != nil {
+	if _, registers := c.(*command.PutNode); registers {
+		if err := n.same(); err != nil {
+			return err
+		}
+	} else if err := n.known(); err != nil {
 		return err
+	}
+	if n.isServer() {
+		return nil
 	}
 	return allowed(ctx, commands, n, c)
 }
 
 // admitQuery decodes a query, and checks whether its sender may send it.
 func admitQuery(ctx context.Context, ledger Reader, query []byte) (command.Query, error) {
-	n, isNode, err := sender(ctx, ledger)
-	if err == nil && isNode {
-		err = n.known(false)
-	}
+	n, err := sender(ctx, ledger)
 	if err != nil {
 		return nil, err
 	}
+	check := n.known
+	if n.isServer() {
+		check = n.same
+	}
+	if err := check(); err != nil {
+		return nil, err
+	}
 	q, err := command.DecodeQuery(query)
-	if err == nil && isNode {
+	if err == nil && !n.isServer() {
 		err = allowed(ctx, queries, n, q)
 	}
 	return q, err

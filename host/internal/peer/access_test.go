@@ -303,6 +303,73 @@ func TestAMaliciousNode(t *testing.T) {
 	}
 }
 
+// A machine that has the name and the certificate of another, and an empty data directory, is nobody; the same machine
+// after a boot has to wait while its earlier boot may use its claims.
+func TestMachineOfTheSameName(t *testing.T) {
+	w := form(t, 1, "n1")
+	leader, n1 := w.leader(t), w.agents["n1"]
+	n1.register(t)
+	leader.register(t)
+	v := w.volume(t, "v", "d")
+	for _, a := range []*agent{n1, leader} {
+		run := claim.Run{Ref: ref("on-" + a.name), Node: a.name}
+		var claims []claim.Claim
+		if a == n1 {
+			claims = []claim.Claim{wants(v)}
+		}
+		_, err := a.client().StartWorkload(within(t), run, claims)
+		must(t, err)
+
+		end, err := command.Encode(&command.EndWorkload{Ref: run.Ref, Node: a.name})
+		must(t, err)
+		beat := func(secret, boot string) error {
+			ctx, c := a.callAs(t, w, secret, boot)
+			_, err := c.Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: a.name, BootId: boot})
+			return err
+		}
+		apply := func(secret, boot string) error {
+			ctx, c := a.callAs(t, w, secret, boot)
+			return applied(c.Apply(ctx, &peerv1.ApplyRequest{Node: a.name, Entries: [][]byte{end}}))
+		}
+		keys := func(secret, boot string) error {
+			ctx, c := a.callAs(t, w, secret, boot)
+			_, err := c.SecretsKeys(ctx, &peerv1.SecretsKeysRequest{Node: a.name})
+			return err
+		}
+		twin := map[string]func(secret, boot string) error{"heartbeat": beat, "end of a run": apply}
+		if a == leader {
+			twin["secrets keys"] = keys
+		}
+		for what, call := range twin {
+			if err := call("ANOTHERANOTHERANOTHERANOTHER", "b"); status.Code(err) != codes.PermissionDenied ||
+				!strings.Contains(err.Error(), "pannier node purge "+a.name) {
+				t.Errorf("%s of another machine named %s: %v", what, a.name, err)
+			}
+		}
+		if err := apply(a.secret.text, "another"); status.Code(err) != codes.Unavailable ||
+			!strings.Contains(err.Error(), "earlier boot") {
+			t.Errorf("another boot of %s ends a run: %v", a.name, err)
+		}
+	}
+
+	// The leader asks the machine that the ledger knows, or nobody.
+	held := claim.Claim{Node: "n1", Workload: ref("on-n1")}
+	if _, err := leader.nodes.Owns(within(t), held); err != nil {
+		t.Errorf("it asks the node itself: %v", err)
+	}
+	for what, change := range map[string]func(*Info){
+		"another machine": func(i *Info) { i.SecretHash = hashOf("another") },
+		"another boot":    func(i *Info) { i.BootID = "another" },
+	} {
+		before := n1.node.Info
+		change(&n1.node.Info)
+		if _, err := leader.nodes.Owns(within(t), held); err == nil || !strings.Contains(err.Error(), "another machine") {
+			t.Errorf("%s is asked: %v", what, err)
+		}
+		n1.node.Info = before
+	}
+}
+
 // A node cannot ask another node for anything, nor a server for what only nodes do.
 func TestANodeIsNoServer(t *testing.T) {
 	w := form(t, 1, "good", "evil")

@@ -26,8 +26,8 @@ const (
 // batcher sends commands to servers. Commands that arrive while calls are running wait for the next call and go
 // together, because a call costs more than a command.
 type batcher struct {
-	node   string
-	secret Secret
+	node     string
+	identify func(context.Context) context.Context // as Servers.identify
 
 	mu sync.Mutex
 	to map[*grpc.ClientConn]*queue // the servers that calls are running to
@@ -49,8 +49,8 @@ type pendingCommand struct {
 	err     error
 }
 
-func newBatcher(node string, secret Secret) *batcher {
-	return &batcher{node: node, secret: secret, to: map[*grpc.ClientConn]*queue{}}
+func newBatcher(node string, identify func(context.Context) context.Context) *batcher {
+	return &batcher{node: node, identify: identify, to: map[*grpc.ClientConn]*queue{}}
 }
 
 // apply sends one command to a server.
@@ -116,7 +116,7 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	for _, c := range batch {
 		req.Entries = append(req.Entries, c.entry)
 	}
-	resp, err := to.Apply(b.secret.with(ctx), req)
+	resp, err := to.Apply(b.identify(ctx), req)
 	if err == nil && len(resp.GetApplied()) != len(batch) {
 		err = status.Errorf(codes.Internal, "the server returned the outcomes of %d commands, not of %d",
 			len(resp.GetApplied()), len(batch))

@@ -80,7 +80,7 @@ func (s *slow) Apply(_ context.Context, req *peerv1.ApplyRequest, _ ...grpc.Call
 // error of a call is that of all its commands.
 func TestBatches(t *testing.T) {
 	s := &slow{calls: make(chan [][]byte), answer: make(chan error)}
-	b := newBatcher("one", Secret{})
+	b := newBatcher("one", func(ctx context.Context) context.Context { return ctx })
 	to := service{s, &grpc.ClientConn{}}
 	type result struct {
 		outcome string

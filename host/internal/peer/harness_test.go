@@ -128,11 +128,14 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 		Info: Info{Name: name, Version: "1.2.3", BootID: "b"}, Workloads: a.works, Mounted: a.works,
 		Calls: drivers.Caller{Drivers: noDrivers{}},
 	}
-	term := func() uint64 { return 0 }
-	if ledger != nil {
-		term = ledger.Term
+	a.node.Info.SecretHash = a.secret.Hash()
+	reach := NodesConfig{
+		Name: name, Local: a.node, Member: w.member, Dialer: a.dialer, Term: func() uint64 { return 0 },
 	}
-	a.nodes = NewNodes(NodesConfig{Name: name, Local: a.node, Member: w.member, Dialer: a.dialer, Term: term})
+	if ledger != nil {
+		reach.Ledger, reach.Term = ledger, ledger.Term
+	}
+	a.nodes = NewNodes(reach)
 	if ledger != nil {
 		a.leader = &Leader{
 			Ledger: ledger, Tokens: a.tokens, Heartbeats: a.beats, Stop: a.nodes.StopWorkload, Servers: w.known,
@@ -141,7 +144,7 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 			},
 		}
 	}
-	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, Servers: w.known, Dialer: a.dialer, Terms: terms})
+	a.Servers = NewServers(ServersConfig{Name: name, Secret: a.secret, BootID: "b", Servers: w.known, Dialer: a.dialer, Terms: terms})
 	if a.leader != nil {
 		a.SetLocal(a.leader)
 	}
@@ -192,7 +195,7 @@ func (a *agent) client() *cluster.Client { return cluster.NewClient(a.Servers) }
 // register puts the agent's node record.
 func (a *agent) register(t *testing.T) {
 	t.Helper()
-	_, err := a.client().PutNode(within(t), claim.Node{Name: a.name, SecretHash: a.secret.Hash()})
+	_, err := a.client().PutNode(within(t), claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()})
 	must(t, err)
 }
 
@@ -230,6 +233,13 @@ func (a *agent) call(t *testing.T, w *world, secret string) (context.Context, pe
 	conn, err := a.dialer.Conn(at.Addr, at.Name, pki.Server)
 	must(t, err)
 	return metadata.AppendToOutgoingContext(within(t), secretKey, secret), peerv1.NewServersServiceClient(conn)
+}
+
+// callAs is call in the boot with this ID.
+func (a *agent) callAs(t *testing.T, w *world, secret, boot string) (context.Context, peerv1.ServersServiceClient) {
+	t.Helper()
+	ctx, c := a.call(t, w, secret)
+	return metadata.AppendToOutgoingContext(ctx, bootKey, boot), c
 }
 
 // noDrivers is a node without drivers.
@@ -310,7 +320,7 @@ type beats struct {
 	answers int
 }
 
-func (b *beats) Answer(_ context.Context, node string, seq uint64) (lease.Answer, error) {
+func (b *beats) Answer(_ context.Context, _, _ string) (lease.Answer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refuse > 0 {
@@ -318,7 +328,7 @@ func (b *beats) Answer(_ context.Context, node string, seq uint64) (lease.Answer
 		return lease.Answer{}, heartbeat.ErrNotAnswered
 	}
 	b.answers++
-	return lease.Answer{Status: claim.NodeReady, Liveness: lease.Default, Index: seq}, nil
+	return lease.Answer{Status: claim.NodeReady, Liveness: lease.Default, Index: 7}, nil
 }
 
 // tokens is Consul's part.

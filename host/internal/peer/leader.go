@@ -36,7 +36,7 @@ type Ledger interface {
 
 // Heartbeats answers nodes' heartbeats (heartbeat.Tracker).
 type Heartbeats interface {
-	Answer(ctx context.Context, node string, seq uint64) (lease.Answer, error)
+	Answer(ctx context.Context, node, bootID string) (lease.Answer, error)
 }
 
 // Tokens give services their tokens (tokens.Authority).

@@ -5,15 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -40,7 +44,9 @@ type Mounted interface {
 // Info identifies a node.
 type Info struct {
 	Name, Version, BootID string
-	StartedAt             time.Time
+	// SecretHash is that of the node's secret.
+	SecretHash string
+	StartedAt  time.Time
 }
 
 // Node does what the leader asks of an agent.
@@ -50,6 +56,41 @@ type Node struct {
 	Mounted   Mounted
 	// Calls reaches the drivers of this node.
 	Calls drivers.Caller
+}
+
+// expectKey is the metadata of a leader's call that says which machine, in which boot, the ledger has under the name.
+const expectKey = "node-expected"
+
+// errAnotherMachine: the call is for another machine of this name, or for an earlier boot.
+var errAnotherMachine = errcode.Unavailable.New("another machine than the one in the ledger has this name")
+
+// expect makes calls to a node fail on another machine than the one that the ledger has under its name, and on another
+// boot of it while the earlier one may use its claims.
+func expect(ctx context.Context, ledger Reader, name string) (context.Context, error) {
+	var n claim.Node
+	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		n, err = tx.Node(name)
+		return err
+	})
+	if errors.Is(err, claim.ErrNodeNotFound) || err == nil && n.SecretHash == "" {
+		return ctx, nil
+	}
+	boot := n.BootID
+	if n.Status == claim.NodeDown {
+		boot = ""
+	}
+	return metadata.AppendToOutgoingContext(ctx, expectKey, n.SecretHash+" "+boot), err
+}
+
+// expected checks that a leader's call is for this machine, in this boot.
+func (n *Node) expected(ctx context.Context) error {
+	for _, value := range metadata.ValueFromIncomingContext(ctx, expectKey) {
+		hash, boot, _ := strings.Cut(value, " ")
+		if hash != n.Info.SecretHash || boot != "" && boot != n.Info.BootID {
+			return fmt.Errorf("%w (%q)", errAnotherMachine, n.Info.Name)
+		}
+	}
+	return nil
 }
 
 // ExpandVolume grows a volume wherever it is mounted here, and returns in how many places.

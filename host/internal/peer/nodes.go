@@ -23,6 +23,8 @@ type NodesConfig struct {
 	// Member finds an agent by its name; false: it is not known.
 	Member func(name string) (route.Member, bool)
 	Dialer Dialer
+	// Ledger is this server's own.
+	Ledger Reader
 	// Term is the term in which this server leads; 0: it does not lead.
 	Term func() uint64
 }
@@ -170,6 +172,9 @@ func (c nodeConn) Invoke(ctx context.Context, method string, args, reply any, op
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	if ctx, err = expect(ctx, c.nodes.cfg.Ledger, c.node); err != nil {
+		return err
+	}
 	return received(conn.Invoke(withTerm(ctx, term), method, args, reply, opts...))
 }
 

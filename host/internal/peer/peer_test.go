@@ -99,7 +99,7 @@ func TestHeartbeats(t *testing.T) {
 	n1.register(t)
 	leader.beats.refuse = 3 // it began to lead a moment ago
 	for _, a := range []*agent{n1, leader} {
-		got, err := a.Heartbeat(within(t), a.name, 7)
+		got, err := a.Heartbeat(within(t), a.name)
 		if err != nil || got.Status != claim.NodeReady || got.Liveness != lease.Default || got.Index != 7 {
 			t.Errorf("%s: %+v, %v", a.name, got, err)
 		}
@@ -108,7 +108,7 @@ func TestHeartbeats(t *testing.T) {
 		t.Errorf("%d were answered", leader.beats.answers)
 	}
 	must(t, n1.cfg.Terms.Seen(1000)) // of a leader that came after
-	if _, err := n1.Heartbeat(within(t), "n1", 8); !errors.Is(err, errOldTerm) {
+	if _, err := n1.Heartbeat(within(t), "n1"); !errors.Is(err, errOldTerm) {
 		t.Errorf("of a leader that was replaced: %v", err)
 	}
 }

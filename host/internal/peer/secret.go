@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -11,8 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
-
-	"google.golang.org/grpc/metadata"
 
 	"github.com/pannier/pannier/internal/atomicfile"
 )
@@ -54,11 +51,6 @@ func OpenSecret(path string) (Secret, error) {
 
 // Hash is the secret's SHA-256 in hexadecimal, which the ledger keeps.
 func (s Secret) Hash() string { return hashOf(s.text) }
-
-// with adds the secret to the calls made with a context.
-func (s Secret) with(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, secretKey, s.text)
-}
 
 // String keeps the secret out of logs.
 func (Secret) String() string { return "[REDACTED]" }

@@ -51,7 +51,12 @@ func (s *Servers) SecretsKeys(ctx context.Context, ids ...string) (found []secre
 func (s *Servers) OfferSecretsKey(ctx context.Context, server string, key secrets.Key) error {
 	for _, m := range s.Servers() {
 		if m.Name == server {
-			return s.callServer(withTerm(ctx, s.local.Load().Ledger.Term()), m,
+			leader := s.local.Load().Ledger
+			ctx, err := expect(withTerm(ctx, leader.Term()), leader, server)
+			if err != nil {
+				return err
+			}
+			return s.callServer(ctx, m,
 				func(ctx context.Context, c peerv1.ServersServiceClient) error {
 					_, err := c.OfferSecretsKey(ctx, &peerv1.OfferSecretsKeyRequest{Node: s.cfg.Name, Key: key.Material()})
 					return err
@@ -69,7 +74,7 @@ func (s *Servers) callServer(ctx context.Context, m route.Member,
 	defer cancel()
 	conn, err := s.cfg.Dialer.Conn(m.Addr, m.Name, pki.Server)
 	if err == nil {
-		err = received(fn(ctx, peerv1.NewServersServiceClient(conn)))
+		err = received(fn(s.identify(ctx), peerv1.NewServersServiceClient(conn)))
 	}
 	if err != nil {
 		return fmt.Errorf("server %q: %w", m.Name, err)

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/command"
-	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/internal/errcode"
@@ -104,15 +103,20 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 	case err != nil:
 		return err
 	case who == byServers:
+		if err := g.Node.expected(ctx); err != nil {
+			return err
+		}
 		return g.Terms.check(ctx)
 	case who == amongServers:
-		return nil
+		n, err := look(ctx, g.Leader.Ledger, peer)
+		if err == nil {
+			err = n.same()
+		}
+		return err
 	case !g.Leader.Ledger.Leader():
 		return errNotLeading
-	case peer.Role == pki.Node:
-		return mayNode(ctx, g.Leader.Ledger, peer, req)
 	default:
-		return nil
+		return mayAgent(ctx, g.Leader.Ledger, peer, req)
 	}
 }
 

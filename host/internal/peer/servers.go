@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -42,9 +43,10 @@ type Dialer interface {
 
 // ServersConfig is what Servers work with.
 type ServersConfig struct {
-	// Name is this agent's, and Secret its node's.
+	// Name is this agent's, Secret its node's, and BootID its kernel's.
 	Name   string
 	Secret Secret
+	BootID string
 	// Servers lists the cluster's servers, as serf knows them.
 	Servers func() []route.Member
 	Dialer  Dialer
@@ -64,12 +66,18 @@ type Servers struct {
 
 // NewServers makes Servers.
 func NewServers(cfg ServersConfig) *Servers {
-	s := &Servers{cfg: cfg, batcher: newBatcher(cfg.Name, cfg.Secret)}
+	s := &Servers{cfg: cfg}
+	s.batcher = newBatcher(cfg.Name, s.identify)
 	s.Router = route.New(route.Config{
 		Name: cfg.Name, Servers: cfg.Servers, Transport: cfg.Dialer.Transport(),
 		Probe: s.probe,
 	})
 	return s
+}
+
+// identify sends with the calls of a context what shows which machine this is, and in which boot.
+func (s *Servers) identify(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, secretKey, s.cfg.Secret.text, bootKey, s.cfg.BootID)
 }
 
 // SetLocal makes this agent's own server answer calls while it leads.
@@ -158,7 +166,7 @@ func (s *Servers) call(ctx context.Context, m route.Member, changes bool,
 	if err != nil {
 		err = status.Error(codes.Unavailable, err.Error())
 	} else {
-		err = there(s.cfg.Secret.with(ctx), service{peerv1.NewServersServiceClient(conn), conn})
+		err = there(s.identify(ctx), service{peerv1.NewServersServiceClient(conn), conn})
 	}
 	if isAnswer(err) {
 		return received(err)
@@ -252,8 +260,8 @@ func assign(to, from any) error {
 var _ grpc.ClientConnInterface = leaderConn{}
 
 // Heartbeat tells the leader that this node is alive (lease.Servers). The leader makes sure first that it still leads.
-func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease.Answer, error) {
-	resp, err := s.leader(heartbeatTimeout).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, Sequence: seq})
+func (s *Servers) Heartbeat(ctx context.Context, node string) (lease.Answer, error) {
+	resp, err := s.leader(heartbeatTimeout).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, BootId: s.cfg.BootID})
 	if err == nil {
 		err = s.cfg.Terms.Seen(resp.GetTerm())
 	}
@@ -261,7 +269,7 @@ func (s *Servers) Heartbeat(ctx context.Context, node string, seq uint64) (lease
 		return lease.Answer{}, fmt.Errorf("heartbeat of node %q: %w", node, err)
 	}
 	return lease.Answer{
-		Status: claim.NodeStatus(resp.GetStatus()), Index: resp.GetIndex(),
+		Status: claim.NodeStatus(resp.GetStatus()), Index: resp.GetIndex(), LostIndex: resp.GetLostIndex(),
 		Liveness: claim.Liveness{
 			HeartbeatTTL: resp.GetHeartbeatTtl().AsDuration(), StopAfter: resp.GetStopAfter().AsDuration(),
 			Margin: resp.GetMargin().AsDuration(),

@@ -29,7 +29,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 		return nil, status.Errorf(codes.InvalidArgument,
 			"the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
 	}
-	n, isNode, err := sender(ctx, s.leader.Ledger)
+	n, err := sender(ctx, s.leader.Ledger)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 	)
 	for i, entry := range req.GetEntries() {
 		c, err := command.Decode(entry)
-		if err == nil && isNode {
+		if err == nil {
 			err = n.admitCommand(ctx, c)
 		}
 		if err == nil {
@@ -89,9 +89,9 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 func (s serversService) Heartbeat(ctx context.Context, req *peerv1.HeartbeatRequest) (*peerv1.HeartbeatResponse,
 	error,
 ) {
-	a, err := s.leader.Heartbeats.Answer(ctx, req.GetNode(), req.GetSequence())
+	a, err := s.leader.Heartbeats.Answer(ctx, req.GetNode(), req.GetBootId())
 	return &peerv1.HeartbeatResponse{
-		Status: string(a.Status), Index: a.Index, Term: s.leader.Ledger.Term(),
+		Status: string(a.Status), Index: a.Index, LostIndex: a.LostIndex, Term: s.leader.Ledger.Term(),
 		HeartbeatTtl: durationpb.New(a.Liveness.HeartbeatTTL),
 		StopAfter:    durationpb.New(a.Liveness.StopAfter),
 		Margin:       durationpb.New(a.Liveness.Margin),

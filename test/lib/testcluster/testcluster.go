@@ -108,15 +108,33 @@ func (c *Cluster) Add(name string, server bool) *testhost.Host {
 	if server {
 		role, block = "server", fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
 	}
-	net := c.Net.Host(name)
 	c.Cert(role, name)
+	h := c.prepare(name, c.Net.Host(name), role, block)
+	c.Hosts = append(c.Hosts, h)
+	return h
+}
+
+// Twin prepares a second machine with the name and certificate of a host, a network of its own, and an empty data
+// directory. It is not in Hosts.
+func (c *Cluster) Twin(of *testhost.Host) *testhost.Host {
+	c.t.Helper()
+	role, block := "node", "enabled = false"
+	if strings.HasPrefix(of.Name, "server-") {
+		role, block = "server", fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
+	}
+	return c.prepare(of.Name, c.Net.Host(of.Name+"-twin"), role, block)
+}
+
+// prepare makes the directory and the configuration of a machine.
+func (c *Cluster) prepare(name string, net *testnet.Host, role, block string) *testhost.Host {
+	c.t.Helper()
 	var join []string
 	for _, h := range c.Hosts {
 		if strings.HasPrefix(h.Name, "server-") {
 			join = append(join, fmt.Sprintf("%q", h.Net.Addr))
 		}
 	}
-	if server {
+	if role == "server" {
 		join = append(join, fmt.Sprintf("%q", net.Addr))
 	}
 	driver := []string{c.driver, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-dir", c.Volumes}
@@ -151,7 +169,6 @@ csi_driver "shared" {
 		c.path("dc1-"+role+"-"+name+".pem"), c.path("dc1-"+role+"-"+name+
 			"-key.pem"), command, c.opts.Config), c.opts.Plugins...)
 	h.Net = net
-	c.Hosts = append(c.Hosts, h)
 	return h
 }
 

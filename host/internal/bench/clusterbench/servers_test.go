@@ -183,9 +183,9 @@ func (n *node) live(b *testing.B) {
 	wg.Go(func() {
 		beat := time.NewTicker(lease.Default.HeartbeatTTL / 3)
 		defer beat.Stop()
-		for seq := uint64(1); ; seq++ {
+		for {
 			// One that is lost, in an election say, is followed by the next.
-			_, _ = n.Heartbeat(ctx, n.name, seq)
+			_, _ = n.Heartbeat(ctx, n.name)
 			select {
 			case <-ctx.Done():
 				return

@@ -184,29 +184,35 @@ func (term *leaderTerm) add(name string, status claim.NodeStatus) *node {
 	return n
 }
 
-// Answer answers the heartbeat of a node; it must be called as soon as the heartbeat was received. Errors:
-// ErrNotAnswered; command.ErrNotLeader.
-func (t *Tracker) Answer(ctx context.Context, name string, _ uint64) (lease.Answer, error) {
+// Answer answers the heartbeat of a node in the boot with this ID; it must be called as soon as the heartbeat was
+// received. A node that the ledger does not know is told that it is down: it has no claims. Errors: ErrNotAnswered;
+// claim.ErrEarlierBoot; command.ErrNotLeader.
+func (t *Tracker) Answer(ctx context.Context, name, bootID string) (lease.Answer, error) {
 	received := time.Now()
 	for {
 		term, changes, err := t.present(name)
 		if err != nil {
 			return lease.Answer{}, err
 		}
-		a := lease.Answer{Liveness: term.promise}
+		a, unknown := lease.Answer{Liveness: term.promise}, true
 		err = t.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
 			if a.Index, err = tx.Index(); err != nil {
 				return err
 			}
 			n, err := tx.Node(name)
-			a.Status = n.Status
-			if errors.Is(err, claim.ErrNodeNotFound) {
-				err = nil // the node is about to register
+			switch {
+			case errors.Is(err, claim.ErrNodeNotFound):
+				a.Status = claim.NodeDown
+				return nil
+			case err == nil && n.AnotherBoot(bootID):
+				return n.EarlierBoot()
 			}
+			a.Status, a.LostIndex = n.Status, n.LostIndex
+			unknown = false
 			return err
 		})
-		if err != nil {
-			return lease.Answer{}, err
+		if err != nil || unknown {
+			return a, err
 		}
 		switch done, err := t.promise(term, name, changes, received, a.Status); {
 		case err != nil:

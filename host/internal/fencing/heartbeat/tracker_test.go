@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -120,7 +121,7 @@ func TestSilentNodeBecomesDisconnectedThenDown(t *testing.T) {
 	l.put(t, "a")
 	h, _ := lead(t, l, quick)
 	before := time.Now()
-	a, err := h.Answer(t.Context(), "a", 1)
+	a, err := h.Answer(t.Context(), "a", "boot")
 	if err != nil || a.Liveness != quick || a.Index == 0 {
 		t.Fatalf("the answer is %+v, %v", a, err)
 	}
@@ -137,12 +138,12 @@ func TestSilentNodeBecomesDisconnectedThenDown(t *testing.T) {
 		}
 	}
 	check.Eventually(t, "the node to be told that it is down", func() bool {
-		a, err := h.Answer(t.Context(), "a", 2) // an error while its claims are released
+		a, err := h.Answer(t.Context(), "a", "boot") // an error while its claims are released
 		return err == nil && a.Status == claim.NodeDown
 	})
 	check.Eventually(t, "another answer to a node that has put its record", func() bool {
 		l.put(t, "a")
-		a, err := h.Answer(t.Context(), "a", 3)
+		a, err := h.Answer(t.Context(), "a", "boot")
 		return err == nil && a.Status != claim.NodeDown
 	})
 }
@@ -153,7 +154,7 @@ func TestDisconnectedNodeIsReadyAfterAHeartbeat(t *testing.T) {
 	h, _ := lead(t, l, claim.Liveness{HeartbeatTTL: 300 * time.Millisecond, StopAfter: time.Hour, Margin: 10 * time.Hour})
 	check.Eventually(t, "the node to be disconnected", func() bool { return l.status(t, "a") == claim.NodeDisconnected })
 	check.Eventually(t, "the node to be ready", func() bool {
-		if _, err := h.Answer(t.Context(), "a", 1); err != nil {
+		if _, err := h.Answer(t.Context(), "a", "boot"); err != nil {
 			t.Fatal(err)
 		}
 		return l.status(t, "a") == claim.NodeReady
@@ -201,7 +202,7 @@ func TestNoAnswerWhileClaimsAreReleased(t *testing.T) {
 	l.put(t, "a")
 	h, _ := lead(t, l, quick)
 	check.Eventually(t, "the decision", func() bool { _, ok := l.first("a", claim.NodeDown); return ok })
-	if a, err := h.Answer(t.Context(), "a", 1); !errors.Is(err, ErrNotAnswered) {
+	if a, err := h.Answer(t.Context(), "a", "boot"); !errors.Is(err, ErrNotAnswered) {
 		t.Errorf("it was answered %+v, %v", a, err)
 	}
 	l.mu.Lock()
@@ -213,18 +214,46 @@ func TestNoAnswerWhileClaimsAreReleased(t *testing.T) {
 func TestOnlyALeaderAnswers(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	h, stop := lead(t, l, long)
-	if _, err := h.Answer(t.Context(), "new", 1); err != nil { // it is about to put its record
+	l.put(t, "new")
+	if _, err := h.Answer(t.Context(), "new", "boot"); err != nil {
 		t.Error(err)
 	}
 	if _, until := h.Known("new"); until.IsZero() {
 		t.Error("its claims are not kept")
 	}
 	stop()
-	if _, err := h.Answer(t.Context(), "new", 2); !errors.Is(err, ErrNotAnswered) {
+	if _, err := h.Answer(t.Context(), "new", "boot"); !errors.Is(err, ErrNotAnswered) {
 		t.Errorf("without the lead: %v", err)
 	}
 	if at, until := h.Known("new"); !at.IsZero() || !until.IsZero() {
 		t.Error("without the lead it is known when a node was heard")
+	}
+}
+
+// A node that the ledger does not know is told that it is down, and another boot of a node gets no answer while the
+// earlier one may use its claims: nothing is promised to them.
+func TestNoPromiseToAnotherMachine(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	h, _ := lead(t, l, long)
+	if a, err := h.Answer(t.Context(), "new", "boot"); err != nil || a.Status != claim.NodeDown {
+		t.Errorf("a node that is not registered: %+v, %v", a, err)
+	}
+	if _, until := h.Known("new"); !until.IsZero() {
+		t.Error("claims of a node that is not registered are kept")
+	}
+	hash := strings.Repeat("0", 64)
+	put, err := l.PutNode(t.Context(), claim.Node{Name: "a", BootID: "boot", SecretHash: hash})
+	check.NoError(t, err)
+	a, err := h.Answer(t.Context(), "a", "boot")
+	if err != nil || a.LostIndex != put.Node.CreateIndex || a.Index < a.LostIndex {
+		t.Errorf("the node itself: %+v, %v", a, err)
+	}
+	_, until := h.Known("a")
+	if _, err := h.Answer(t.Context(), "a", "another"); !errors.Is(err, claim.ErrEarlierBoot) {
+		t.Errorf("another boot: %v", err)
+	}
+	if _, now := h.Known("a"); now != until {
+		t.Error("another boot has lengthened the lease")
 	}
 }
 
@@ -241,7 +270,7 @@ func TestAThousandNodes(t *testing.T) {
 	heard := make([]time.Time, nodes)
 	for i := range nodes {
 		now := time.Now()
-		a, err := h.Answer(t.Context(), fmt.Sprintf("n%d", i), 1)
+		a, err := h.Answer(t.Context(), fmt.Sprintf("n%d", i), "boot")
 		if err != nil && !errors.Is(err, ErrNotAnswered) {
 			t.Fatal(err)
 		}

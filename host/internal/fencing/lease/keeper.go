@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -19,15 +20,17 @@ type Answer struct {
 	Status claim.NodeStatus
 	// Liveness is the timeouts that the leader keeps to.
 	Liveness claim.Liveness
+	// LostIndex is the index at which others last released claims of the node (claim.Node). The node gets no lease by
+	// this answer until it has compared what runs on it with the ledger of that index.
+	LostIndex uint64
 	// Index is the ledger's when the leader answered.
 	Index uint64
 }
 
 // Servers is the way to the leader.
 type Servers interface {
-	// Heartbeat tells the leader that the node is alive. seq grows with each call. It tries one server after another
-	// until ctx ends.
-	Heartbeat(ctx context.Context, node string, seq uint64) (Answer, error)
+	// Heartbeat tells the leader that the node is alive. It tries one server after another until ctx ends.
+	Heartbeat(ctx context.Context, node string) (Answer, error)
 }
 
 // Keeper sends this node's heartbeats, and reports when the lease is lost and when the servers are back.
@@ -45,6 +48,10 @@ type Keeper struct {
 	Log  hclog.Logger
 
 	answered chan Answer
+	// comparedTo is the index of a ledger with which what runs here was compared, at least; again asks for the next
+	// heartbeat at once.
+	comparedTo atomic.Uint64
+	again      chan struct{}
 }
 
 // Bounds of the pauses between heartbeats.
@@ -57,7 +64,7 @@ const (
 
 // Run sends heartbeats until ctx ends, and waits for Lost and Back.
 func (k *Keeper) Run(ctx context.Context) {
-	k.answered = make(chan Answer, 1)
+	k.answered, k.again = make(chan Answer, 1), make(chan struct{}, 1)
 	var loops sync.WaitGroup
 	loops.Go(func() { k.beat(ctx) })
 	loops.Go(func() { k.follow(ctx) })
@@ -68,8 +75,8 @@ func (k *Keeper) Run(ctx context.Context) {
 func (k *Keeper) beat(ctx context.Context) {
 	every, pause := Default.HeartbeatTTL/3, time.Duration(0)
 	failing := false
-	for seq := uint64(1); ; seq++ {
-		a, err := k.send(ctx, seq, every)
+	for {
+		a, err := k.send(ctx, every)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -90,28 +97,43 @@ func (k *Keeper) beat(ctx context.Context) {
 		if failing {
 			next = pause
 		}
-		timer := time.NewTimer(jitter(next))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !k.pause(ctx, jitter(next)) {
 			return
 		}
 	}
 }
 
+// pause waits for d, or a moment when another heartbeat is asked for; false: ctx has ended.
+func (k *Keeper) pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return true
+		case <-k.again:
+			timer.Reset(min(d, firstRetry))
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
 // send sends one heartbeat and renews the lease with its answer. The lease counts from before it is sent.
-func (k *Keeper) send(ctx context.Context, seq uint64, every time.Duration) (Answer, error) {
+func (k *Keeper) send(ctx context.Context, every time.Duration) (Answer, error) {
 	bounded, cancel := context.WithTimeout(ctx, max(minTimeout, every/2))
 	defer cancel()
 	sent := boottime.Now()
-	a, err := k.Servers.Heartbeat(bounded, k.Node, seq)
+	a, err := k.Servers.Heartbeat(bounded, k.Node)
 	if err != nil {
 		k.Lease.NotGranted(err)
 		return a, err
 	}
 	if a.Status == claim.NodeDown {
 		return a, k.Lease.Expire(bounded, "the servers consider this node down and have released its claims")
+	}
+	if k.Back != nil && a.LostIndex > k.comparedTo.Load() {
+		return a, nil // follow compares first, and asks for another heartbeat
 	}
 	return a, k.Lease.Renew(bounded, sent, a.Liveness)
 }
@@ -150,13 +172,21 @@ func (k *Keeper) follow(ctx context.Context) {
 			}
 		}
 		epoch := k.Lease.Epoch()
-		if a.Status != claim.NodeDown && epoch == compared || k.Back == nil {
+		renewed := a.Status != claim.NodeDown && a.LostIndex <= k.comparedTo.Load()
+		if renewed && epoch == compared || k.Back == nil {
 			continue
 		}
 		err := k.Back(ctx, a)
 		switch {
 		case err == nil:
 			compared = epoch
+			k.comparedTo.Store(max(a.Index, k.comparedTo.Load()))
+			if !renewed {
+				select {
+				case k.again <- struct{}{}:
+				default:
+				}
+			}
 		case ctx.Err() == nil:
 			k.Log.Warn("what runs on this node could not be compared with the ledger: retrying with the next heartbeat", "error",
 				err)

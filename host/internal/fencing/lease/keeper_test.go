@@ -11,6 +11,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // servers answers heartbeats as the test says.
@@ -18,16 +20,14 @@ type servers struct {
 	mu     sync.Mutex
 	answer Answer
 	err    error
-	seq    uint64
 }
 
-func (s *servers) Heartbeat(_ context.Context, node string, seq uint64) (Answer, error) {
+func (s *servers) Heartbeat(_ context.Context, node string) (Answer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if node != "a" || seq <= s.seq {
-		return Answer{}, errors.New("another node, or an old heartbeat")
+	if node != "a" {
+		return Answer{}, errors.New("another node")
 	}
-	s.seq = seq
 	return s.answer, s.err
 }
 
@@ -98,6 +98,37 @@ func TestServersThatRefuseANode(t *testing.T) {
 	}, nil)
 	next(t, "the comparison after the start", backs)
 	must(t, l.Valid())
+}
+
+// A node of which others have released claims gets no lease before it has compared its workloads with the ledger.
+func TestNoLeaseBeforeLostClaimsAreCompared(t *testing.T) {
+	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	ready := func(lost, index uint64) Answer {
+		return Answer{Status: claim.NodeReady, Liveness: timeouts, LostIndex: lost, Index: index}
+	}
+	s, compare := &servers{answer: ready(3, 5)}, make(chan struct{})
+	l, _, backs := keep(t, s, func(Answer) error { <-compare; return nil })
+	next(t, "the comparison after the start", backs)
+	if l.Valid() == nil {
+		t.Error("it has a lease while it compares")
+	}
+	close(compare)
+	check.Eventually(t, "the lease after that", func() bool { return l.Valid() == nil })
+	for len(backs) > 0 {
+		<-backs
+	}
+	before := stop(l)
+	s.say(ready(6, 6), nil)
+	for next(t, "the comparison after claims were lost", backs).LostIndex != 6 {
+	}
+	check.Eventually(t, "the lease to be renewed", func() bool { return stop(l) > before })
+}
+
+// stop is when the lease ends.
+func stop(l *Lease) boottime.Instant {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.times.Stop
 }
 
 func TestBackIsRetried(t *testing.T) {

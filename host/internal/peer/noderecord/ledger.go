@@ -165,9 +165,13 @@ func (l Ledger) ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Cl
 	return held, err
 }
 
-// OnNode lists the workloads that run or wait on a node according to the ledger, and the claims on that node.
+// OnNode lists the workloads that run or wait on a node according to the ledger, and the claims on that node. A node
+// that has not registered yet, or was purged, has none.
 func (l Ledger) OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error) {
 	on, _, err := l.Cluster.OnNode(ctx, node, cluster.Blocking{})
+	if errors.Is(err, claim.ErrNodeNotFound) {
+		return nil, nil, nil
+	}
 	return on.Workloads, on.Claims, err
 }
 

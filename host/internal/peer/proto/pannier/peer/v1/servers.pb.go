@@ -393,8 +393,8 @@ func (x *QueryResponse) GetAnswer() []byte {
 type HeartbeatRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// sequence counts the heartbeats of one run of the caller.
-	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// boot_id of the node's kernel.
+	BootId        string `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -436,11 +436,11 @@ func (x *HeartbeatRequest) GetNode() string {
 	return ""
 }
 
-func (x *HeartbeatRequest) GetSequence() uint64 {
+func (x *HeartbeatRequest) GetBootId() string {
 	if x != nil {
-		return x.Sequence
+		return x.BootId
 	}
-	return 0
+	return ""
 }
 
 type HeartbeatResponse struct {
@@ -454,7 +454,9 @@ type HeartbeatResponse struct {
 	// index of the ledger when it was answered.
 	Index uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
 	// term of the leader.
-	Term          uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
+	// lost_index is the index at which others last released claims of the node.
+	LostIndex     uint64 `protobuf:"varint,7,opt,name=lost_index,json=lostIndex,proto3" json:"lost_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -527,6 +529,13 @@ func (x *HeartbeatResponse) GetIndex() uint64 {
 func (x *HeartbeatResponse) GetTerm() uint64 {
 	if x != nil {
 		return x.Term
+	}
+	return 0
+}
+
+func (x *HeartbeatResponse) GetLostIndex() uint64 {
+	if x != nil {
+		return x.LostIndex
 	}
 	return 0
 }
@@ -1385,10 +1394,10 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05query\x18\x02 \x01(\fR\x05query\"'\n" +
 	"\rQueryResponse\x12\x16\n" +
-	"\x06answer\x18\x01 \x01(\fR\x06answer\"B\n" +
+	"\x06answer\x18\x01 \x01(\fR\x06answer\"E\n" +
 	"\x10HeartbeatRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x82\x02\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x17\n" +
+	"\aboot_id\x18\x03 \x01(\tR\x06bootIdJ\x04\b\x02\x10\x03\"\xa1\x02\n" +
 	"\x11HeartbeatResponse\x12\x16\n" +
 	"\x06status\x18\x01 \x01(\tR\x06status\x12>\n" +
 	"\rheartbeat_ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\fheartbeatTtl\x128\n" +
@@ -1396,7 +1405,9 @@ const file_pannier_peer_v1_servers_proto_rawDesc = "" +
 	"stop_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tstopAfter\x121\n" +
 	"\x06margin\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06margin\x12\x14\n" +
 	"\x05index\x18\x05 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x06 \x01(\x04R\x04term\"\x8b\x02\n" +
+	"\x04term\x18\x06 \x01(\x04R\x04term\x12\x1d\n" +
+	"\n" +
+	"lost_index\x18\a \x01(\x04R\tlostIndex\"\x8b\x02\n" +
 	"\rAttachRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x16\n" +
