@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/hashicorp/go-hclog"
 	"github.com/moby/sys/mountinfo"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -302,7 +301,7 @@ func (a *app) fenceCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "the fence's `FOLDER`, in the agent's data directory")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
-		return fence.Run(ctx, dir, hclog.New(&hclog.LoggerOptions{Name: "fence", Output: a.err}))
+		return fence.Run(ctx, dir, a.err)
 	})
 	return cmd
 }

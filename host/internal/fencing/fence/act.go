@@ -93,24 +93,26 @@ func (a *actor) round(s State) (left bool) {
 		return true
 	}
 	a.copies = sc.Copies
-	holders := a.holders(sc, s.Processes)
+	holders := workloads(sc, s.Processes)
 	if len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(a.slow) == 0 {
 		a.done()
 		return false
 	}
 	if a.report == nil || a.report.Done != 0 {
 		a.report = &Report{BootID: process.BootID(), Deadline: s.Times.Deadline, Began: time.Now()}
-		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline, "processes",
-			len(holders), "mounts", len(sc.Places))
+		a.log.Warn("the lease is over: what uses the volumes is killed", "deadline", s.Times.Deadline,
+			"workload_processes", len(holders), "mounts", len(sc.Places))
 	}
 	a.report.Left = nil
-	for _, h := range holders {
-		if !a.due() {
-			return true
-		}
-		a.kill(sc, h)
+	// The search may take a while on a machine whose disk hangs: the processes that are known die before it.
+	if !a.killAll(sc, holders) {
+		return true
 	}
-	a.unmountAll(sc, holders)
+	users := a.users(sc)
+	if !a.killAll(sc, users) {
+		return true
+	}
+	a.unmountAll(sc, append(holders, users...))
 	a.write()
 	return true
 }
@@ -129,8 +131,8 @@ type holder struct {
 	workload      claim.WorkloadRef
 }
 
-// holders finds the workloads' processes and those that use a guarded mount.
-func (a *actor) holders(sc *mountuse.Scene, own []Process) (found []holder) {
+// workloads finds the workloads' processes.
+func workloads(sc *mountuse.Scene, own []Process) (found []holder) {
 	for _, p := range own {
 		if st, ok := sc.Processes[p.PID]; ok && st.StartTime == p.StartTime {
 			found = append(found, holder{
@@ -139,16 +141,33 @@ func (a *actor) holders(sc *mountuse.Scene, own []Process) (found []holder) {
 			})
 		}
 	}
+	return found
+}
+
+// users finds the processes that use a guarded mount.
+func (a *actor) users(sc *mountuse.Scene) (found []holder) {
 	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.locked(sc)...) {
 		found = append(found, holder{u, a.guards[u.Path].Workload})
 	}
 	return found
 }
 
+// killAll returns false if the deadline was postponed.
+func (a *actor) killAll(sc *mountuse.Scene, holders []holder) bool {
+	for _, h := range holders {
+		if !a.due() {
+			return false
+		}
+		a.kill(sc, h)
+	}
+	return true
+}
+
 // kill sends SIGKILL to the process that was looked at, and to no later one with its PID.
 func (a *actor) kill(sc *mountuse.Scene, h holder) {
+	err := process.Signal(h.PID, h.StartTime, unix.SIGKILL)
 	k := Killed{PID: h.PID, Command: procfs.Command(h.PID), Why: h.Why, Workload: h.workload}
-	if err := process.Signal(h.PID, h.StartTime, unix.SIGKILL); err != nil {
+	if err != nil {
 		a.report.Left = append(a.report.Left, fmt.Sprintf("kill process %d (%s), %s: %v", k.PID, k.Command, k.Why, err))
 		return
 	}

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
@@ -158,7 +157,7 @@ func TestAgentAndFenceAreKilled(t *testing.T) {
 func TestOneFenceForAFolder(t *testing.T) {
 	dir := folder(t)
 	c := open(t, dir)
-	if err := Run(t.Context(), dir, hclog.NewNullLogger()); !errors.Is(err, ErrRunning) {
+	if err := Run(t.Context(), dir, io.Discard); !errors.Is(err, ErrRunning) {
 		t.Errorf("a second fence: %v", err)
 	}
 	update(t, c, func(c Change) { c.Protect(Mount{Path: "/nowhere"}) })

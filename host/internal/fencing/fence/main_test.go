@@ -31,13 +31,14 @@ const (
 	envWriter = "PANNIER_TEST_FENCE_WRITER"
 )
 
+// envNamespace says that the test runs in a mount namespace of its own.
+const envNamespace = "PANNIER_TEST_FENCE_NAMESPACE"
+
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(envFence) != "":
-		log := hclog.New(&hclog.LoggerOptions{Name: "fence", Level: hclog.Debug})
-		if err := Run(context.Background(), os.Getenv(envFence), log); err != nil {
-			log.Error(err.Error())
-			os.Exit(1)
+		if err := Run(context.Background(), os.Getenv(envFence), os.Stderr); err != nil {
+			fail(err)
 		}
 		os.Exit(0)
 	case os.Getenv(envAgent) != "":
@@ -124,6 +125,12 @@ func folder(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
+	return endFence(t, dir)
+}
+
+// endFence kills the fence of a folder when the test ends.
+func endFence(t *testing.T, dir string) string {
+	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			log, _ := os.ReadFile(filepath.Join(dir, logFile))
@@ -137,6 +144,22 @@ func folder(t *testing.T) string {
 		}
 	})
 	return dir
+}
+
+// inOwnNamespace runs the test in a process with a mount namespace of its own, and returns false in any other.
+func inOwnNamespace(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(envNamespace) != "" {
+		return true
+	}
+	testbin.RequireRoot(t, "fencing of real mounts")
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", os.Args[0], "-test.v",
+		"-test.run", "^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), envNamespace+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("in a mount namespace of its own: %v\n%s", err, out)
+	}
+	return false
 }
 
 // open opens a client that is closed when the test ends.
@@ -277,10 +300,7 @@ func bound(t *testing.T) volume {
 func ext4(t *testing.T) volume {
 	t.Helper()
 	v := newVolume(t)
-	v.backing, v.image = filepath.Join(filepath.Dir(v.staging), "image"), true
-	must(t, os.WriteFile(v.backing, nil, 0o600))
-	must(t, os.Truncate(v.backing, 32<<20))
-	run(t, "mkfs.ext4", "-q", "-F", v.backing)
+	v.backing, v.image = image(t, filepath.Dir(v.staging), "ext4"), true
 	v.mount(t, loop(t, v.backing), "ext4", 0)
 	return v
 }
@@ -320,6 +340,16 @@ func (v volume) read(t *testing.T, name string) string {
 	must(t, unix.Mount(loop(t, v.backing), dir, "ext4", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { unmountQuietly(dir) })
 	return filepath.Join(dir, name)
+}
+
+// image makes a file with a file system in it.
+func image(t *testing.T, dir, fstype string) string {
+	t.Helper()
+	file := filepath.Join(dir, "image")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Truncate(file, map[string]int64{"ext4": 32 << 20, "xfs": 300 << 20}[fstype]))
+	run(t, "mkfs."+fstype, "-q", file)
+	return file
 }
 
 func loop(t *testing.T, image string) string {

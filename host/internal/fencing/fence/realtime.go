@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -76,6 +77,9 @@ func harden() error {
 	if err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); err != nil {
 		missing = append(missing, fmt.Errorf("keep its memory in RAM: %w", err))
 	}
+	if err := lockProgram(); err != nil {
+		missing = append(missing, fmt.Errorf("keep its program in RAM: %w", err))
+	}
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		missing = append(missing, fmt.Errorf("never be killed for memory: %w", err))
 	}
@@ -89,6 +93,27 @@ func harden() error {
 		}
 	}
 	return errors.Join(missing...)
+}
+
+// lockProgram reads the program's file into memory, to stay there: the disk that it lies on may hang too.
+func lockProgram() error {
+	maps, err := os.ReadFile("/proc/self/maps") // proc_pid_maps(5)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(maps)) {
+		var from, to uintptr
+		if !strings.Contains(line, " /") {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "%x-%x ", &from, &to); err != nil {
+			return fmt.Errorf("read /proc/self/maps: %w", err)
+		}
+		if _, _, errno := unix.Syscall(unix.SYS_MLOCK, from, to-from, 0); errno != 0 {
+			return errno
+		}
+	}
+	return nil
 }
 
 // realTime gives a thread the lowest real-time priority (sched(7)). Threads that it starts inherit it.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -17,14 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // The files of a fence's folder.
 const (
 	socketFile = "fence.sock"
 	lockFile   = "fence.lock"
-	stateFile  = "state.json" // the next process of the fence takes it over
 	logFile    = "fence.log"
 	reportFile = "fenced.json"
 )
@@ -58,16 +57,20 @@ type server struct {
 
 	changed chan struct{} // receives a value after a change
 	conns   sync.WaitGroup
+	saver   *saver
 }
 
-// Run runs a fence until its agent closes it or ctx ends. dir is its folder, made by the agent (0700). Errors:
-// ErrRunning.
-func Run(ctx context.Context, dir string, log hclog.Logger) (err error) {
+// Run runs a fence until its agent closes it or ctx ends. dir is its folder, made by the agent (0700); out receives its
+// log, and may hang. Errors: ErrRunning.
+func Run(ctx context.Context, dir string, out io.Writer) (err error) {
 	lock, err := lockFolder(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
+	lines := newLogWriter(out)
+	defer lines.close()
+	log := hclog.New(&hclog.LoggerOptions{Name: "fence", Output: lines})
 	if err := harden(); err != nil {
 		log.Warn("the fence may be late if the machine is very busy: it lacks permissions", "error", err)
 	}
@@ -75,6 +78,8 @@ func Run(ctx context.Context, dir string, log hclog.Logger) (err error) {
 	if s.state, err = loadState(dir); err != nil {
 		return err
 	}
+	s.saver = newSaver(dir)
+	defer s.saver.close()
 	alarm, err := newAlarm()
 	if err != nil {
 		return err
@@ -226,19 +231,28 @@ func (s *server) serve(conn net.Conn) {
 }
 
 func (s *server) answer(q request) answer {
+	a, saved := s.take(q)
+	if saved == nil {
+		return a
+	}
+	s.wake() // a state is in effect before it is saved
+	if err := waitSaved(saved); err != nil {
+		s.log.Error("the fence's state could not be saved", "error", err)
+		a.Error = err.Error()
+	}
+	return a
+}
+
+// take puts a request into effect. saved is nil if there is nothing to save.
+func (s *server) take(q request) (a answer, saved <-chan error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a := answer{Version: version}
 	if q.Set != nil {
 		s.state, s.told = *q.Set, true
-		if err := saveState(s.dir, s.state); err != nil {
-			s.log.Error("the fence's state could not be saved", "error", err)
-			a.Error = err.Error()
-		}
+		saved = s.saver.save(s.state)
 	}
 	s.ending = q.Close && s.state.empty()
-	a.State = s.state
-	return a
+	return answer{Version: version, State: s.state}, saved
 }
 
 func (s *server) wake() {
@@ -246,43 +260,6 @@ func (s *server) wake() {
 	case s.changed <- struct{}{}:
 	default:
 	}
-}
-
-// kept is the contents of the state file. It is only valid for one boot.
-type kept struct {
-	BootID string `json:"boot_id"`
-	State  State  `json:"state"`
-}
-
-// saveState does not sync to disk: after a loss of power nothing is mounted anyway.
-func saveState(dir string, s State) error {
-	data, err := json.Marshal(kept{BootID: process.BootID(), State: s})
-	if err != nil {
-		return err
-	}
-	next := filepath.Join(dir, stateFile+".new")
-	if err := os.WriteFile(next, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, filepath.Join(dir, stateFile))
-}
-
-func loadState(dir string) (State, error) {
-	data, err := os.ReadFile(filepath.Join(dir, stateFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, nil
-	}
-	if err != nil {
-		return State{}, fmt.Errorf("read the state of the previous fence: %w", err)
-	}
-	var k kept
-	if err := json.Unmarshal(data, &k); err != nil {
-		return State{}, fmt.Errorf("read the state of the previous fence: %s: %w", filepath.Join(dir, stateFile), err)
-	}
-	if k.BootID != process.BootID() {
-		return State{}, nil
-	}
-	return k.State, nil
 }
 
 // lockFolder prevents a second fence for the folder.

@@ -1,0 +1,106 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// diskOfItsOwn makes a fence's folder on a file system of its own.
+func diskOfItsOwn(t *testing.T, fstype string) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	disk := filepath.Join(dir, "disk")
+	must(t, os.Mkdir(disk, 0o700))
+	must(t, unix.Mount(loop(t, image(t, dir, fstype)), disk, fstype, 0, ""))
+	t.Cleanup(func() { unmountQuietly(disk) })
+	return endFence(t, disk)
+}
+
+// freeze makes every write to a file system wait (ioctl_fsfreeze(2)) until the returned function is called. It is
+// thawed even if the test's process is killed: the shell then reads the end of its input.
+func freeze(t *testing.T, dir string) (thaw func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-ec", "fsfreeze --freeze $1; echo ready; read x || fsfreeze --unfreeze $1", "sh", dir)
+	end, err := cmd.StdinPipe()
+	must(t, err)
+	c := start(t, cmd)
+	thaw = func() {
+		_ = end.Close()
+		<-c.ended
+	}
+	t.Cleanup(thaw)
+	return thaw
+}
+
+// The fence acts, and its agent can still tell it about a new deadline, while every write to its folder hangs.
+func TestDiskThatHangs(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
+	v, dir := bound(t), diskOfItsOwn(t, "ext4")
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	fence := fencePID(t, dir)
+	w := writer(t, filepath.Join(v.target, "times"))
+	thaw := freeze(t, dir)
+	deadline := boottime.Now().Add(2 * time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	if err := c.Update(ctx, func(c Change) { c.SetTimes(Times{Stop: deadline, Deadline: deadline}) }); !errors.Is(err,
+		ErrNotKept) {
+		t.Errorf("telling the fence what it cannot save: %v", err)
+	}
+	notBefore(t, "the writer ended", w.ends(t), deadline)
+	eventually(t, "the end of the mounts", func() bool { return !mounted(t, v.target) && !mounted(t, v.staging) })
+	if now := fencePID(t, dir); now != fence {
+		t.Errorf("the fence was replaced: it is process %d, not %d", now, fence)
+	}
+	thaw()
+	if r := finished(t, dir, 1); len(r.Killed) != 1 || len(r.Unmounted) != 2 {
+		t.Errorf("the report is %+v", r)
+	}
+	eventually(t, "the state on the disk", func() bool {
+		s, err := loadState(dir)
+		must(t, err)
+		return s.Times.Deadline == deadline
+	})
+}
+
+// All of the program is in memory: the disk that it lies on may hang as well.
+func TestProgramIsInMemory(t *testing.T) {
+	testbin.RequireRoot(t, "locked memory")
+	dir := folder(t)
+	open(t, dir)
+	maps, err := os.ReadFile(filepath.Join(procfs.Dir(fencePID(t, dir)), "smaps")) // proc_pid_smaps(5)
+	must(t, err)
+	mappings, size, inProgram := 0, "", false
+	for line := range strings.Lines(string(maps)) {
+		words := strings.Fields(line)
+		switch {
+		case !strings.HasSuffix(words[0], ":"):
+			if inProgram = len(words) == 6 && words[5] == os.Args[0]; inProgram {
+				mappings++
+			}
+		case words[0] == "Size:":
+			size = words[1]
+		case inProgram && words[0] == "Rss:" && words[1] != size:
+			t.Errorf("of a mapping of %s kB of the program %s kB are in memory", size, words[1])
+		}
+	}
+	if mappings < 3 {
+		t.Errorf("%d mappings of the program were found", mappings)
+	}
+}
