@@ -33,10 +33,16 @@ func (n *Node) Identity(ctx context.Context) (claim.Cluster, error) {
 }
 
 // apply sends a command to the leader, this server or another. A command that may be sent several times has a key,
-// so that it is applied once.
+// so that it is applied once. What this server decides as the leader is not sent to another one: its successor may have
+// promised the opposite.
 func (n *Node) apply(ctx context.Context, c command.Command) (any, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
+	}
+	if term, decides := ctx.Value(termKey{}).(uint64); decides {
+		command.SetTerm(c, term)
+		own := n.execute(ctx, c)[0]
+		return own.Result, own.Err
 	}
 	if n.remote == nil {
 		if err := n.WaitReady(ctx); err != nil {

@@ -53,7 +53,7 @@ func (l *leadership) set(term uint64) {
 		return
 	}
 	if l.term = term; leads {
-		l.ctx, l.cancel = context.WithCancel(context.Background())
+		l.ctx, l.cancel = context.WithCancel(context.WithValue(context.Background(), termKey{}, term))
 		l.caughtUp()
 	} else {
 		l.cancel()
@@ -148,14 +148,18 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	}
 }
 
+// termKey is the key of the leader's term in a context of WhileLeader.
+type termKey struct{}
+
 // WhileLeader calls fn each time this node becomes the leader, with a context that ends with the leadership, and
-// waits for fn to return. If fn returns earlier, it is not called again under the same leadership. WhileLeader
-// returns when ctx ends or the node is closed.
+// waits for fn to return. Commands that are applied with this context are decisions of this leader: they go into its
+// own log, and have no effect in another term (ErrNotLeader). If fn returns earlier, it is not called again under the
+// same leadership. WhileLeader returns when ctx ends or the node is closed.
 func (n *Node) WhileLeader(ctx context.Context, fn func(ctx context.Context)) {
 	for ctx.Err() == nil {
 		leading, changed := n.leadership.get()
 		if leading != nil {
-			work, cancel := context.WithCancel(ctx)
+			work, cancel := context.WithCancel(context.WithValue(ctx, termKey{}, leading.Value(termKey{})))
 			stop := context.AfterFunc(leading, cancel) //nolint:contextcheck // the work has two ends: the caller's and the leadership's
 			fn(work)
 			stop()

@@ -34,6 +34,8 @@ type Command interface {
 	stamp(time.Time)
 	key() string
 	setKey(string)
+	term() uint64
+	setTerm(uint64)
 	sum() []byte
 	setSum([]byte)
 }
@@ -47,6 +49,9 @@ type Stamp struct {
 	// for as long as its run is the workload's last. The key is an id (claim.CheckID) that nobody can guess;
 	// empty: no key.
 	Key string `json:"command_key,omitempty"`
+	// Term is raft's term in which the leader decided the command; in an entry of another term it is refused
+	// (ErrNotLeader). 0: an agent or an operator decided it, and every leader may apply it.
+	Term uint64 `json:"term,omitempty"`
 
 	fingerprint []byte // of the entry that the command was decoded from
 }
@@ -58,6 +63,10 @@ func (s *Stamp) stamp(at time.Time) { s.At = at }
 func (s *Stamp) key() string { return s.Key }
 
 func (s *Stamp) setKey(key string) { s.Key, s.fingerprint = key, nil }
+
+func (s *Stamp) term() uint64 { return s.Term }
+
+func (s *Stamp) setTerm(term uint64) { s.Term, s.fingerprint = term, nil }
 
 func (s *Stamp) sum() []byte { return s.fingerprint }
 
@@ -74,3 +83,9 @@ func Key(c Command) string { return c.key() }
 
 // SetKey sets the key under which a command may be repeated.
 func SetKey(c Command, key string) { c.setKey(key) }
+
+// Term returns the term in which a leader decided the command; 0: no leader did.
+func Term(c Command) uint64 { return c.term() }
+
+// SetTerm makes a command the decision of the leader of a term.
+func SetTerm(c Command, term uint64) { c.setTerm(term) }

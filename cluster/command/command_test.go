@@ -183,6 +183,8 @@ func TestLevels(t *testing.T) {
 			`"ref":{"namespace":"default","id":"db-1"},"node":"a"}`: &command.StartWorkload{Ref: claim.WorkloadRef{Namespace: "default", ID: "db-1"}, Node: "a"},
 		"\x02\x07" + before +
 			`"command_key":"k","name":"a"}`: &command.DeleteNode{Stamp: command.Stamp{Key: "k"}, Name: "a"},
+		"\x02\x07" + before +
+			`"term":7,"name":"a"}`: &command.DeleteNode{Stamp: command.Stamp{Term: 7}, Name: "a"},
 		"\x01\x07" + before +
 			`"name":"a"}`: &command.DeleteNode{Name: "a"},
 		"\x02\x07" + before +

@@ -19,7 +19,7 @@ const Level = 2
 // LevelOf returns the level that a server must know to apply the command, given the fields that are set.
 func LevelOf(c Command) int {
 	level := kinds[kindOf(c)].level
-	if c.key() != "" {
+	if c.key() != "" || c.term() != 0 {
 		level = max(level, 2)
 	}
 	if newer, ok := c.(interface{ level() int }); ok {

@@ -36,7 +36,7 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 		stop      error
 	)
 	for i, log := range logs {
-		entry := state.Entry{Index: log.Index}
+		entry := state.Entry{Index: log.Index, Term: log.Term}
 		if log.Type == raft.LogCommand && log.Index > f.store.AppliedIndex() {
 			c, err := command.Decode(log.Data)
 			if errors.Is(err, command.ErrUnknownCommand) {

@@ -176,7 +176,7 @@ func TestACLTokensExpire(t *testing.T) {
 	expire := func(at time.Time) command.ExpireACLTokensResult {
 		t.Helper()
 		l.index++
-		outcomes, err := l.Apply([]Entry{{l.index, &command.ExpireACLTokens{Stamp: command.Stamp{At: at}}}})
+		outcomes, err := l.Apply([]Entry{{Index: l.index, Command: &command.ExpireACLTokens{Stamp: command.Stamp{At: at}}}})
 		if err != nil || outcomes[0].Err != nil {
 			t.Fatal(err, outcomes[0].Err)
 		}

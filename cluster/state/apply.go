@@ -12,6 +12,7 @@ import (
 // counts.
 type Entry struct {
 	Index   uint64
+	Term    uint64 // of the leader that wrote the entry
 	Command command.Command
 }
 
@@ -73,7 +74,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	applied := s.applied.Load()
 	for n < len(entries) && tx.bytes < batchBytes && tx.writes < batchWrites {
 		if e := entries[n]; e.Index > applied {
-			tx.index = e.Index
+			tx.index, tx.term = e.Index, e.Term
 			result, err := tx.apply(e.Command)
 			if isFault(err) {
 				return n, err
@@ -99,11 +100,8 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	return n, nil
 }
 
-// decide applies a command without regard to its key. A nil command means nothing to the ledger.
+// decide applies a command without regard to its key.
 func (tx *writeTx) decide(c command.Command) (any, error) {
-	if c == nil {
-		return nil, nil
-	}
 	result, err := command.Apply(tx, c)
 	if errors.Is(err, command.ErrUnknownCommand) {
 		return nil, fault("%w", err)

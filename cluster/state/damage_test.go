@@ -34,7 +34,7 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 	l := &ledger{Store: s, t: t}
 	do := func(c command.Command) {
 		l.must(c)
-		w.log = append(w.log, Entry{l.index, c})
+		w.log = append(w.log, Entry{Index: l.index, Command: c})
 	}
 	for i := range 50 {
 		v := volume(fmt.Sprint("v", i), claim.SingleNodeWriter)

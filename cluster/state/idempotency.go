@@ -30,10 +30,17 @@ type kept struct {
 	Outcome json.RawMessage `json:"outcome"`
 }
 
-// apply applies a command, once for each key.
+// apply applies a command, once for each key, and what a leader decided only in its term.
 func (tx *writeTx) apply(c command.Command) (any, error) {
 	tx.fingerprint = nil
-	if c == nil || command.Key(c) == "" {
+	if c == nil {
+		return nil, nil // it means nothing to the ledger
+	}
+	if term := command.Term(c); term != 0 && term != tx.term {
+		return nil, fmt.Errorf("%w: the leader of term %d decided this, and the leader of term %d wrote it into the log",
+			command.ErrNotLeader, term, tx.term)
+	}
+	if command.Key(c) == "" {
 		return tx.decide(c)
 	}
 	key := command.Key(c)

@@ -196,7 +196,7 @@ func TestKeptForAnHour(t *testing.T) {
 		l.index++
 		c := keyed(t, &command.EndWorkload{Ref: workload("w")}, key)
 		command.SetAt(c, now.Add(when))
-		if outcomes, err := l.Apply([]Entry{{l.index, c}}); err != nil || outcomes[0].Err != nil {
+		if outcomes, err := l.Apply([]Entry{{Index: l.index, Command: c}}); err != nil || outcomes[0].Err != nil {
 			t.Fatal(err, outcomes)
 		}
 	}

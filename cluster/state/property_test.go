@@ -35,7 +35,7 @@ func TestAnyLog(t *testing.T) {
 				}
 				_, err := l.do(decodedAgain(t, c))
 				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second)) // as do has stamped it
-				log = append(log, Entry{l.index, decodedAgain(t, c)})
+				log = append(log, Entry{Index: l.index, Command: decodedAgain(t, c)})
 				if err != nil {
 					l.sameAs(before, fmt.Sprintf("%T was refused (%v)", c, err))
 				}

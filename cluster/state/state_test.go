@@ -69,7 +69,7 @@ func (l *ledger) do(c command.Command) (any, error) {
 	l.t.Helper()
 	l.index++
 	command.SetAt(c, now.Add(time.Duration(l.index)*time.Second))
-	outcomes, err := l.Apply([]Entry{{l.index, c}})
+	outcomes, err := l.Apply([]Entry{{Index: l.index, Command: c}})
 	if err != nil {
 		l.t.Fatalf("apply %T: %v", c, err)
 	}
@@ -371,7 +371,7 @@ func TestAppliedOnce(t *testing.T) {
 	c := &command.RegisterVolume{Volume: volume("a", claim.SingleNodeWriter)}
 	l.must(c)
 	before := l.dump()
-	outcomes, err := l.Apply([]Entry{{l.index, &command.DeregisterVolume{Ref: ref("a")}}})
+	outcomes, err := l.Apply([]Entry{{Index: l.index, Command: &command.DeregisterVolume{Ref: ref("a")}}})
 	if err != nil || outcomes[0] != (Outcome{}) {
 		t.Errorf("an entry that was applied: %+v, %v", outcomes, err)
 	}
@@ -387,7 +387,7 @@ func TestBigBatches(t *testing.T) {
 	for i := range 100 {
 		v := volume(fmt.Sprint("v", i), claim.SingleNodeWriter)
 		v.Context = map[string]string{"big": payload}
-		entries = append(entries, Entry{uint64(i + 1), &command.RegisterVolume{Volume: v}})
+		entries = append(entries, Entry{Index: uint64(i + 1), Command: &command.RegisterVolume{Volume: v}})
 	}
 	outcomes, err := l.Apply(entries)
 	if err != nil {
@@ -422,7 +422,9 @@ func TestBiggestCommands(t *testing.T) {
 			t.Logf("%T has %d bytes of %d", c, len(entry), command.MaxSize)
 		}
 		command.SetAt(c, now)
-		outcomes, err := l.Apply([]Entry{{l.index + 1, &command.RegisterVolume{Volume: filler}}, {l.index + 2, c}})
+		outcomes, err := l.Apply([]Entry{
+			{Index: l.index + 1, Command: &command.RegisterVolume{Volume: filler}}, {Index: l.index + 2, Command: c},
+		})
 		if err != nil || outcomes[1].Err != nil {
 			t.Fatalf("%T: %+v, %v", c, outcomes, err)
 		}

@@ -193,14 +193,14 @@ func TestFaultStopsTheStore(t *testing.T) {
 	l := open(t)
 	plant(t, l, map[string]string{"v/default/broken": "{"})
 	_, err := l.Apply([]Entry{
-		{1, &command.RegisterVolume{Volume: volume("good", claim.SingleNodeWriter)}},
-		{2, &command.DeregisterVolume{Ref: ref("broken")}},
-		{3, &command.RegisterVolume{Volume: volume("late", claim.SingleNodeWriter)}},
+		{Index: 1, Command: &command.RegisterVolume{Volume: volume("good", claim.SingleNodeWriter)}},
+		{Index: 2, Command: &command.DeregisterVolume{Ref: ref("broken")}},
+		{Index: 3, Command: &command.RegisterVolume{Volume: volume("late", claim.SingleNodeWriter)}},
 	})
 	if !errors.Is(err, command.ErrStopped) || l.AppliedIndex() != 0 {
 		t.Fatalf("applied %d: %v", l.AppliedIndex(), err)
 	}
-	if _, err := l.Apply([]Entry{{3, nil}}); !errors.Is(err, command.ErrStopped) {
+	if _, err := l.Apply([]Entry{{Index: 3}}); !errors.Is(err, command.ErrStopped) {
 		t.Errorf("the next entry: %v", err)
 	}
 	if _, err := l.Snapshot(); !errors.Is(err, command.ErrStopped) {
@@ -254,7 +254,7 @@ func TestClosed(t *testing.T) {
 	if err := l.View(func(*ReadTx) error { return nil }); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("View: %v", err)
 	}
-	if _, err := l.Apply([]Entry{{99, nil}}); !errors.Is(err, command.ErrClosed) {
+	if _, err := l.Apply([]Entry{{Index: 99}}); !errors.Is(err, command.ErrClosed) {
 		t.Errorf("Apply: %v", err)
 	}
 	if _, err := l.Snapshot(); !errors.Is(err, command.ErrClosed) {

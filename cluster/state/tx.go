@@ -195,6 +195,7 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 type writeTx struct {
 	ReadTx
 	index  uint64 // of the entry being applied
+	term   uint64 // of that entry
 	topics map[Topic]struct{}
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte

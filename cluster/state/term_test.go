@@ -1,0 +1,45 @@
+package state
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// TestDecisionsHaveATerm: what a leader decided is refused in an entry of another term, and changes nothing, whichever
+// command it is; what others decided is applied in every term.
+func TestDecisionsHaveATerm(t *testing.T) {
+	l := open(t)
+	l.must(&command.PutNode{Node: claim.Node{Name: "a", BootID: "boot"}})
+	before := l.records()
+	apply := func(term uint64, c command.Command) error {
+		t.Helper()
+		l.index++
+		command.SetAt(c, now)
+		entry, err := command.Encode(c)
+		check.NoError(t, err)
+		decoded, err := command.Decode(entry)
+		check.NoError(t, err)
+		outcomes, err := l.Apply([]Entry{{Index: l.index, Term: term, Command: decoded}})
+		check.NoError(t, err)
+		return outcomes[0].Err
+	}
+	of := func(term uint64) command.Stamp { return command.Stamp{Term: term} }
+	for _, c := range []command.Command{
+		&command.SetNodeStatus{Stamp: of(7), Name: "a", Status: claim.NodeDown},
+		&command.PutLiveness{Stamp: of(7), Liveness: claim.Liveness{StopAfter: 1}},
+		&command.DeleteNode{Stamp: command.Stamp{Term: 7, Key: "key"}, Name: "a"},
+	} {
+		for _, term := range []uint64{6, 8} {
+			if err := apply(term, c); !errors.Is(err, command.ErrNotLeader) {
+				t.Errorf("%T of term 7 in term %d: %v", c, term, err)
+			}
+		}
+	}
+	l.sameAs(before, "refused")
+	check.NoError(t, apply(7, &command.SetNodeStatus{Stamp: of(7), Name: "a", Status: claim.NodeDown}))
+	check.NoError(t, apply(9, &command.SetNodeStatus{Name: "a", Status: claim.NodeReady}))
+}
