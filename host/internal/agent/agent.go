@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,11 +48,12 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
 	for _, step := range a.role() {
 		if err := step.open(ctx); err != nil {
+			a.stopStarted()
 			return fmt.Errorf("start the agent: %s: %w", step.name, err)
 		}
 	}
-	log.Info("the agent is up", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress(), "took",
-		time.Since(a.started).Round(time.Millisecond))
+	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
+	a.reportUp(ctx)
 	<-ctx.Done()
 	log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
 	return nil
@@ -85,6 +87,7 @@ type agent struct {
 	leftovers   []string
 	registrar   *noderecord.Registrar
 	server      *apiserver.Server
+	notReady    func() []string // why the agent is not ready; set before the API is served
 }
 
 // step opens one part of an agent. It may need those before it.
@@ -113,6 +116,46 @@ func (a *agent) stopAgent(plugins bool) apiserver.Ending {
 	}
 	a.stop()
 	return apiserver.Ending{Plugins: a.stopPlugins.Load() || a.cfg.Dev, Workloads: a.cfg.Dev}
+}
+
+// stopStarted makes close stop the plugins and drivers that this start has begun. Those that an earlier agent left
+// running go on, for the next start to find.
+func (a *agent) stopStarted() {
+	if a.plugins != nil {
+		a.plugins.StopStarted()
+	}
+	if a.drivers != nil {
+		a.drivers.StopStarted()
+	}
+}
+
+const (
+	// upInterval is the pause between two checks whether the agent is ready.
+	upInterval = 100 * time.Millisecond
+	// upPatience is how long after its start the agent says why it is not ready.
+	upPatience = 10 * time.Second
+)
+
+// reportUp waits until the agent is ready for the first time, or ctx ends. The log says so, and what is missing if
+// that takes long.
+func (a *agent) reportUp(ctx context.Context) {
+	tick := time.NewTicker(upInterval)
+	defer tick.Stop()
+	late := time.After(upPatience)
+	for {
+		reasons := a.notReady()
+		if len(reasons) == 0 {
+			a.log.Info("the agent is up", "took", time.Since(a.started).Round(time.Millisecond))
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-late:
+			a.log.Error("the agent is not up: it runs, and is not ready", "reasons", strings.Join(reasons, "; "))
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // close closes what is open, the last first. In dev mode it stops the workloads before that, since no later agent

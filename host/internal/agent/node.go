@@ -84,4 +84,4 @@ func (n *node) openServer(ctx context.Context) error {
 	return n.serveAPI(ctx, cfg)
 }
 
-func (n *node) health() []string { return slices.Concat(n.leaseHealth(), n.storageHealth()) }
+func (n *node) health() []string { return slices.Concat(n.leaseHealth(), n.pluginHealth()) }

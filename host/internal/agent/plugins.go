@@ -13,6 +13,8 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
 	"google.golang.org/grpc"
@@ -44,13 +46,51 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		return err
 	}
 	a.closers.add(a.plugins.Close)
+	if needs := a.needs(); len(needs) > 0 && len(a.plugins.Status()) == 0 {
+		return fmt.Errorf("there is no plugin in %s, and %s cannot work without: install the plugins there, or set plugin_dir",
+			a.cfg.PluginDir, needs[0].what)
+	}
 	return nil
 }
 
-// storageHealth says why the host cannot reach its drivers. Other plugins may fail: their status and the events say
-// so.
-func (a *agent) storageHealth() (reasons []string) {
+// need is a part of the configuration that cannot work without a plugin of a kind.
+type need struct{ what, kind string }
+
+// needs returns what the configuration needs. Workloads may need more.
+func (a *agent) needs() (all []need) {
+	for _, d := range a.cfg.Drivers {
+		all = append(all, need{fmt.Sprintf("csi_driver %q", d.ID), storage.Kind})
+	}
+	for _, c := range a.cfg.Consuls {
+		what := fmt.Sprintf("consul %q", c.Name)
+		all = append(all, need{what, registration.Kind})
+		if c.AuthMethod != "" {
+			all = append(all, need{what, identity.Kind})
+		}
+	}
+	return all
+}
+
+// pluginHealth says why the host cannot reach its drivers, and which configured part has no plugin. A plugin that has
+// come up once and fails later is left out, unless it is the storage plugin: its status and the events say so.
+func (a *agent) pluginHealth() []string {
 	plugins := a.plugins.Status()
+	reasons := a.storageHealth(slices.Clone(plugins))
+	for _, name := range a.plugins.Missing() {
+		reasons = append(reasons, fmt.Sprintf("plugin %q is configured, and %s has no file of it", name, a.cfg.PluginDir))
+	}
+	for _, n := range a.needs() {
+		if n.kind != storage.Kind &&
+			!slices.ContainsFunc(plugins, func(p supervisor.Status) bool { return p.Kind == n.kind }) {
+			reasons = append(reasons, fmt.Sprintf("%s needs a plugin of kind %s, and none in %s has come up "+
+				"(see: pannier plugin status)", n.what, n.kind, a.cfg.PluginDir))
+		}
+	}
+	return reasons
+}
+
+// storageHealth says why the host cannot reach its drivers.
+func (a *agent) storageHealth(plugins []supervisor.Status) (reasons []string) {
 	if slices.ContainsFunc(plugins, isDefault) { // no other is used
 		plugins = slices.DeleteFunc(plugins, func(p supervisor.Status) bool { return !isDefault(p) })
 	}

@@ -125,5 +125,5 @@ func (s *server) health() []string {
 	if stats.Full != nil { // the other servers continue without this one
 		reasons = append(reasons, stats.Full.Error())
 	}
-	return slices.Concat(reasons, s.keysHealth(), s.leaseHealth(), s.storageHealth())
+	return slices.Concat(reasons, s.keysHealth(), s.leaseHealth(), s.pluginHealth())
 }

@@ -87,5 +87,5 @@ func (s *standalone) openServer(ctx context.Context) error {
 }
 
 func (s *standalone) health() []string {
-	return slices.Concat(ledgerHealth(s.cluster.Stats()), s.keysHealth(), s.storageHealth())
+	return slices.Concat(ledgerHealth(s.cluster.Stats()), s.keysHealth(), s.pluginHealth())
 }

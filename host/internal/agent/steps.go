@@ -176,7 +176,7 @@ func (a *agent) apiConfig() apiserver.Config {
 }
 
 func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
-	a.server = apiserver.New(cfg)
+	a.server, a.notReady = apiserver.New(cfg), cfg.Health
 	a.closers.add(a.server.Close)
 	return a.server.Open(ctx)
 }

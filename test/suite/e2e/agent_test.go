@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -73,5 +74,95 @@ func TestDataDirIsClosed(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A start that fails ends the plugins and drivers that it has begun, and leaves those that an earlier agent left.
+func TestFailedStartLeavesNoProcess(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	must(t, os.Mkdir(h.Socket(), 0o700)) // the last part to be opened is the API
+	refused := func() {
+		t.Helper()
+		h.Refused(1, []string{"start the agent: API", h.Socket()}, "agent", "-config", h.Path("agent.hcl"))
+	}
+	refused()
+	if left := h.Processes(); len(left) > 0 {
+		t.Errorf("processes %v are left by a start that failed", left)
+	}
+
+	must(t, os.Remove(h.Socket()))
+	h.Start()
+	h.Stop() // the plugin and the driver run on
+	before := h.Processes()
+	if len(before) < 2 {
+		t.Fatalf("an agent that was stopped leaves processes %v", before)
+	}
+	must(t, os.Mkdir(h.Socket(), 0o700))
+	refused()
+	if after := h.Processes(); !slices.Equal(before, after) {
+		t.Errorf("a start that failed found processes %v and left %v", before, after)
+	}
+}
+
+// An agent without a plugin for what is configured does not start, or is not ready and says why.
+func TestAgentWithoutItsPlugins(t *testing.T) {
+	t.Parallel()
+	t.Run("no plugin at all", func(t *testing.T) {
+		t.Parallel()
+		h := testhost.New(t, testhost.LocalDriver(t))
+		must(t, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))
+		h.Refused(1, []string{"there is no plugin in " + h.PluginDir, `csi_driver "local"`}, "agent", "-config",
+			h.Path("agent.hcl"))
+		if left := h.Processes(); len(left) > 0 {
+			t.Errorf("processes %v are left", left)
+		}
+	})
+	t.Run("a plugin of another kind", func(t *testing.T) {
+		t.Parallel()
+		h := testhost.New(t, testhost.LocalDriver(t), "sids")
+		bridge := filepath.Join(h.PluginDir, "csi-bridge")
+		must(t, os.Rename(bridge, h.Path("csi-bridge")))
+		h.Begin()
+		h.Eventually("the log says what is missing", func() error {
+			if log := h.LogTail(); !strings.Contains(log, "the agent is not up") ||
+				!strings.Contains(log, "there is no storage plugin in "+h.PluginDir) {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+		if s, err := h.Status(); err != nil || s.GetReady() || !strings.Contains(s.GetMessage(), "no storage plugin") {
+			t.Errorf("the status is %v (%v)", s, err)
+		}
+		if strings.Contains(h.LogTail(), "the agent is up") {
+			t.Error("the log says that the agent is up")
+		}
+		must(t, os.Rename(h.Path("csi-bridge"), bridge))
+		h.AwaitReady()
+		h.Eventually("the log says that it is up", func() error {
+			if !strings.Contains(h.LogTail(), "the agent is up") {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+	})
+	for name, c := range map[string]struct{ more, says string }{
+		"no plugin for Consul": {
+			"consul {\n  address = \"http://127.0.0.1:9\"\n}\n", "needs a plugin of kind registration",
+		},
+		"a configured plugin is missing": {"plugin \"sids\" {\n}\n", `plugin "sids" is configured`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := testhost.New(t, c.more)
+			h.Begin()
+			h.Eventually("the status says what is missing", func() error {
+				s, err := h.Status()
+				if err == nil && (s.GetReady() || !strings.Contains(s.GetMessage(), c.says)) {
+					err = fmt.Errorf("ready %t: %s", s.GetReady(), s.GetMessage())
+				}
+				return err
+			})
+		})
 	}
 }

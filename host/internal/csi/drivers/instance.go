@@ -34,6 +34,7 @@ type instance struct {
 	rec         record
 	proc        *process.Process
 	startedOnce bool
+	fresh       bool // this host started proc
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -119,7 +120,8 @@ func (i *instance) run(ctx context.Context) error {
 		}
 		i.watch(ctx)
 	}
-	if errors.Is(context.Cause(ctx), errStop) {
+	undo := i.fresh && i.r.undo.Load() && len(i.r.cfg.InUse(i.spec.ID)) == 0
+	if errors.Is(context.Cause(ctx), errStop) || undo {
 		return i.stopProcess(ctx, "it is not needed any more")
 	}
 	if i.proc != nil {

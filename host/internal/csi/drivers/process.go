@@ -174,12 +174,14 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 		}
 	}
 	if i.proc != nil {
+		i.fresh = false
 		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
 		return false, i.save() // it may have been an intent only
 	}
 	if err := i.startProcess(ctx); err != nil {
 		return true, err
 	}
+	i.fresh = true
 	i.begun("started", fmt.Sprintf("started process %d", i.proc.PID()))
 	return true, nil
 }

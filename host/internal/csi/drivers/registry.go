@@ -17,8 +17,8 @@
 //     records it before it runs, and is read before a process is started.
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
 //   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
-//   - Processes outlive a crash of the host. Only Close with stop, a deregistration or a changed
-//     command ends one.
+//   - Processes outlive a crash of the host. Only Close with stop or after StopStarted, a
+//     deregistration or a changed command ends one.
 //   - The package knows neither go-plugin nor raft, and does not speak CSI.
 package drivers
 
@@ -32,6 +32,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -69,6 +70,7 @@ type Registry struct {
 	changes chan struct{}
 
 	running sync.WaitGroup // of the instances
+	undo    atomic.Bool    // StopStarted
 
 	mu        sync.Mutex
 	instances map[string]*instance
@@ -235,6 +237,10 @@ func (r *Registry) Close(stop bool) error {
 	r.running.Wait()
 	return err
 }
+
+// StopStarted makes Close stop the processes that this registry has started and through which no
+// volume is mounted. Those that it found running go on, unless Close stops all.
+func (r *Registry) StopStarted() { r.undo.Store(true) }
 
 // stopAll ends all instances in parallel.
 func (r *Registry) stopAll(stopProcess bool) error {

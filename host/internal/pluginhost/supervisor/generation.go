@@ -23,6 +23,7 @@ type generation struct {
 	sha       string
 	startedAt time.Time
 	pid       int
+	started   bool // by this host, not an earlier one
 
 	run         *pluginRunner
 	client      *goplugin.Client

@@ -69,6 +69,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 		_ = run.Kill(context.WithoutCancel(parent)) // clear deals with what this could not end
 		return nil, i.explain(err, run, logged)
 	}
+	gen.started = true
 	return gen, nil
 }
 

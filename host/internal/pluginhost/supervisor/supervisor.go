@@ -54,6 +54,7 @@ type Supervisor struct {
 	busy            busyRule
 
 	stopToo atomic.Bool // StopWithHost
+	undo    atomic.Bool // StopStarted
 	closing chan struct{}
 	close   sync.Once
 
@@ -219,7 +220,11 @@ func (s *Supervisor) Close() error {
 // StopWithHost makes Close stop the plugins, whatever the configuration says.
 func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
 
-// stopsPlugins says whether Close stops the plugins.
+// StopStarted makes Close stop the plugins that this supervisor has started, whatever the configuration says. Those
+// that it found running go on, unless the configuration says otherwise.
+func (s *Supervisor) StopStarted() { s.undo.Store(true) }
+
+// stopsPlugins says whether Close stops all plugins.
 func (s *Supervisor) stopsPlugins() bool {
 	return s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load()
 }
@@ -300,4 +305,14 @@ func (s *Supervisor) Status() []Status {
 		all = append(all, s.instance(name).snapshot())
 	}
 	return all
+}
+
+// Missing lists the configured plugins that have no file in the plugin directory, and no process.
+func (s *Supervisor) Missing() (names []string) {
+	for _, p := range s.cfg.Plugins {
+		if len(s.files(p.Name)) == 0 && s.instance(p.Name).snapshot().PID == 0 {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }
