@@ -97,6 +97,11 @@ chaos: SEED = 0
 chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m), or once by a SEED (root)
 	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/suite/chaos -duration=$(DURATION) -seed=$(SEED)
 
+.PHONY: mutants
+mutants: ONLY =
+mutants: hostpath consul ## Plant bugs, one at a time, and check that the test of the broken promise fails (root; ONLY=REGEXP)
+	@go run ./test/mutants -run '$(ONLY)'
+
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin

@@ -71,7 +71,10 @@ func BuildDir(t testing.TB, dir string) string {
 
 func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	t.Helper()
-	bin := filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
+	bin := os.Getenv(envBin)
+	if bin == "" {
+		bin = filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
+	}
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -110,6 +113,10 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 // command. The go command records that a test has read the variable, and does not use a cached test result if the
 // value differs.
 const envRun = "PANNIER_TEST_RUN"
+
+// envBin names an environment variable with the directory of the programs, instead of one in the cache: make mutants
+// builds programs with planted bugs.
+const envBin = "PANNIER_TEST_BIN"
 
 // built has the paths that this process has built: all its tests run the same programs.
 var built sync.Map

@@ -1,0 +1,25 @@
+package fence
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
+)
+
+// An update is not confirmed while the fence does not answer: nothing is mounted on the word of the agent alone.
+func TestUpdateWaitsForTheFence(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	c := open(t, dir)
+	setDeadline(t, c, boottime.Now().Add(time.Hour))
+	must(t, syscall.Kill(fencePID(t, dir), syscall.SIGSTOP))
+	ctx, cancel := context.WithTimeout(t.Context(), answerTimeout/10)
+	defer cancel()
+	err := c.Update(ctx, func(c Change) { c.Protect(v.mounts...) })
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a fence that is stopped has confirmed it: %v", err)
+	}
+}

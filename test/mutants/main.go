@@ -1,0 +1,125 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// mutant is a planted bug.
+type mutant struct {
+	// name identifies it, such as lease-too-long.
+	name string
+	// promise is what it breaks.
+	promise string
+	// file has the text old exactly once; new takes its place.
+	file, old, new string
+	// pkg is the package, such as ./cluster/state, with the test that must fail; run is the regexp of go test's -run.
+	pkg, run string
+	// args are flags of the test binary.
+	args []string
+	// seeds is how many seeds the test runs with, by its flag -seed; 0: it has no seed.
+	seeds int
+}
+
+// suite says that a mutant needs real agents.
+func (m mutant) suite() bool { return strings.HasPrefix(m.pkg, "./test/suite/") }
+
+// sideBySide is how many mutants are tested at a time. Tests of real agents are sensitive to timing: one at a time.
+const sideBySide = 2
+
+func main() {
+	only := flag.String("run", "", "regexp of the names of the mutants to plant; empty: all")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ok, err := run(ctx, *only)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+// run plants the mutants whose names match, the cheap ones first, and reports whether all were caught.
+func run(ctx context.Context, only string) (ok bool, err error) {
+	names, err := regexp.Compile(only)
+	if err != nil {
+		return false, err
+	}
+	chosen := slices.DeleteFunc(slices.Clone(all()), func(m mutant) bool { return !names.MatchString(m.name) })
+	slices.SortStableFunc(chosen, func(a, b mutant) int { return cmp.Compare(cost(a), cost(b)) })
+	dir, err := os.MkdirTemp("", "pannier-mutants-")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	s := &session{root: testbin.Root(), dir: dir, plain: map[string]func() verdict{}}
+
+	var missed []string
+	var mu sync.Mutex
+	plant := func(m mutant) {
+		began := time.Now()
+		v := s.plant(ctx, m)
+		mu.Lock()
+		defer mu.Unlock()
+		word := "caught"
+		if !v.caught {
+			word, missed = "MISSED", append(missed, m.name+": "+v.why)
+		}
+		fmt.Printf("%s  %-28s %5.0f s  %s: %s\n", word, m.name, time.Since(began).Seconds(), m.test(), v.why)
+	}
+	for n := 0; n < len(chosen) && ctx.Err() == nil; {
+		end := n + 1
+		var beside sync.WaitGroup
+		if !chosen[n].suite() {
+			for end < len(chosen) && !chosen[end].suite() {
+				end++
+			}
+		}
+		slots := make(chan struct{}, sideBySide)
+		for _, m := range chosen[n:end] {
+			slots <- struct{}{}
+			beside.Go(func() {
+				defer func() { <-slots }()
+				plant(m)
+			})
+		}
+		beside.Wait()
+		n = end
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	slices.Sort(missed)
+	for _, m := range missed {
+		fmt.Println("missed:", m)
+	}
+	fmt.Printf("mutants: %d planted, %d caught\n", len(chosen), len(chosen)-len(missed))
+	return len(missed) == 0, nil
+}
+
+// cost orders mutants: those of package tests, those that need real agents, those that need several seeds of them.
+func cost(m mutant) int {
+	switch {
+	case !m.suite():
+		return 0
+	default:
+		return 1 + m.seeds
+	}
+}
+
+// test names the test that must fail, for people.
+func (m mutant) test() string { return strings.Join(append([]string{m.pkg, m.run}, m.args...), " ") }

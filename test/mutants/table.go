@@ -1,0 +1,6 @@
+package main
+
+import "slices"
+
+// all returns the table.
+func all() []mutant { return slices.Concat(leases, fences, ledger, releases, workloads) }

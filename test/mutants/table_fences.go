@@ -1,0 +1,70 @@
+package main
+
+const fencePkg = "./host/internal/fencing/fence"
+
+// fences are planted bugs of the fence.
+var fences = []mutant{
+	{
+		name: "fence-without-kill", promise: "the fence kills whatever uses a volume at the deadline",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "		a.kill(sc, h)\n",
+		new:  "		_ = h\n",
+		pkg:  fencePkg, run: "^TestNamedProcessesAreKilled$",
+	},
+	{
+		name: "fence-without-unmount", promise: "the fence unmounts the volumes at the deadline",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "	a.unmountAll(sc, append(holders, users...))\n",
+		new:  "",
+		pkg:  fencePkg, run: "^TestHoldersAreKilledAtTheDeadline$",
+	},
+	{
+		name: "fence-kills-late", promise: "the fence acts at the deadline, not later",
+		file: "host/internal/fencing/fence/serve.go",
+		old:  "	return d != 0 && boottime.Now() >= d\n",
+		new:  "	return d != 0 && boottime.Now() >= d.Add(10*time.Second)\n",
+		pkg:  fencePkg, run: "^TestHoldersAreKilledAtTheDeadline$",
+	},
+	{
+		name: "fence-ignores-other-namespaces", promise: "the fence unmounts copies in other mount namespaces",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "		if held(guard) || slices.ContainsFunc(sc.Places,",
+		new:  "		if guard.Path != \"\" || slices.ContainsFunc(sc.Places,",
+		pkg:  fencePkg, run: "^TestCopyIsUnmountedInItsNamespace$",
+	},
+	{
+		name: "fence-ignores-a-late-mount", promise: "what a driver mounts after the deadline is unmounted at once",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "	for _, m := range s.Mounts {\n		a.guards[m.Path] = m\n	}\n",
+		new:  "	for _, m := range s.Mounts {\n		a.guards[m.Path] = m\n	}\n	if a.report != nil && a.report.Done != 0 {\n		return false\n	}\n",
+		pkg:  fencePkg, run: "^TestMountAfterTheDeadline$",
+	},
+	{
+		name: "fence-forgets-over-a-restart", promise: "when agent and fence are killed, the next fence acts on what was saved",
+		file: "host/internal/fencing/fence/disk.go",
+		old:  "	if k.BootID != process.BootID() {\n",
+		new:  "	if k.BootID != \"\" {\n",
+		pkg:  fencePkg, run: "^TestAgentAndFenceAreKilled$",
+	},
+	{
+		name: "fence-trusts-another-boot", promise: "the fence does not act on the state of another boot",
+		file: "host/internal/fencing/fence/disk.go",
+		old:  "	if k.BootID != process.BootID() {\n",
+		new:  "	if k.BootID == \"\" {\n",
+		pkg:  fencePkg, run: "^TestStateOfAnotherBoot$",
+	},
+	{
+		name: "published-without-fence", promise: "nothing is published until the fence has confirmed it",
+		file: "host/internal/fencing/fence/client.go",
+		old:  "	mine := c.version\n",
+		new:  "	mine := c.told\n",
+		pkg:  fencePkg, run: "^TestUpdateWaitsForTheFence$",
+	},
+	{
+		name: "fence-waits-for-its-disk", promise: "the fence acts while the disk of the data directory hangs",
+		file: "host/internal/fencing/fence/serve.go",
+		old:  "		saved = s.saver.save(s.state)\n",
+		new:  "		done := make(chan error, 1)\n		done <- <-s.saver.save(s.state)\n		saved = done\n",
+		pkg:  fencePkg, run: "^TestDiskThatHangs$",
+	},
+}

@@ -1,0 +1,90 @@
+package main
+
+// The packages whose tests guard leases.
+const (
+	leasePkg     = "./host/internal/fencing/lease"
+	heartbeatPkg = "./host/internal/fencing/heartbeat"
+)
+
+// leases are planted bugs of the node's lease and of the leader's side of it.
+var leases = []mutant{
+	{
+		name: "lease-too-long", promise: "a node's lease ends stop_after after it sent its last answered heartbeat",
+		file: "host/internal/fencing/lease/timeouts.go",
+		old:  "stop := sent.Add(l.StopAfter)\n",
+		new:  "stop := sent.Add(l.StopAfter + time.Second)\n",
+		pkg:  leasePkg, run: "^TestTheFenceActsBeforeTheLeaderReleases$", args: []string{"-rapid.nofailfile"},
+	},
+	{
+		name: "lease-from-the-answer", promise: "a lease counts from when the heartbeat was sent, not from its answer",
+		file: "host/internal/fencing/lease/lease.go",
+		old:  "times := NodeTimes(sent, timeouts)\n",
+		new:  "times := NodeTimes(boottime.Now(), timeouts)\n",
+		pkg:  leasePkg, run: "^TestLateAnswer$",
+	},
+	{
+		name: "older-heartbeat-counts", promise: "the answer to an older heartbeat changes nothing",
+		file: "host/internal/fencing/lease/lease.go",
+		old:  "if sent <= l.sent {\n",
+		new:  "if sent == l.sent {\n",
+		pkg:  leasePkg, run: "^TestOnlyANewerHeartbeatCounts$",
+	},
+	{
+		name: "renewed-without-fence", promise: "a lease is renewed only if the fence has confirmed it",
+		file: "host/internal/fencing/lease/lease.go",
+		old: `!errors.Is(err, fence.ErrNotKept) {
+		return fmt.Errorf("renew the lease: tell the fence: %w", err)`,
+		new: `!errors.Is(err, fence.ErrNotKept) {
+		l.log.Warn("renew the lease: tell the fence", "error", err)`,
+		pkg: leasePkg, run: "^TestUnreachableFencePreventsRenewal$",
+	},
+	{
+		name: "unsafe-timeouts-accepted", promise: "timeouts with which two nodes could have a volume are refused",
+		file: "host/internal/fencing/lease/timeouts.go",
+		old:  "case StopTime(l) < MinStopTime:\n",
+		new:  "case StopTime(l) < -MinStopTime:\n",
+		pkg:  leasePkg, run: "^TestUnsafeTimeouts$",
+	},
+	{
+		name: "released-early", promise: "a node's claims are released no sooner than stop_after and stop_margin later",
+		file: "host/internal/fencing/lease/timeouts.go",
+		old:  "return l.StopAfter + l.Margin }",
+		new:  "return l.StopAfter + l.Margin/FenceShare }",
+		pkg:  leasePkg, run: "^TestTheFenceActsBeforeTheLeaderReleases$", args: []string{"-rapid.nofailfile"},
+	},
+	{
+		name: "promise-forgotten", promise: "a new leader keeps what earlier leaders promised",
+		file: "host/internal/fencing/heartbeat/tracker.go",
+		old:  "keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1,",
+		new:  "keepUntil: time.Now().Add(lease.ReleaseAfter(term.promise)), at: -1,",
+		pkg:  heartbeatPkg, run: "^TestNewLeaderKeepsEarlierPromises$",
+	},
+	{
+		name: "answered-while-releasing", promise: "no heartbeat is answered while the node's claims are released",
+		file: "host/internal/fencing/heartbeat/tracker.go",
+		old:  "case n.changing == claim.NodeDown:\n",
+		new:  "case n.changing == claim.NodeDown && n.at > 0:\n",
+		pkg:  heartbeatPkg, run: "^TestNoAnswerWhileClaimsAreReleased$",
+	},
+	{
+		name: "unknown-node-has-a-lease", promise: "a node that the ledger does not know gets no lease",
+		file: "host/internal/fencing/heartbeat/tracker.go",
+		old:  "				a.Status = claim.NodeDown\n				return nil\n",
+		new:  "				a.Status, unknown = claim.NodeReady, false\n				return nil\n",
+		pkg:  heartbeatPkg, run: "^(TestNoPromiseToAnotherMachine|TestOnlyALeaderAnswers)$",
+	},
+	{
+		name: "earlier-boot-unchecked", promise: "a heartbeat of another boot does not renew the lease of the earlier one",
+		file: "host/internal/fencing/heartbeat/tracker.go",
+		old:  "			case err == nil && n.AnotherBoot(bootID):\n				return n.EarlierBoot()\n",
+		new:  "",
+		pkg:  heartbeatPkg, run: "^TestNoPromiseToAnotherMachine$",
+	},
+	{
+		name: "lease-before-reconciling", promise: "a node from which claims were taken compares before it gets a lease again",
+		file: "host/internal/fencing/lease/keeper.go",
+		old:  "	if k.Back != nil && a.LostIndex > k.comparedTo.Load() {\n",
+		new:  "	if k.Back != nil && a.LostIndex > a.Index {\n",
+		pkg:  leasePkg, run: "^TestNoLeaseBeforeLostClaimsAreCompared$",
+	},
+}

@@ -1,0 +1,102 @@
+package main
+
+const (
+	statePkg = "./cluster/state"
+	claimPkg = "./cluster/claim"
+	peerPkg  = "./host/internal/peer"
+)
+
+// ledger are planted bugs of the rules of claims, of their replication, and of who may change them.
+var ledger = []mutant{
+	{
+		name: "second-writer-admitted", promise: "claims that an access mode does not allow together never exist together",
+		file: "cluster/claim/rules.go",
+		old:  "func noOtherWriter(_, h *Claim) bool { return h.Mode != Read }",
+		new:  "func noOtherWriter(_, h *Claim) bool { return h.Mode != Read && h.Mode != Write }",
+		pkg:  claimPkg, run: "^TestModeTable$",
+	},
+	{
+		name: "leaving-claim-ignored", promise: "a claim counts until it is freed",
+		file: "cluster/claim/rules.go",
+		old:  "func(h Claim) bool { return cell(&want, &h) }",
+		new:  "func(h Claim) bool { return h.State == Taken && cell(&want, &h) }",
+		pkg:  claimPkg, run: "^TestNoSequenceBreaksTheModes$", args: []string{"-rapid.nofailfile"},
+	},
+	{
+		name: "key-ignored", promise: "a write whose answer was lost is applied once, however often it is sent",
+		file: "cluster/state/idempotency.go",
+		old:  "	case found:\n		return tx.repeat(c, before)\n",
+		new:  "",
+		pkg:  statePkg, run: "^TestRepeatedCommands$",
+	},
+	{
+		name: "start-key-ignored", promise: "a start that is repeated is no new start",
+		file: "cluster/state/apply_workload_start.go",
+		old:  "if known && tx.fingerprint != nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {",
+		new:  "if known && tx.fingerprint == nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {",
+		pkg:  statePkg, run: "^TestRepeatedStartIsNoNewStart$",
+	},
+	{
+		name: "late-start-granted", promise: "a start of a run that was ended is refused",
+		file: "cluster/state/apply_workload_start.go",
+		old:  "	if runID == \"\" || w.LastEndedRunID != runID {\n",
+		new:  "	if runID == \"\" || w.LastEndedRunID == runID {\n",
+		pkg:  statePkg, run: "^TestLateStart$",
+	},
+	{
+		name: "later-claim-freed", promise: "a release that is late does not free a later claim",
+		file: "cluster/state/apply_claims.go",
+		old:  "item.Index != 0 && item.Index != held.Index {",
+		new:  "item.Index != 0 && item.Index > held.Index {",
+		pkg:  statePkg, run: "^(TestFencing|TestAdvance|TestAnyLog)$", args: []string{"-rapid.nofailfile"},
+	},
+	{
+		name: "node-secret-unchecked", promise: "a machine cannot take another's name in the ledger",
+		file: "cluster/state/apply_node.go",
+		old:  "	if old.SecretHash != \"\" && old.SecretHash != next.SecretHash {\n",
+		new:  "	if old.SecretHash != \"\" && next.SecretHash == \"\" {\n",
+		pkg:  statePkg, run: "^TestNodesKeepWhatTheLedgerKnows$",
+	},
+	{
+		name: "down-goes-on-after-return", promise: "the release of a down node stops when the node is back",
+		file: "cluster/state/apply_node_status.go",
+		old:  "n.Status != c.Status || n.StatusIndex != c.Continues",
+		new:  "n.Status == \"\" || n.StatusIndex == 0",
+		pkg:  statePkg, run: "^TestDownStopsWhereANodeIsBack$",
+	},
+	{
+		name: "purged-in-use", promise: "a node with claims is not removed from the ledger",
+		file: "cluster/state/apply_node.go",
+		old:  "	if len(held) > 0 {\n",
+		new:  "	if len(held) > 1<<20 {\n",
+		pkg:  statePkg, run: "^TestDeleteNodeThatIsInUse$",
+	},
+	{
+		name: "boot-unchecked", promise: "another boot of a machine takes no claim while the earlier one has its lease",
+		file: "cluster/claim/node.go",
+		old:  "bootID != \"\" && n.BootID != bootID && n.Status != NodeDown\n",
+		new:  "bootID == \"\" && n.Status != NodeDown\n",
+		pkg:  statePkg, run: "^TestAnotherBootWaits$",
+	},
+	{
+		name: "server-secret-unchecked", promise: "a machine with a server's name and certificate is not that server",
+		file: "host/internal/peer/access.go",
+		old:  "	if n.record.SecretHash != \"\" && !sameHash(n.record.SecretHash, n.hash) {\n",
+		new:  "	if !n.isServer() && n.record.SecretHash != \"\" && !sameHash(n.record.SecretHash, n.hash) {\n",
+		pkg:  peerPkg, run: "^TestMachineOfTheSameName$",
+	},
+	{
+		name: "another-machine-answers", promise: "the leader's calls to a node fail on another machine of its name",
+		file: "host/internal/peer/node.go",
+		old:  "		if hash != n.Info.SecretHash || boot != \"\" && boot != n.Info.BootID {\n",
+		new:  "		if hash == \"\" || boot != \"\" && boot != n.Info.BootID {\n",
+		pkg:  peerPkg, run: "^TestMachineOfTheSameName$",
+	},
+	{
+		name: "loss-not-recorded", promise: "a node learns which claims were taken from it by force",
+		file: "cluster/state/apply_claims.go",
+		old:  "	return result, tx.noteLost(lost)\n",
+		new:  "	return result, tx.noteLost(lost[len(lost):])\n",
+		pkg:  statePkg, run: "^TestNodeIsToldOfLostClaims$",
+	},
+}

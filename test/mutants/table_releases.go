@@ -1,0 +1,35 @@
+package main
+
+const watcherPkg = "./host/internal/leader/watcher"
+
+// releases are planted bugs of the release of claims by the leader.
+var releases = []mutant{
+	{
+		name: "freed-before-detached", promise: "a claim is freed after the volume is detached, never before",
+		file: "host/internal/leader/watcher/release.go",
+		old:  "	if c.State == claim.NodeDetached {\n",
+		new:  "	if c.State == claim.Unpublishing {\n",
+		pkg:  watcherPkg, run: "^TestAClaimIsReleasedInOrder$",
+	},
+	{
+		name: "own-workload-not-asked", promise: "a node that still has the workload unmounts it itself, before its claim is freed",
+		file: "host/internal/leader/watcher/release.go",
+		old:  "		if err != nil || owns {\n",
+		new:  "		if err != nil || owns && c.Node == \"\" {\n",
+		pkg:  watcherPkg, run: "^TestTheNodesOwnWorkloadIsLeftToIt$",
+	},
+	{
+		name: "detached-under-another", promise: "a volume is not detached from a node on which another workload has it",
+		file: "host/internal/leader/watcher/release.go",
+		old:  "			if o.Node == c.Node && o.Workload != c.Workload {\n",
+		new:  "			if o.Node == c.Node && o.Workload == c.Workload && err != nil {\n",
+		pkg:  watcherPkg, run: "^TestOnlyTheLastClaimOnANodeDetaches$",
+	},
+	{
+		name: "forced-though-up", promise: "volume detach -force does not free the claim of a node that answers",
+		file: "host/internal/leader/watcher/detach.go",
+		old:  "		if w.answers(ctx, c) {\n",
+		new:  "		if w.answers(ctx, c) && c.Node == \"\" {\n",
+		pkg:  watcherPkg, run: "^TestDetach",
+	},
+}
