@@ -14,11 +14,12 @@ VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/
 # The version is of the program, not of the SDK (tags sdk/v…). It is stamped here, so the go command need not ask git a second time.
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
 
-# gotestsum ends with the number of tests that ran, failed and were skipped. Tests mostly
-# wait, so more packages run at the same time than there are processors. `make lint` vets
+# gotestsum ends with the number of tests that ran, failed and were skipped. `make lint` vets
 # them, and they are linked without the tables of a debugger, which takes less time.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -p 4 -timeout 10m
+GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 10m
+# Tests mostly wait, so more packages and tests run at the same time than there are processors.
+AT_ONCE   = -p 4 -parallel 6
 # Packages whose tests run a built program, need root or start a server read this variable
 # (test/lib/testbin): they share what they build, and go's test cache does not apply to
 # them, since it cannot know whether a program has changed. It applies to all others.
@@ -62,7 +63,7 @@ LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
 test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
-	$(GO_TEST) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
+	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
 	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
 .PHONY: test-cluster
@@ -72,7 +73,7 @@ test-cluster: ## Run the tests of clusters only: several hosts, each in a networ
 .PHONY: quick
 quick: ## Build everything and run the fast tests: no root, no servers, under a minute (the inner loop)
 	go build $(PACKAGES)
-	$(GO_TEST) $$(tools/quick)
+	$(GO_TEST) $(AT_ONCE) $$(tools/quick)
 
 .PHONY: race
 race: GO_TEST += -race -timeout 30m
@@ -80,7 +81,7 @@ race: test ## Run all tests with the race detector
 
 .PHONY: e2e
 e2e: hostpath consul ## Run the end-to-end tests only (root)
-	$(GO_TEST) ./test/suite/e2e/...
+	$(GO_TEST) $(AT_ONCE) ./test/suite/e2e/...
 
 .PHONY: crash
 crash: SEED = $(shell date +%s)
