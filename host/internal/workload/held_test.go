@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -30,4 +32,23 @@ func TestStopWaitsForCopiesInOtherNamespaces(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+// While the volume is bound elsewhere on the host, the claim is kept.
+func TestStopWaitsForCopiesOnTheHost(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, plain, "a")
+	target, aside := h.start(t, spec("w", "a")).Mounts[0].HostPath, t.TempDir()
+	check.NoError(t, unix.Mount(target, aside, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(aside, unix.MNT_DETACH) })
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+	if w := h.waiting(t, "w"); !strings.Contains(w.Waiting, "umount "+aside) {
+		t.Errorf("it waits for %q", w.Waiting)
+	}
+	if len(h.ledger.claims()) != 1 {
+		t.Error("the claim was released")
+	}
+	check.NoError(t, unix.Unmount(aside, 0))
+	h.ended(t, "w")
+	h.clean(t)
 }

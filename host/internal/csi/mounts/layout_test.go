@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
 var (
@@ -83,6 +84,9 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 			}
 			if !strings.HasPrefix(path, l.Driver(driver)+"/") || filepath.Clean(path) != path {
 				t.Fatalf("%s is not in the folder of driver %q", path, driver)
+			}
+			if !mountuse.OfAnAgent(path) {
+				t.Fatalf("%s is not recognised as an agent's", path)
 			}
 			if dir, rel, err := l.split(path); err != nil || dir != l.Driver(driver) || filepath.Join(dir, rel) != path {
 				t.Fatalf("%s is cut into %s and %s: %v", path, dir, rel, err)

@@ -50,6 +50,11 @@ func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
 					"mkdir $2; mount --bind $1 $2; umount $1; exec 3>$2/file; echo ready; exec sleep 1000", "sh", v.target,
 					filepath.Join(t.TempDir(), "data")))
 			},
+			"has it in this namespace at another path": func(t *testing.T, v volume) *child {
+				aside := t.TempDir()
+				t.Cleanup(func() { unmountQuietly(aside) })
+				return shell(t, "mount --bind $1 $2; exec 3>$2/file; echo ready; exec sleep 1000", v.target, aside)
+			},
 			"has a file open in a copy of everything": func(t *testing.T, v volume) *child {
 				return start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
 					"exec 3>$1/file; echo ready; exec sleep 1000", "sh", v.target))
@@ -120,6 +125,36 @@ func TestCopyIsUnmountedInItsNamespace(t *testing.T) {
 	}
 	if !copied.lives() || len(r.Killed) > 0 {
 		t.Errorf("who had nothing open was killed: %+v", r.Killed)
+	}
+}
+
+// A copy in the fence's own namespace is unmounted. What the driver serves the volume from, and other agents' mounts,
+// are not.
+func TestCopiesInTheOwnNamespace(t *testing.T) {
+	v, dir := newVolume(t), folder(t)
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	base := filepath.Dir(v.staging)
+	source, aside := filepath.Join(base, "source"), filepath.Join(base, "aside")
+	other := filepath.Join(base, "csi", "driver", "staging", "of another agent")
+	for _, dir := range []string{source, aside, other} {
+		must(t, os.MkdirAll(dir, 0o700))
+		t.Cleanup(func() { unmountQuietly(dir) })
+	}
+	must(t, unix.Mount("source", source, "tmpfs", 0, ""))
+	v.mount(t, source, "", unix.MS_BIND)
+	must(t, unix.Mount(v.target, aside, "", unix.MS_BIND, ""))
+	must(t, unix.Mount(v.target, other, "", unix.MS_BIND, ""))
+	server := shell(t, "exec 3>$1/file 4>$2/file; echo ready; exec sleep 1000", source, other)
+	setDeadline(t, c, boottime.Now())
+	finished(t, dir, 1)
+	for path, want := range map[string]bool{v.staging: false, aside: false, source: true, other: true} {
+		if mounted(t, path) != want {
+			t.Errorf("after the fence, something is mounted at %s: %v", path, !want)
+		}
+	}
+	if !server.lives() {
+		t.Error("who serves the volume was killed")
 	}
 }
 

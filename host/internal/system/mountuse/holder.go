@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,14 +15,16 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// Holder is a process whose own mount namespace has a copy of a mount of this one. The copy stays when the original is
-// unmounted. Containers have their volumes this way.
+// Holder is a copy of a mount, and a process that sees it. The copy stays when the original is unmounted. Containers
+// have their volumes this way.
 type Holder struct {
-	PID      int
+	PID      int    // 0: the copy is in the mount namespace of this process, for all to use
 	Command  string // see procfs.Command
 	Group    string // its control group, which names its container or its unit
 	Path     string // where the copy is, as the process sees it
 	ReadOnly bool
+	// Only says that it cannot be a copy of another mount of the same volume: there was none when it was made.
+	Only bool
 }
 
 // String tells an operator what to stop.
@@ -30,6 +33,9 @@ func (h Holder) String() string {
 	if h.ReadOnly {
 		access = "read-only"
 	}
+	if h.PID == 0 {
+		return fmt.Sprintf("whoever uses the mount at %s, %s (to unmount it: umount %s)", h.Path, access, h.Path)
+	}
 	text := fmt.Sprintf("process %d (%s), which has it at %s, %s", h.PID, h.Command, h.Path, access)
 	if h.Group != "" {
 		text += ", in the control group " + h.Group
@@ -37,14 +43,15 @@ func (h Holder) String() string {
 	return text
 }
 
-// Holders lists one process of each other mount namespace that has a copy of what is mounted at path, or of a part of
-// it. If that is a block device, a device node of the same number at destination counts too: container engines make
-// one, and let the container open it as long as it runs.
+// Holders lists the copies of what is mounted at path, or of a part of it, in this mount namespace, and in each other
+// one with a process that sees them. If that is a block device, a device node of the same number at destination counts
+// too: container engines make one, and let the container open it as long as it runs.
 //
 // Not listed are copies that unmounting path removes as well, because unmounting propagates to them
 // (mount_namespaces(7)), as in a driver's container; and copies at a path that contains ignore, which came with a copy
 // of the whole tree that a new mount namespace starts with: nobody was given them to use. Namespaces without a process
-// are not seen.
+// are not seen. In this namespace the volume's mounts are those below ignore, and copies are later than the first of
+// them: an earlier one is what the driver serves the volume from.
 func Holders(path, ignore, destination string) ([]Holder, error) {
 	table, err := Read(Self)
 	if err != nil {
@@ -62,11 +69,12 @@ func Holders(path, ignore, destination string) ([]Holder, error) {
 	if s.at == nil {
 		return nil, nil
 	}
+	s.spot = spot(table, s.at)
 	if s.device, err = deviceAt(path); err != nil {
 		return nil, err
 	}
 	s.learn(table)
-	s.group, _ = propagation(parent(table, s.at))
+	s.lookHere(table)
 	looked := map[uint64]bool{}
 	views, _ := readViews(pids, own)
 	for _, v := range slices.SortedFunc(maps.Values(views), func(a, b view) int { return a.pid - b.pid }) {
@@ -83,18 +91,59 @@ type copySearch struct {
 	at                  *mountinfo.Info
 	device              uint64 // 0: it is no block device
 	ignore, destination string
-	group               string // the peer group of the mount that at lies on; empty: none
+	spot                place // where at is mounted
 
 	found    []candidate
 	receives map[string][]string // the peer groups from which a group receives
 }
 
-// candidate is a holder, unless unmounting propagates to its copy: from are the peer groups from which the mount that
-// the copy lies on receives.
+// candidate is a holder, unless unmounting propagates to its copy.
 type candidate struct {
 	Holder
-	from []string
+	spot place
 }
+
+// place is where something is mounted, apart from any namespace: a directory of the mount that it lies on. Unmounting
+// propagates to the same directory of the mounts that receive from that one.
+type place struct {
+	dir     string   // in the file system of the mount that it lies on
+	group   string   // that mount's peer group; empty: none
+	masters []string // the peer groups that it receives from
+}
+
+func spot(table []*mountinfo.Info, m *mountinfo.Info) (at place) {
+	p := parent(table, m)
+	if p == nil {
+		return at // it lies on nothing that the process can see
+	}
+	at.group, at.masters = propagation(p)
+	at.dir = filepath.Join(p.Root, strings.TrimPrefix(m.Mountpoint, p.Mountpoint))
+	return at
+}
+
+// lookHere looks for copies in this process's namespace.
+func (s *copySearch) lookHere(table []*mountinfo.Info) {
+	var volume []*mountinfo.Info // the mounts of the volume so far
+	for _, m := range table {
+		switch {
+		case Within(m.Mountpoint, s.ignore):
+			if Shows(m, s.at) || Shows(s.at, m) {
+				volume = append(volume, m)
+			}
+		case len(volume) > 0 && Shows(m, s.at) && !OfAnAgent(m.Mountpoint):
+			s.found = append(s.found, candidate{
+				Holder{Path: m.Mountpoint, ReadOnly: ReadOnly(m), Only: len(volume) == 1 && volume[0] == s.at}, spot(table, m),
+			})
+		}
+	}
+}
+
+// agentPath matches what package mounts makes for volumes.
+var agentPath = regexp.MustCompile(`/csi/[^/]+/(staging|per-workload)/`)
+
+// OfAnAgent reports whether path is one at which an agent has volumes mounted. There may be several agents on one
+// machine, and each unmounts its own.
+func OfAnAgent(path string) bool { return agentPath.MatchString(path) }
 
 func (s *copySearch) look(v view) {
 	s.learn(v.mounts)
@@ -102,18 +151,16 @@ func (s *copySearch) look(v view) {
 		if !Shows(m, s.at) || strings.Contains(m.Mountpoint, s.ignore+"/") {
 			continue
 		}
-		group, masters := propagation(parent(v.mounts, m))
-		s.add(v.pid, m.Mountpoint, ReadOnly(m), append(masters, group))
+		s.add(v.pid, m.Mountpoint, ReadOnly(m), spot(v.mounts, m))
 	}
 	if s.device != 0 && deviceIn(v.pid, s.destination) == s.device {
-		s.add(v.pid, s.destination, false, nil)
+		s.add(v.pid, s.destination, false, place{})
 	}
 }
 
-func (s *copySearch) add(pid int, path string, readOnly bool, from []string) {
+func (s *copySearch) add(pid int, path string, readOnly bool, at place) {
 	s.found = append(s.found, candidate{
-		Holder: Holder{PID: pid, Command: procfs.Command(pid), Group: controlGroup(pid), Path: path, ReadOnly: readOnly},
-		from:   from,
+		Holder{PID: pid, Command: procfs.Command(pid), Group: controlGroup(pid), Path: path, ReadOnly: readOnly}, at,
 	})
 }
 
@@ -128,18 +175,22 @@ func (s *copySearch) learn(table []*mountinfo.Info) {
 
 func (s *copySearch) holders() (held []Holder) {
 	for _, c := range s.found {
-		if s.group == "" || !s.reaches(c.from) {
+		if !s.reaches(c.spot) {
 			held = append(held, c.Holder)
 		}
 	}
 	return held
 }
 
-// reaches reports whether an unmount in the original's peer group propagates to one of groups.
-func (s *copySearch) reaches(groups []string) bool {
+// reaches reports whether unmounting the original also unmounts what is mounted at a place.
+func (s *copySearch) reaches(at place) bool {
+	if s.spot.group == "" || at.dir != s.spot.dir {
+		return false
+	}
+	groups := append(slices.Clone(at.masters), at.group)
 	for seen := map[string]bool{"": true}; len(groups) > 0; groups = groups[1:] {
 		group := groups[0]
-		if group == s.group {
+		if group == s.spot.group {
 			return true
 		}
 		if !seen[group] {

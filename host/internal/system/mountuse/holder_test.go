@@ -93,6 +93,55 @@ func TestHoldersOfAMount(t *testing.T) {
 	}
 }
 
+// A copy in this process's own namespace counts as well, unless an agent made it, or it was there before: then the
+// volume is a copy of it.
+func TestHoldersInTheOwnNamespace(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a mount in this namespace")
+	host := tempDir(t)
+	mount(t, "host", host, "tmpfs", 0)
+	check.NoError(t, unix.Mount("", host, "", unix.MS_SHARED, ""))
+	dir := func(elem ...string) string {
+		path := filepath.Join(append([]string{host}, elem...)...)
+		check.NoError(t, os.MkdirAll(path, 0o700))
+		return path
+	}
+	backing, own := dir("backing"), dir("csi")
+	mount(t, "backing", backing, "tmpfs", 0)
+	staged, first := dir("csi", "d", "staging", "v"), dir("csi", "d", "per-workload", "first")
+	second, other := dir("csi", "d", "per-workload", "second"), dir("other", "csi", "d", "staging", "v")
+	holders := func(path string) (found []string) {
+		t.Helper()
+		for _, h := range held(t, own, path, "", 0) {
+			found = append(found, check.Must(filepath.Rel(host, h.Path))(t))
+			if h.ReadOnly {
+				t.Errorf("%s is held by %+v", path, h)
+			}
+			if h.Only {
+				found[len(found)-1] += " only"
+			}
+		}
+		return found
+	}
+	bind := func(from, to string) { t.Helper(); mount(t, from, to, "", unix.MS_BIND) }
+	bind(backing, first)
+	bind(first, other)
+	if got := holders(first); len(got) > 0 {
+		t.Errorf("what nobody copied is held by %v", got)
+	}
+	bind(first, dir("a"))
+	bind(backing, second)
+	bind(second, dir("b"))
+	for path, want := range map[string][]string{first: {"a only", "b"}, second: {"a", "b"}, staged: nil} {
+		if got := holders(path); !slices.Equal(got, want) {
+			t.Errorf("%s is held by %v, want %v", path, got, want)
+		}
+	}
+	check.NoError(t, unix.Unmount(first, 0))
+	if got := holders(second); !slices.Equal(got, []string{"b only"}) {
+		t.Errorf("the second is held by %v", got)
+	}
+}
+
 // An unmount propagates to copies that are bound with propagation, as a driver's container has them, also through a
 // namespace in between.
 func TestHoldersOfWhatPropagates(t *testing.T) {
@@ -101,17 +150,19 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 		"mount --rbind $1 $2; mount --make-rshared $2": 0,
 		"mount --rbind $1 $2; mount --make-rslave $2":  0,
 		"mount --rbind $1 $2; mount --make-rslave $2; mount --make-rshared $2; exec unshare -m --propagation slave sh -c 'echo ready; exec cat'": 0,
-		"mount --rbind $1 $2; mount --make-rprivate $2": 1,
+		"mount --rbind $1 $2; mount --make-rprivate $2":                      1,
+		"mount --make-slave $1; mkdir $1/x; mount --bind $1/csi/volume $1/x": 1,
 	} {
 		t.Run(script, func(t *testing.T) {
 			own, dir := tempDir(t), tempDir(t)
 			mount(t, "host", own, "tmpfs", 0)
 			check.NoError(t, unix.Mount("", own, "", unix.MS_SHARED, ""))
-			path := filepath.Join(own, "volume")
-			check.NoError(t, os.Mkdir(path, 0o700))
+			csi := filepath.Join(own, "csi")
+			path := filepath.Join(csi, "volume")
+			check.NoError(t, os.MkdirAll(path, 0o700))
 			mount(t, "volume", path, "tmpfs", 0)
 			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, own, dir)
-			if got := held(t, own, path, "", pid); len(got) != want {
+			if got := held(t, csi, path, "", pid); len(got) != want {
 				t.Errorf("it is held by %v", got)
 			}
 			check.NoError(t, unix.Unmount(path, 0))

@@ -12,11 +12,11 @@ import (
 	"github.com/pannier/pannier/internal/procfs"
 )
 
-// Scene is what is mounted at and below some paths at one moment, where other mount namespaces have copies of it, and
-// all processes of the machine. Users finds the processes that have files of those mounts open.
+// Scene is what is mounted at and below some paths at one moment, where this and other mount namespaces have copies of
+// it, and all processes of the machine. Users finds the processes that have files of those mounts open.
 type Scene struct {
 	Places     []Place             // in this process's mount namespace, in the order of mounting
-	Copies     map[Copy]string     // the copies in other namespaces, and the path whose mount each shows
+	Copies     map[Copy]string     // the copies in all namespaces, and the path whose mount each shows
 	Processes  map[int]procfs.Stat // without those that have ended with all their threads
 	Namespaces map[int]uint64      // the mount namespaces of Processes
 
@@ -25,7 +25,7 @@ type Scene struct {
 	views   map[Tree]view
 	known   map[int]bool       // the IDs of all mounts in all namespaces
 	ids     map[int]string     // by ID of a place or a copy: its path
-	devices map[uint64]string  // by file system that is mounted nowhere else: its path
+	devices map[uint64]string  // by file system of which nothing else is mounted: its path
 	blocks  map[uint64]string  // by block device that is bound at a place: its path
 	seen    map[uint64][]shown // by namespace: where its processes see places and copies
 }
@@ -33,7 +33,8 @@ type Scene struct {
 // Place is a mount at one of the scene's paths, or below it.
 type Place struct {
 	*mountinfo.Info
-	Path string // the scene's path
+	Path  string // the scene's path
+	order int    // in the mount table
 }
 
 // Tree is what a process sees: the mounts of a namespace below the process's root directory.
@@ -42,7 +43,8 @@ type Tree struct {
 	Root      string
 }
 
-// Copy is a mount in another namespace that shows a place, whole or in part.
+// Copy is a mount that shows a place, whole or in part. In this process's namespace it is a copy only if it is later
+// than the place, and no agent's: an earlier one is what the driver serves the volume from.
 type Copy struct {
 	Tree   Tree
 	ID     int
@@ -83,6 +85,8 @@ func Look(paths []string, before map[Copy]string) (*Scene, error) {
 	}
 	s.findPlaces(table)
 	s.views, s.Namespaces = readViews(slices.Collect(maps.Keys(s.Processes)), s.own)
+	own := Tree{s.own, "/"}
+	s.views[own] = view{own, os.Getpid(), table}
 	s.findCopies(before)
 	return s, nil
 }
@@ -92,24 +96,18 @@ func (s *Scene) Member(t Tree) (pid int) { return s.views[t].pid }
 
 // findPlaces finds the paths' mounts in this process's namespace.
 func (s *Scene) findPlaces(table []*mountinfo.Info) {
-	elsewhere := map[uint64]bool{} // file systems that are mounted at other paths too
-	for _, m := range table {
-		s.known[m.ID] = true
+	for i, m := range table {
 		path := s.askedAbove(m.Mountpoint)
 		if path == "" {
-			elsewhere[Device(m)] = true
 			continue
 		}
-		s.Places = append(s.Places, Place{m, path})
+		p := Place{m, path, i}
+		s.Places = append(s.Places, p)
 		s.ids[m.ID] = path
 		s.seen[s.own] = append(s.seen[s.own], shown{m.Mountpoint, path})
-	}
-	for _, p := range s.Places {
-		if n, ok := blockNumber(p.Info); ok {
-			s.blocks[n] = p.Path
-		}
-		if !elsewhere[Device(p.Info)] {
-			s.devices[Device(p.Info)] = p.Path
+		s.devices[Device(m)] = path
+		if n, ok := blockNumber(m); ok {
+			s.blocks[n] = path
 		}
 	}
 }
@@ -124,15 +122,18 @@ func (s *Scene) askedAbove(path string) string {
 	return ""
 }
 
-// findCopies finds in other namespaces the mounts that show a place, or did before.
+// findCopies finds the mounts that show a place, or did before.
 func (s *Scene) findCopies(before map[Copy]string) {
 	for t, v := range s.views {
-		for _, m := range v.mounts {
+		for i, m := range v.mounts {
 			s.known[m.ID] = true
+			if t.Namespace == s.own && s.ids[m.ID] != "" {
+				continue // a place
+			}
 			c := Copy{Tree: t, ID: m.ID, Path: m.Mountpoint, device: Device(m)}
 			path := before[c]
-			if i := slices.IndexFunc(s.Places, func(p Place) bool { return Shows(m, p.Info) }); i >= 0 {
-				path = s.Places[i].Path
+			if p := s.shownBy(m, t, i); p != "" {
+				path = p
 			}
 			if path == "" {
 				delete(s.devices, c.device)
@@ -143,6 +144,20 @@ func (s *Scene) findCopies(before map[Copy]string) {
 			s.seen[t.Namespace] = append(s.seen[t.Namespace], shown{filepath.Join(t.Root, m.Mountpoint), path})
 		}
 	}
+}
+
+// shownBy returns the path whose mount is shown by the mount that is the i-th of a tree; empty: it is no copy.
+func (s *Scene) shownBy(m *mountinfo.Info, t Tree, i int) string {
+	here := t.Namespace == s.own
+	if here && OfAnAgent(m.Mountpoint) {
+		return ""
+	}
+	for _, p := range s.Places {
+		if (!here || p.order < i) && Shows(m, p.Info) {
+			return p.Path
+		}
+	}
+	return ""
 }
 
 // readViews reads the mounts of each tree once, except those of the namespace own, and returns the namespaces of the

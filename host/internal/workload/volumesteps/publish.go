@@ -186,20 +186,21 @@ func heldError(h *mountuse.Holder, err error) error {
 }
 
 // holder returns a holder that this request has to wait for; nil: none. A holder's mount does not
-// tell which of several requests on this node it was copied from. So the last request waits for
-// all holders, and the last one that writes for all holders that may write; before that, another
-// request may be the one that is held.
+// always tell which of several requests on this node it was copied from. So the last request waits
+// for all holders, and the last one that writes for all holders that may write; before that,
+// another request may be the one that is held.
 func (s *Steps) holder(v *Volume) (*mountuse.Holder, error) {
 	others, writers, err := s.others(v)
-	if err != nil || others && (v.Usage.ReadOnly || writers) {
+	if err != nil {
 		return nil, err
 	}
+	last, lastWriter := !others, !writers && !v.Usage.ReadOnly
 	held, err := mountuse.Holders(v.Target, s.Layout.Dir, v.Request.Destination)
 	if err != nil {
 		return nil, err
 	}
 	for _, h := range held {
-		if !others || !h.ReadOnly {
+		if last || lastWriter && !h.ReadOnly || h.Only {
 			return &h, nil
 		}
 	}
