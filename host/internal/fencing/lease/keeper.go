@@ -152,24 +152,35 @@ func (k *Keeper) tellAnswer(a Answer) {
 	k.answered <- a
 }
 
-// follow calls Lost and Back, one after the other.
+// follow calls Lost and Back, one after the other. Lost comes first, also if the answer that says so is there already: a
+// node registers again only after it has stopped.
 func (k *Keeper) follow(ctx context.Context) {
-	var compared uint64 // the epoch in which what runs here was last compared with the ledger
+	var compared uint64      // the epoch in which what runs here was last compared with the ledger
+	var told <-chan struct{} // of the last lease that Lost was called for
 	for {
+		lost := k.Lease.Lost()
+		if lost == told {
+			lost = nil
+		}
 		var a Answer
+		answered := false
 		select {
 		case <-ctx.Done():
 			return
 		case a = <-k.answered:
-		case <-k.Lease.Lost():
+			answered = true
+		case <-lost:
+		}
+		select {
+		case <-lost:
+			told = lost
 			if k.Lost != nil {
 				k.Lost(ctx, k.Lease.Why())
 			}
-			select {
-			case <-ctx.Done():
-				return
-			case a = <-k.answered:
-			}
+		default:
+		}
+		if !answered {
+			continue
 		}
 		epoch := k.Lease.Epoch()
 		renewed := a.Status != claim.NodeDown && a.LostIndex <= k.comparedTo.Load()

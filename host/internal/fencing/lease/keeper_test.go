@@ -131,6 +131,36 @@ func stop(l *Lease) boottime.Instant {
 	return l.times.Stop
 }
 
+// A node that is told that it is down stops before it registers again.
+func TestStopsBeforeItRegisters(t *testing.T) {
+	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
+	for range 20 { // the loss and the answer are both there: the order must not be by chance
+		s, compare := &servers{answer: Answer{Status: claim.NodeReady, Liveness: timeouts}}, make(chan struct{})
+		ctx, cancel := context.WithCancel(context.Background())
+		calls := make(chan string, 100)
+		k := &Keeper{
+			Node: "a", Lease: newLease(t, &noted{}), Servers: s, Log: hclog.NewNullLogger(),
+			Lost: func(context.Context, string) { calls <- "lost" },
+			Back: func(_ context.Context, a Answer) error {
+				calls <- string(a.Status)
+				<-compare
+				return nil
+			},
+		}
+		var run sync.WaitGroup
+		run.Go(func() { k.Run(ctx) })
+		next(t, "the comparison after the start", calls)
+		s.say(Answer{Status: claim.NodeDown, Liveness: timeouts}, nil)
+		check.Eventually(t, "the answer that it is down", func() bool { return len(k.answered) == 1 && k.Lease.Valid() != nil })
+		close(compare)
+		if first := next(t, "what is done about it", calls); first != "lost" {
+			t.Errorf("%q came before the loss", first)
+		}
+		cancel()
+		run.Wait()
+	}
+}
+
 func TestBackIsRetried(t *testing.T) {
 	var mu sync.Mutex
 	failures := 2
