@@ -301,7 +301,7 @@ func TestDriversSuccessIsVerified(t *testing.T) {
 			return os.WriteFile(filepath.Join(remade(t, target), "file"), []byte("x"), 0o600)
 		})
 		h.stop(t, "w")
-		if err := os.Remove(filepath.Join(target, "file")); err != nil {
+		if raw, err := os.ReadFile(filepath.Join(h.asides()[target], "file")); err != nil || string(raw) != "x" {
 			t.Errorf("what was beside the volume is gone: %v", err)
 		}
 		if len(h.ledger.claims()) > 0 {

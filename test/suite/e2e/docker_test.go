@@ -30,6 +30,7 @@ func TestDocker(t *testing.T) {
 		"container outlives":     dockerOutlives,
 		"shared volume outlives": dockerSharedOutlives,
 		"block device outlives":  dockerBlockOutlives,
+		"beneath the mount":      dockerBeneath,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := testhost.New(t, testhost.LocalDriver(t))
@@ -187,6 +188,43 @@ func dockerBlockOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	d.Run(t, "rm", "--force", "w1")
 	stopped()
 	h.NothingInUse()
+}
+
+// A container that was given the published path before the volume was mounted writes beneath the mount.
+func dockerBeneath(t *testing.T, h *testhost.Host, d *docker.Daemon) {
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	target := h.Path("data/csi/local/per-workload/w/default/data/" + usage + "/data")
+	remove(t, d, "early")
+	d.Run(t, "run", "--detach", "--name", "early", "--volume", target+":/early", image)
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	d.Run(t, "exec", "early", "sh", "-c", "echo stray > /early/file")
+	h.Run("workload", "stop", "w")
+	setAside(t, h, target, "stray\n")
+	h.NothingInUse()
+
+	d.Run(t, "rm", "--force", "early")
+	d.Run(t, "run", "--rm", "--volume", target+":/early", image, "touch", "/early/file")
+	h.Refused(1, []string{target, `"file"`, "would hide"}, "workload", "start", h.Path("w.hcl"))
+	must(t, os.RemoveAll(target))
+	h.Run("workload", "run", h.Path("w.hcl"), "--", "true")
+	h.NothingInUse()
+}
+
+// setAside checks that an event says where the file that was in a folder is now.
+func setAside(t *testing.T, h *testhost.Host, from, content string) {
+	t.Helper()
+	for line := range strings.Lines(h.Run("events", "-recent", "1000")) {
+		if !strings.Contains(line, "set-aside") || !strings.Contains(line, from) {
+			continue
+		}
+		_, to, _ := strings.Cut(line, "they are in ")
+		to, _, _ = strings.Cut(to, " now")
+		if raw, err := os.ReadFile(filepath.Join(to, "file")); err != nil || string(raw) != content {
+			t.Errorf("%s holds %q (%v)", to, raw, err)
+		}
+		return
+	}
+	t.Errorf("no event says where the files of %s are:\n%s", from, h.Run("events", "-recent", "1000"))
 }
 
 // stopWaits stops a workload and waits until its status says with these words that the volume is

@@ -134,6 +134,27 @@ func TestForeignThingInTheWay(t *testing.T) {
 	}
 }
 
+// Files beneath the mount point of csi-local, which refuses to remove them, do not keep a release.
+func TestFilesBeneathAMount(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	target := h.Path("data/csi/local/per-workload/w/default/data/" + usage + "/data")
+	beneath := h.Path("beneath")
+	must(t, os.Mkdir(beneath, 0o700))
+	must(t, unix.Mount(filepath.Dir(target), beneath, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(beneath, unix.MNT_DETACH) })
+	must(t, os.WriteFile(filepath.Join(beneath, "data", "file"), []byte("stray"), 0o600))
+	must(t, unix.Unmount(beneath, 0))
+	h.Run("workload", "stop", "w")
+	setAside(t, h, target, "stray")
+	h.NothingInUse()
+	h.Run("workload", "run", h.Path("w.hcl"), "--", "true")
+	h.NothingInUse()
+}
+
 // A driver unmounts the wrong path and leaves the workload's mount: the claim stays until the mount
 // is gone.
 func TestSomeoneMountsOverATarget(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 // may mount.
 var ErrOutside = errors.New("the path is outside the drivers' folders")
 
-// ErrHoldsData is returned by Remove for a directory or file that is not empty.
-var ErrHoldsData = errors.New("it is not empty and is left alone")
+// ErrHoldsData is returned for a directory or file that is not empty.
+var ErrHoldsData = errors.New("it is not empty")
 
 // Make makes the directory and its parents, 0700. A link on the way below the driver's folder is an
 // error, wherever it leads.
@@ -97,7 +97,7 @@ func (l Layout) Remove(path string) error {
 		return err
 	}
 	defer c.close()
-	whole := len(c.names) == len(strings.Split(rel, string(filepath.Separator)))
+	whole := c.whole(rel)
 	for ; len(c.dirs) > 1; c.up() { // the first is staging or per-workload, and stays
 		err := removeEmpty(c.last(), c.name())
 		switch {

@@ -2,7 +2,8 @@
 // paths, directories and the kernel's mount table.
 //
 // It calls no driver and keeps no record. It never follows a link in a driver's folder, removes
-// nothing that holds data, and unmounts only below such a folder, never lazily.
+// nothing that holds data (but may move it aside), and unmounts only below such a folder, never
+// lazily.
 package mounts
 
 import (

@@ -56,7 +56,7 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 		if u != nil {
 			continue // workloads of the journal use it
 		}
-		if err := s.unstageNow(ctx, v); err != nil {
+		if err := s.unstageNow(ctx, v, false); err != nil {
 			return err
 		}
 	}
@@ -90,7 +90,7 @@ func (s *Steps) UnmountLeftovers(ctx context.Context, claims []claim.Claim, reco
 			continue
 		}
 		seen[mount.Path] = true // with all that is below it on the same path
-		if err := errors.Join(s.removeMount(mount.Path), s.Lease.Release(ctx, fence.Mount{Path: mount.Path})); err != nil {
+		if err := errors.Join(s.removeMount(ref, mount.Path), s.Lease.Release(ctx, fence.Mount{Path: mount.Path})); err != nil {
 			left = append(left, err.Error())
 			continue
 		}

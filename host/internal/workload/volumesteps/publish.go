@@ -38,6 +38,11 @@ func (s *Steps) Publish(ctx context.Context, v *Volume) error {
 	if err := s.Layout.MakeParent(v.Target); err != nil {
 		return step.NoEffect(fmt.Errorf("make the directory of volume %q: %w", v.Ref, err))
 	}
+	if there == nil {
+		if err := s.Layout.CheckEmpty(v.Target); err != nil {
+			return step.NoEffect(inTheWay("publish", v, err))
+		}
+	}
 	if err := s.guard(ctx, v, v.targetMount()); err != nil {
 		return err
 	}
@@ -146,13 +151,12 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
-	err := s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
+	err := s.unmount(v.Ref, v.Target, true, func() error {
+		return s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
+		})
 	})
 	if err != nil {
-		return err
-	}
-	if err := s.removeMount(v.Target); err != nil {
 		return err
 	}
 	return s.Lease.Release(ctx, v.targetMount())

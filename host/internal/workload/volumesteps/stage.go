@@ -41,6 +41,11 @@ func (s *Steps) Stage(ctx context.Context, v *Volume) error {
 	if err := s.Layout.Make(v.Staging); err != nil {
 		return s.notStaged(v, before, fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err))
 	}
+	if before == nil { // otherwise the files may be those of a driver that mounts nothing when it stages
+		if err := s.Layout.CheckEmpty(v.Staging); err != nil {
+			return s.notStaged(v, before, inTheWay("stage", v, err))
+		}
+	}
 	if err := s.stageNow(ctx, v); err != nil {
 		return err
 	}
@@ -99,41 +104,24 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 		if err := s.saveUsers(stagings, key, u); err != nil {
 			return err
 		}
-		if err := s.unstageNow(ctx, v); err != nil {
+		if err := s.unstageNow(ctx, v, u.Mounted != nil); err != nil {
 			return err
 		}
 	}
 	return s.leave(stagings, key, v)
 }
 
-func (s *Steps) unstageNow(ctx context.Context, v *Volume) error {
-	err := s.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
+// unstageNow calls the driver; mounted says that it had mounted something when it staged.
+func (s *Steps) unstageNow(ctx context.Context, v *Volume, mounted bool) error {
+	err := s.unmount(v.Ref, v.Staging, mounted, func() error {
+		return s.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+			return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
+		})
 	})
 	if err != nil {
 		return err
 	}
-	if err := s.removeMount(v.Staging); err != nil {
-		return err
-	}
 	return s.Lease.Release(ctx, v.stagingMount())
-}
-
-// removeMount unmounts whatever is still mounted at a path after its driver has unmounted it,
-// and removes the path: a driver that lost its state may have left a mount.
-func (s *Steps) removeMount(path string) error {
-	if err := s.Layout.Unmount(path); err != nil {
-		return err
-	}
-	err := s.Layout.Remove(path)
-	if errors.Is(err, mounts.ErrHoldsData) {
-		// The volume is unmounted, so its claim may be released. What was written to the
-		// directory below it is for the operator to look at.
-		s.Log.Warn("the volume is unmounted, but its mount point holds files, so it is not removed", "path", path, "error",
-			err)
-		return nil
-	}
-	return err
 }
 
 // sameMount reports whether a mount is the one that was recorded. Some drivers mount nothing when

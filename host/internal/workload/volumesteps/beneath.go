@@ -1,0 +1,74 @@
+package volumesteps
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/events"
+)
+
+// inTheWay is the error of a start that would hide files.
+func inTheWay(verb string, v *Volume, err error) error {
+	return fmt.Errorf("%s volume %q: a mount would hide what is there, which is not the volume's: move it away, and "+
+		"start again: %w", verb, v.Ref, err)
+}
+
+// unmount asks a driver to unmount a volume and remove the path, and does what it left undone.
+//
+// Files beneath the mount point, such as those of a container that was given the path before the volume was mounted,
+// make most drivers fail for ever: they cannot remove the directory. With ours, which says that all that is at the
+// path without a mount is no driver's, the files are moved aside and the driver is called again.
+func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func() error) error {
+	err := call()
+	if err != nil && ours {
+		if there, atErr := mounts.At(path); atErr != nil || there != nil {
+			return err
+		}
+		moved, asideErr := s.setAside(ref, path)
+		if asideErr != nil || !moved {
+			return errors.Join(err, asideErr)
+		}
+		err = call()
+	}
+	if err != nil {
+		return err
+	}
+	return s.removeMount(ref, path)
+}
+
+// removeMount unmounts whatever is still mounted at a path after its driver has unmounted it, and removes the path: a
+// driver that lost its state may have left a mount. Files beneath the mount are moved aside.
+func (s *Steps) removeMount(ref claim.VolumeRef, path string) error {
+	if err := s.Layout.Unmount(path); err != nil {
+		return err
+	}
+	_, err := s.setAside(ref, path)
+	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {
+		// The volume is unmounted, so its claim may be released. The next start says what is in its way.
+		s.Log.Error("files beneath a volume's mount point could not be moved aside", "volume", ref, "error", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.Layout.Remove(path)
+}
+
+// setAside moves the files at a path where nothing is mounted any more, and says where they are.
+func (s *Steps) setAside(ref claim.VolumeRef, path string) (moved bool, err error) {
+	to, err := s.Layout.SetAside(path, time.Now())
+	if err != nil || to == "" {
+		return false, err
+	}
+	s.Log.Warn("files beneath a volume's mount point were moved aside", "volume", ref, "from", path, "to", to)
+	s.Events.Publish(events.Event{
+		Topic: events.TopicVolume, Type: "set-aside", Subject: ref.String(),
+		Message: fmt.Sprintf("files that are not the volume's were beneath its mount point %s: they are in %s now", path, to),
+		Details: map[string]string{"from": path, "to": to},
+	})
+	return true, nil
+}
