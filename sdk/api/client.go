@@ -20,7 +20,7 @@ const DefaultAddress = "unix:///run/pannier/pannier.sock"
 
 const (
 	dialTimeout = 5 * time.Second
-	// maxMessage bounds an answer of the agent, in bytes.
+	// maxMessage limits the size of an answer of the agent, in bytes.
 	maxMessage = 64 << 20
 )
 
@@ -79,7 +79,7 @@ func New(address string, options ...Option) (*Client, error) {
 	}
 	transport := &http.Transport{DialContext: dial, IdleConnTimeout: time.Minute}
 	if secure {
-		host, _, _ := net.SplitHostPort(target) // parseAddress has joined it
+		host, _, _ := net.SplitHostPort(target) // cannot fail: parseAddress uses JoinHostPort
 		cfg, err := set.tls.config(host)
 		if err != nil {
 			return nil, err
@@ -120,7 +120,6 @@ func New(address string, options ...Option) (*Client, error) {
 	}, nil
 }
 
-// Close closes idle connections. It may be called more than once.
 func (c *Client) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil
@@ -132,7 +131,7 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 			return "", "", "", fmt.Errorf("address %q: unix:// and an absolute path is needed, such as %s", address,
 				DefaultAddress)
 		}
-		// The host in the URL is ignored: the socket is dialled.
+		// net/http requires a host in the URL, but the connection is made to the socket.
 		return "unix", path, "http://pannier", nil
 	}
 	u, err := url.Parse(address)

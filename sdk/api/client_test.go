@@ -39,7 +39,7 @@ func (agent) Events(_ context.Context, _ *connect.Request[hostv1.EventsRequest],
 	return connect.NewError(connect.CodeNotFound, errors.New("no more"))
 }
 
-// serve answers on the listener until the test ends.
+// serve runs the agent's services on the listener until the test ends.
 func serve(t *testing.T, l net.Listener) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -99,7 +99,7 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// A token is sent over the socket, and never where anyone could read it.
+// A token is sent over the socket, but not over http, where anyone could read it.
 func TestToken(t *testing.T) {
 	got := make(chan string, 1)
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -130,7 +130,7 @@ func TestToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := c.ACL.GetACLSelf(t.Context(), connect.NewRequest(&hostv1.GetACLSelfRequest{})); err == nil {
-			t.Error("an answer from nowhere")
+			t.Error("a call without a server succeeded")
 		}
 		if secret := <-got; secret != want {
 			t.Errorf("over %s: %q, want %q", network, secret, want)

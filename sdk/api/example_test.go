@@ -11,7 +11,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// Start a workload, follow its steps and read where its volumes are mounted.
+// Example starts a workload, follows its steps and prints where its volumes are mounted.
 func Example() {
 	if err := start(context.Background()); err != nil {
 		log.Fatal(err)

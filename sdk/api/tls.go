@@ -11,18 +11,18 @@ import (
 
 // TLS configures calls to https://host:port. Each field may be empty.
 type TLS struct {
-	// CAFile has the certificates of authorities that may have signed the agent's; empty: the system's.
+	// CAFile has the certificates of the authorities that the client trusts; empty: the system's.
 	CAFile string
-	// CertFile and KeyFile are the caller's.
+	// CertFile and KeyFile are the client's certificate and key.
 	CertFile, KeyFile string
-	// ServerName is the name in the agent's certificate; empty: the address's host.
+	// ServerName is the name that the agent's certificate must have; empty: the address's host.
 	ServerName string
 }
 
 // WithTLS configures calls to an address of the form https://host:port. Other addresses ignore it.
 func WithTLS(t TLS) Option { return func(s *settings) { s.tls = t } }
 
-// config reads the files, for an address at host.
+// config reads the files and returns the configuration for an agent at host.
 func (t TLS) config(host string) (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, NextProtos: []string{"h2", "http/1.1"}}
 	if t.ServerName != "" {
@@ -50,7 +50,7 @@ func (t TLS) config(host string) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// handshake wraps raw in TLS, or closes it.
+// handshake completes a TLS handshake on raw. It closes raw if that fails.
 func handshake(ctx context.Context, raw net.Conn, cfg *tls.Config) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -14,12 +14,12 @@ import (
 
 // UnreachableError is returned if no connection to the agent could be made. No call was sent, so it can be repeated.
 type UnreachableError struct {
-	// Address is the one given to New.
+	// Address is the address that was passed to New.
 	Address string
 	Err     error
 }
 
-// Error names the address, the cause and what to do.
+// Error names the address, the cause and a remedy.
 func (e *UnreachableError) Error() string {
 	path, isUnix := strings.CutPrefix(e.Address, "unix://")
 	verification := (*tls.CertificateVerificationError)(nil)
@@ -45,10 +45,9 @@ func (e *UnreachableError) Error() string {
 	}
 }
 
-// Unwrap returns the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// whoMay names who can use a socket, as far as its owner and mode show.
+// whoMay describes the users that the owner and the mode of a socket allow to use it.
 func whoMay(path string) string {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -62,7 +62,7 @@ func TestConsulGoesIntoProtoAndBack(t *testing.T) {
 	}
 }
 
-// A value that JSON cannot represent is an error and is not dropped.
+// A value that JSON cannot represent causes an error; it is not dropped.
 func TestConfigThatIsNoJSON(t *testing.T) {
 	s := Service{Connect: &Connect{SidecarService: &SidecarService{Proxy: &Proxy{Config: map[string]any{"f": func() {}}}}}}
 	if _, err := s.ToProto(); err == nil {
@@ -103,7 +103,7 @@ func fill(v reflect.Value, n *int) {
 	}
 }
 
-// fillMessage does the same for a message.
+// fillMessage gives every field of a message a different value.
 func fillMessage(m protoreflect.Message, n *int) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {

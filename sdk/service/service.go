@@ -48,7 +48,7 @@ type Service struct {
 	Meta            map[string]string `json:"meta,omitempty"`
 	CanaryMeta      map[string]string `json:"canary_meta,omitempty"`
 	TaggedAddresses map[string]string `json:"tagged_addresses,omitempty"`
-	// EnableTagOverride lets others change the tags in the catalog.
+	// EnableTagOverride lets other tools change the tags in the catalog.
 	EnableTagOverride bool     `json:"enable_tag_override,omitempty"`
 	Checks            []Check  `json:"checks,omitempty"`
 	Connect           *Connect `json:"connect,omitempty"`

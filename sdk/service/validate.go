@@ -16,7 +16,7 @@ type Problem struct {
 	Pointer string
 	// Path names the field for people, such as `service "web": check "alive": interval`.
 	Path string
-	// Text says what is wrong with it.
+	// Text describes the problem.
 	Text string
 }
 
@@ -65,7 +65,7 @@ func (v *validator) service(at field, s *Service) {
 	}
 }
 
-// Consul's bounds (agent/structs).
+// These limits are Consul's (agent/structs).
 const (
 	maxPort      = 65535
 	maxMeta      = 64
@@ -80,7 +80,8 @@ var (
 	labelForm   = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_-]{0,62}$`)
 )
 
-// CheckLabel checks the label of a port. A label must not be a number, and is used in a variable, ${port.LABEL}.
+// CheckLabel returns an error if a port's label is invalid. A label must not be a number, and is used in the
+// variable ${port.LABEL}.
 func CheckLabel(label string) error {
 	if !labelForm.MatchString(label) {
 		return fmt.Errorf("%q is no label: up to 63 letters, digits, - and _, beginning with a letter or _", label)
@@ -88,7 +89,7 @@ func CheckLabel(label string) error {
 	return nil
 }
 
-// field is a place in a service.
+// field is the location of a field in a service.
 type field struct{ pointer, path string }
 
 var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
@@ -191,21 +192,21 @@ func (v *validator) between(at field, n, lowest, highest int32) {
 	}
 }
 
-// duration accepts a Go duration that is not below shortest.
+// duration accepts a Go duration of at least shortest.
 func (v *validator) duration(at field, text string, shortest time.Duration) {
 	if d, err := time.ParseDuration(text); err != nil || d < shortest {
 		v.fail(at, "a duration of %s or more such as \"10s\" is required, not %q", shortest, text)
 	}
 }
 
-// oneOf accepts an allowed text or nothing.
+// oneOf accepts one of the allowed texts, or nothing.
 func (v *validator) oneOf(at field, text string, allowed ...string) {
 	if text != "" && !slices.Contains(allowed, text) {
 		v.fail(at, "%q is not one of %s", text, strings.Join(allowed, ", "))
 	}
 }
 
-// absolute accepts a path that begins with / or with a variable.
+// absolute accepts a path that begins with / or a variable.
 func (v *validator) absolute(at field, path string) {
 	switch {
 	case path == "":

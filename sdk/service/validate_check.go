@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// minInterval is Consul's minimum (agent/checks).
+	// minInterval is the shortest interval that Consul accepts (agent/checks).
 	minInterval = time.Second
 	minTimeout  = time.Millisecond
 )
@@ -58,7 +58,7 @@ func (v *validator) counts(at field, c *Check) {
 	}
 }
 
-// kindOfCheck refuses fields that a check of this type does not use.
+// kindOfCheck reports fields that a check of this type does not use.
 func (v *validator) kindOfCheck(at field, c *Check) {
 	http, grpc, asked := []string{CheckHTTP}, []string{CheckGRPC}, []string{CheckHTTP, CheckTCP, CheckGRPC}
 	secure := []string{CheckHTTP, CheckGRPC}

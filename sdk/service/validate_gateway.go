@@ -63,8 +63,8 @@ func (v *validator) ingress(at field, g *Ingress) {
 	}
 }
 
-// behind checks the services of a listener, as the config entry of an ingress gateway requires: a tcp listener
-// cannot distinguish services.
+// behind checks the services of a listener by the rules of Consul's ingress gateway config entry. A tcp
+// listener cannot distinguish services, so it has only one.
 func (v *validator) behind(at field, l *IngressListener) {
 	plain := l.Protocol == "" || l.Protocol == "tcp"
 	switch {

@@ -82,7 +82,7 @@ func TestBadServices(t *testing.T) {
 	for name, c := range map[string]struct {
 		from   func() *Service
 		change func(s *Service)
-		want   string // pointer and text, a line a problem
+		want   string // one line per problem: pointer|text
 	}{
 		"no name": {good, func(s *Service) { s.Name = "" }, `/name|is required`},
 		"name": {

@@ -8,13 +8,13 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// What an operator may do is not what the operator's program may do.
+// The program must not inherit the operator's rights.
 func TestProgramsAreNotGivenTheCallersToken(t *testing.T) {
 	t.Setenv(tokenEnv, "the-operators")
 	t.Setenv("KEPT", "yes")
 	env := environment(&hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: "web"}}, "", nil, nil)
 	if slices.ContainsFunc(env, func(kv string) bool { return strings.Contains(kv, "the-operators") }) ||
 		!slices.Contains(env, "KEPT=yes") {
-		t.Errorf("a program has %q", env)
+		t.Errorf("a program's environment has %q", env)
 	}
 }

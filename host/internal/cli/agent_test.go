@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// The program itself is the fence that its agent starts.
+// The agent starts its own binary as the fence process.
 func TestTheProgramIsAFence(t *testing.T) {
 	dir, pannier := t.TempDir(), testbin.Build(t, "host/cmd/pannier")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -30,11 +30,11 @@ func TestTheProgramIsAFence(t *testing.T) {
 	if err := c.Update(ctx, change); err != nil {
 		t.Error(err)
 	}
-	if err := c.Close(); err != nil { // it guards nothing, and ends
+	if err := c.Close(); err != nil { // it guards nothing, so it ends
 		t.Error(err)
 	}
 	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir",
 		filepath.Join(dir, "none")).CombinedOutput(); err == nil {
-		t.Errorf("a fence without a folder: %s", out)
+		t.Errorf("a fence without a directory: %s", out)
 	}
 }

@@ -31,13 +31,13 @@ func consulPage(t *testing.T) string {
 	return string(page)
 }
 
-// consulShell runs the lines of docs/consul.md that a comment names against a real
-// Consul, with a folder in the place of /etc/pannier.
+// consulShell runs the commands of docs/consul.md that follow a given comment against a real Consul, with a
+// temporary directory instead of /etc/pannier.
 type consulShell struct {
 	t    *testing.T
 	c    *consul.Cluster
 	dir  string
-	keys string // where the JWKS is
+	keys string // directory of the JWKS
 }
 
 func newConsulShell(t *testing.T) *consulShell {
@@ -64,7 +64,7 @@ func (s *consulShell) run(name string) {
 	}
 }
 
-// token reads a token's file and the token.
+// token returns a client that uses the token in a file, and what Consul says about the token.
 func (s *consulShell) token(file string) (*api.Client, *api.ACLToken) {
 	s.t.Helper()
 	path := filepath.Join(s.dir, file)
@@ -93,7 +93,7 @@ func TestDocumentedTokensOfTheHost(t *testing.T) {
 		t.Errorf("the node's token: %v", err)
 	}
 	if _, _, err := node.ACL().TokenCreate(&api.ACLToken{}, nil); err == nil {
-		t.Error("the node's token makes tokens")
+		t.Error("the node's token can create tokens")
 	}
 	mint, _ := s.token("consul-acl.token")
 	if _, _, err := mint.ACL().TokenCreate(&api.ACLToken{
@@ -104,7 +104,7 @@ func TestDocumentedTokensOfTheHost(t *testing.T) {
 	}
 }
 
-// Both auth methods take a JWT of the key that is served, and give what sids wants.
+// Both auth methods accept a JWT signed with the served key, and return a token with the service's identity.
 func TestDocumentedAuthMethods(t *testing.T) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check.NoError(t, err)

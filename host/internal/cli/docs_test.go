@@ -20,7 +20,7 @@ import (
 
 const docs = "../../../docs"
 
-// Every command and every flag stands in docs/cli.md.
+// docs/cli.md mentions every command and every flag.
 func TestCommandsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(docs, "cli.md"))
 	check.NoError(t, err)
@@ -44,7 +44,7 @@ func TestCommandsAreDocumented(t *testing.T) {
 	check(a.rootCommand())
 }
 
-// What the reference pages show as HCL is accepted.
+// The HCL examples in the reference pages are accepted.
 func TestDocumentedSpecsParse(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)\n```hcl\n(.*?)```")
 	agent := func(path string) error {
@@ -57,7 +57,7 @@ func TestDocumentedSpecsParse(t *testing.T) {
 	for name, parse := range map[string]func(path string) error{
 		"configuration.md":      agent,
 		"operations/forming.md": agent,
-		// What a host of a cluster has besides.
+		// These hosts are in a cluster, so their configuration also needs TLS.
 		"operations/tuning.md": func(path string) error { return errors.Join(addTLS(path), agent(path)) },
 		"drivers.md":           agent,
 		"volume-spec.md":       func(path string) error { _, err := config.ReadVolume(path); return err },
@@ -87,7 +87,7 @@ var (
 	testName  = regexp.MustCompile(`\bTest[A-Z]\w+`)
 )
 
-// anchors returns what links into a page may name, as GitHub makes them of its headings.
+// anchors returns the link targets in a page, derived from its headings like GitHub does.
 func anchors(page string) map[string]bool {
 	found := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(codeBlock.ReplaceAllString(page, ""), -1) {
@@ -100,7 +100,7 @@ func anchors(page string) map[string]bool {
 	return found
 }
 
-// TestLinksOfThePages follows the links between the documents.
+// TestLinksOfThePages checks the links between the documents.
 func TestLinksOfThePages(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
@@ -126,7 +126,7 @@ func TestLinksOfThePages(t *testing.T) {
 	}
 }
 
-// TestGuaranteesHaveTests looks for the tests that docs/guarantees.md names.
+// TestGuaranteesHaveTests checks that the tests named in docs/guarantees.md exist.
 func TestGuaranteesHaveTests(t *testing.T) {
 	root := filepath.Join(docs, "..")
 	tests := map[string]bool{}
@@ -143,7 +143,7 @@ func TestGuaranteesHaveTests(t *testing.T) {
 	page := string(check.Must(os.ReadFile(filepath.Join(docs, "guarantees.md")))(t))
 	for _, name := range testName.FindAllString(strings.ReplaceAll(page, "TestEvents…", ""), -1) {
 		if !tests[name] {
-			t.Errorf("docs/guarantees.md names %s, which is no test", name)
+			t.Errorf("docs/guarantees.md names %s, which is not a test", name)
 		}
 	}
 	for _, m := range regexp.MustCompile("`((?:cluster|host|plugins|sdk|test)(?:/[a-z0-9/-]+)?)`").FindAllStringSubmatch(
@@ -154,7 +154,7 @@ func TestGuaranteesHaveTests(t *testing.T) {
 	}
 }
 
-// addTLS makes a configuration that of a host of a cluster.
+// addTLS adds the settings that a host in a cluster requires to a configuration.
 func addTLS(path string) error {
 	const block = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"cert.pem\"\n  key_file = \"key.pem\"\n}\nbind_addr = \"192.0.2.11\"\n"
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)

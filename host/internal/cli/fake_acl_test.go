@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// fakeACL has policies, roles and tokens in memory. A token's secret is "secret-" and its
-// accessor; the first one is "boss".
+// fakeACL keeps policies, roles and tokens in memory. A token's secret is "secret-" and its accessor. The
+// accessor of the first token is "boss".
 type fakeACL struct {
 	hostv1connect.UnimplementedACLServiceHandler
 
@@ -27,7 +27,7 @@ type fakeACL struct {
 	tokens   []*hostv1.ACLToken
 }
 
-// caller is the token that a call is made with.
+// caller returns the token of a call.
 func (f *fakeACL) caller(req connect.AnyRequest) (*hostv1.ACLToken, error) {
 	secret := req.Header().Get(api.TokenHeader)
 	for _, t := range f.tokens {
@@ -222,7 +222,7 @@ func (f *fakeACL) GetACLSelf(_ context.Context,
 	defer f.mu.Unlock()
 	t, err := f.caller(req)
 	if err != nil {
-		return connect.NewResponse(&hostv1.GetACLSelfResponse{}), nil // a call without a token is one too
+		return connect.NewResponse(&hostv1.GetACLSelfResponse{}), nil // a call without a token is answered too
 	}
 	resp := &hostv1.GetACLSelfResponse{Token: t, Management: t.Type == "management"}
 	for _, name := range t.Policies {

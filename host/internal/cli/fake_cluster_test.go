@@ -12,8 +12,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// cluster is what the fake knows of its cluster: node n2 is drained in two steps, n3 is not
-// heard from.
+// nodes returns the nodes of the fake's cluster: the drain of n2 takes two steps, and n3 has stopped sending
+// heartbeats.
 func (f *fake) nodes() []*hostv1.Node {
 	return []*hostv1.Node{
 		{
@@ -43,7 +43,7 @@ func (f *fake) ListNodes(_ context.Context,
 	return connect.NewResponse(&hostv1.ListNodesResponse{Nodes: f.nodes(), Meta: meta(r.Msg.GetRead())}), nil
 }
 
-// meta is that of a server that heard from the leader five seconds ago.
+// meta describes the answer of a server that heard from the leader five seconds ago.
 func meta(read *hostv1.ReadOptions) *hostv1.ReadMeta {
 	m := &hostv1.ReadMeta{Index: 7, KnownLeader: true}
 	if read.GetStale() {
@@ -52,7 +52,7 @@ func meta(read *hostv1.ReadOptions) *hostv1.ReadMeta {
 	return m
 }
 
-// GetNode has n2 done with its drain for who waits for a change.
+// GetNode returns n2 with its drain completed if the caller waits for a change.
 func (f *fake) GetNode(_ context.Context,
 	r *connect.Request[hostv1.GetNodeRequest],
 ) (*connect.Response[hostv1.GetNodeResponse], error) {
@@ -219,7 +219,7 @@ func (f *fake) GetAutopilot(context.Context,
 	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: autopilot()}), nil
 }
 
-// SetAutopilot answers with what it was asked to change, and with nothing else.
+// SetAutopilot returns only the settings that the request changes.
 func (f *fake) SetAutopilot(_ context.Context,
 	r *connect.Request[hostv1.SetAutopilotRequest],
 ) (*connect.Response[hostv1.SetAutopilotResponse], error) {

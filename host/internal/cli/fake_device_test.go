@@ -26,7 +26,7 @@ func (f *fake) ListDevices(context.Context,
 	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: deviceGroups()}), nil
 }
 
-// DeviceStats gives two answers where it is to go on, and then breaks off.
+// DeviceStats sends two answers if the caller follows, and then fails.
 func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceStatsRequest],
 	s *connect.ServerStream[hostv1.DeviceStatsResponse],
 ) error {
@@ -46,7 +46,7 @@ func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceSt
 	return connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping"))
 }
 
-// reserve gives a workload a device, with a file and a folder.
+// reserve adds a device with a file and a directory to a workload.
 func (f *fake) reserve(w *hostv1.Workload) {
 	w.Devices = []*hostv1.GivenDevice{{Request: "gpu", Plugin: "gpus", Group: "acme/gpu/T4", Id: "gpu-0"}}
 	w.Reservation = &hostv1.DeviceReservation{

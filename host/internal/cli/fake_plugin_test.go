@@ -13,14 +13,14 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// The copies of the fake's plugins.
+// The generations of the fake's plugins.
 var (
 	oldSum, newSum, badSum = sum("0123456789ab"), sum("abcdef012345"), sum("abcdef999999")
 )
 
 func sum(begin string) string { return begin + strings.Repeat("0", 64-len(begin)) }
 
-// plugin is one that has had a swap, a refused binary and a rollback.
+// plugin returns a plugin after a swap, a refused binary and a rollback.
 func plugin() *hostv1.Plugin {
 	at := timestamppb.New(time.Unix(1e9, 0))
 	first := &hostv1.PluginGeneration{Generation: 1, Version: "1.0.0", Sha256: oldSum}
@@ -43,7 +43,7 @@ func plugin() *hostv1.Plugin {
 	}
 }
 
-// down is a plugin that does not come up.
+// down returns a plugin that fails to start.
 func down() *hostv1.Plugin {
 	return &hostv1.Plugin{
 		Name: "sids", State: "backing-off", Restarts: 2, LastError: "exit status 1", StartedAt: ago(
@@ -57,7 +57,7 @@ func (f *fake) ListPlugins(context.Context,
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down()}}), nil
 }
 
-// orderedPlugin gives the plugin of a name, or the errors that go with it.
+// orderedPlugin returns the plugin with a name, or the error that the name stands for.
 func orderedPlugin(name string) (*hostv1.Plugin, error) {
 	switch name {
 	case "csi-bridge":
@@ -146,7 +146,7 @@ func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLo
 	return nil
 }
 
-// Stop is answered by an agent in another pid namespace, which goes away a while later.
+// Stop answers like an agent in another PID namespace, which ends a while later.
 func (f *fake) Stop(_ context.Context, r *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse],
 	error,
 ) {

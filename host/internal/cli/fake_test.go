@@ -24,9 +24,9 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// fake is an agent in memory behind a real socket. Its answers are plain; ids that
-// begin with "held" are refused, those that begin with "away" are unavailable, and
-// those that begin with "forgotten" are gone when their stop breaks off.
+// fake is an agent in memory behind a real socket. The id in a request selects the answer: ids that begin
+// with "held" are refused, ids that begin with "away" are unavailable, and ids that begin with "forgotten"
+// are gone after their stop breaks off.
 type fake struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedDeviceServiceHandler
@@ -50,11 +50,11 @@ type fake struct {
 	workloads map[string]*hostv1.Workload
 	running   map[string]int64
 	stops     int
-	// breaks is how many streams are still to break off before their end.
+	// breaks is the number of streams that still have to break off early.
 	breaks   int
 	tokens   []*hostv1.Token
 	snapshot []byte
-	// consulAway is that no token can be revoked now.
+	// consulAway is set while no token can be revoked.
 	consulAway bool
 }
 
@@ -80,7 +80,7 @@ func (f *fake) start() error {
 	if err != nil {
 		return err
 	}
-	// As after a crash, the socket stays behind.
+	// The socket file stays behind, as after a crash.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewACLServiceHandler(&fakeACL{}))
@@ -107,7 +107,7 @@ func (f *fake) close() {
 	f.served.Wait()
 }
 
-// startFake runs a fake until the test's end.
+// startFake runs a fake until the end of the test.
 func startFake(t *testing.T) *fake {
 	t.Helper()
 	f := newFake(t.TempDir())
@@ -116,12 +116,12 @@ func startFake(t *testing.T) *fake {
 	return f
 }
 
-// ago is a time that prints as a stable age.
+// ago returns a time whose printed age does not change during a test.
 func ago(d time.Duration) *timestamppb.Timestamp {
 	return timestamppb.New(time.Now().Add(-d - time.Second))
 }
 
-// refuse gives the errors that go with an id.
+// refuse returns the error that an id stands for.
 func refuse(id string) error {
 	switch {
 	case len(id) > 4 && id[:4] == "held":
@@ -202,7 +202,7 @@ func (f *fake) ListVolumes(context.Context,
 	return connect.NewResponse(resp), nil
 }
 
-// ListExternal has three volumes, one a page.
+// ListExternal returns three volumes, one per page.
 func (f *fake) ListExternal(_ context.Context,
 	r *connect.Request[hostv1.ListExternalRequest],
 ) (*connect.Response[hostv1.ListExternalResponse], error) {
@@ -285,7 +285,7 @@ func (f *fake) DeleteSnapshot(context.Context,
 	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
 }
 
-// ListSnapshots gives the same token for ever, as a broken driver may.
+// ListSnapshots always returns the same page token, as a broken driver may do.
 func (f *fake) ListSnapshots(context.Context,
 	*connect.Request[hostv1.ListSnapshotsRequest],
 ) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
@@ -371,7 +371,7 @@ func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsReque
 	return nil
 }
 
-// broken says whether this stream is to break off, and counts it.
+// broken returns whether this stream must break off, and counts it.
 func (f *fake) broken() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

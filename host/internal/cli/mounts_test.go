@@ -29,7 +29,7 @@ func TestVariables(t *testing.T) {
 	if got := variables(w, "/secrets"); !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
-	// With two tokens none is the workload's.
+	// With two tokens, neither is the token of the workload.
 	w.Services[0].TokenFile = "/s/default/w/plain/si_token"
 	if got := variables(w, "/secrets")["CONSUL_HTTP_TOKEN_FILE"]; got != "" {
 		t.Errorf("one of two tokens: %q", got)
@@ -39,7 +39,7 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// A unit's lines carry paths as systemd reads them, or not at all.
+// Paths in a unit's lines are escaped for systemd. Paths that cannot be escaped are refused.
 func TestLinesOfAUnit(t *testing.T) {
 	a := &app{err: io.Discard}
 	w := &hostv1.Workload{SecretsDir: "/s/50%/w"}

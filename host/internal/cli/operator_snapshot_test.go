@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// SaveSnapshot gives what the fake has, or half of it.
+// SaveSnapshot sends the fake's snapshot, or half of it.
 func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest],
 	s *connect.ServerStream[hostv1.SaveSnapshotResponse],
 ) error {
@@ -70,7 +70,7 @@ func TestSnapshotFiles(t *testing.T) {
 	f.breaks = 1
 	run(ExitError, "save", file)
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("a snapshot that broke off left %v, %v", left, err)
+		t.Errorf("an interrupted snapshot left %v, %v", left, err)
 	}
 	if said := run(ExitOK, "save", file); !strings.Contains(said, "at index 7, 2.0 KiB") {
 		t.Errorf("it said %q", said)

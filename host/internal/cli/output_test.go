@@ -49,7 +49,7 @@ func TestSpan(t *testing.T) {
 	}
 }
 
-// On a terminal the steps that run are drawn over, those that have ended stay.
+// On a terminal, the lines of running steps are redrawn and those of ended steps stay.
 func TestLiveProgress(t *testing.T) {
 	var out bytes.Buffer
 	p := &progress{w: &out, live: true, stop: make(chan struct{})}

@@ -22,7 +22,7 @@ var (
 	manDir     = flag.String("man", "", "the folder to write man pages to (make man)")
 )
 
-// documented calls do for every command that people use, parents first.
+// documented calls do for every command that is meant for users, parents first.
 func documented(do func(*cobra.Command)) {
 	a := &app{opts: Options{RunAgent: func(context.Context, *config.Agent, string, io.Writer) error { return nil }}}
 	var walk func(*cobra.Command)
@@ -38,8 +38,7 @@ func documented(do func(*cobra.Command)) {
 	walk(a.rootCommand())
 }
 
-// TestCommandReference compares the commands in docs/cli.md with the program's: make docs
-// writes them.
+// TestCommandReference checks that the commands in docs/cli.md match the program's. `make docs` writes them.
 func TestCommandReference(t *testing.T) {
 	const begin, end = "<!-- commands -->\n", "<!-- end of commands -->"
 	path := filepath.Join(docs, "cli.md")
@@ -61,14 +60,14 @@ func TestCommandReference(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasAnExample checks that examples show their own command.
+// TestEveryCommandHasAnExample checks that the examples of a command show that command.
 func TestEveryCommandHasAnExample(t *testing.T) {
 	documented(func(cmd *cobra.Command) {
 		if cmd.Short == "" || len(cmd.Short) > 80 || strings.HasSuffix(cmd.Short, ".") {
-			t.Errorf("%s: %q is no line for a list of commands", cmd.CommandPath(), cmd.Short)
+			t.Errorf("%s: %q is not a short description", cmd.CommandPath(), cmd.Short)
 		}
 		if runs := !cmd.HasSubCommands() || cmd.Example != ""; runs && !strings.Contains(cmd.Example, cmd.CommandPath()) {
-			t.Errorf("%s has no example of itself, but %q", cmd.CommandPath(), cmd.Example)
+			t.Errorf("the example of %s does not show the command: %q", cmd.CommandPath(), cmd.Example)
 		}
 	})
 }
@@ -93,7 +92,7 @@ func description(cmd *cobra.Command) string {
 	return cmd.Short + "."
 }
 
-// usage is a command's line, without the words that cobra adds.
+// usage returns a command's usage line without the words that cobra adds.
 func usage(cmd *cobra.Command) string {
 	if !cmd.HasParent() {
 		return cmd.Use
@@ -101,8 +100,7 @@ func usage(cmd *cobra.Command) string {
 	return cmd.Parent().CommandPath() + " " + cmd.Use
 }
 
-// eachFlag calls do with the command's own flags: how one is written, between backquotes, and
-// what it is for.
+// eachFlag calls do with the command's own flags: the flag's syntax in backquotes, and its description.
 func eachFlag(cmd *cobra.Command, do func(flag, use string)) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		value, use := pflag.UnquoteUsage(f)
@@ -123,7 +121,7 @@ func eachFlag(cmd *cobra.Command, do func(flag, use string)) {
 
 func writeMarkdown(out *strings.Builder, cmd *cobra.Command) {
 	if !cmd.HasParent() {
-		return // the page itself shows the flags of every command
+		return // the page has its own section about global flags
 	}
 	level := "###"
 	if cmd.HasSubCommands() && !cmd.Parent().HasParent() {

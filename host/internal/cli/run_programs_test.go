@@ -27,10 +27,10 @@ import (
 
 const secret = "8a2f0000-not-a-real-token"
 
-// meshed is a fake whose workloads get ports, tokens and bootstraps.
+// meshed is a fake whose workloads get ports, tokens and bootstrap files.
 type meshed struct {
 	*fake
-	// atStop sees what is there when the workload is stopped.
+	// atStop records the files that exist when the workload is stopped.
 	atStop func()
 }
 
@@ -87,7 +87,7 @@ func (m *meshed) StopWorkload(ctx context.Context, r *connect.Request[hostv1.Sto
 	return m.fake.StopWorkload(ctx, r, s)
 }
 
-// run runs a program with a sidecar, both of them scripts of a shell in dir.
+// run runs a program and a sidecar, both shell scripts, in dir.
 func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) (*exec.Cmd, *output) {
 	t.Helper()
 	testbin.RequireRoot(t, "sidecars of pannier workload run")
@@ -142,7 +142,7 @@ func (m *meshed) run(t *testing.T, dir, program, sidecar string, env ...string) 
 }
 
 func contents(path string) string {
-	text, _ := os.ReadFile(path) // What is not there yet is empty.
+	text, _ := os.ReadFile(path) // A missing file reads as empty.
 	return strings.TrimSpace(string(text))
 }
 
@@ -162,7 +162,8 @@ func lives(pid int) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z") && !strings.Contains(string(stat), ") X")
 }
 
-// Each finds what is its own, in arguments and environment, and never the token itself.
+// The program and the sidecar find the paths of their own files in arguments and environment, but never a
+// token itself.
 func TestSidecarAndProgramFindTheirFiles(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, out := m.run(t, dir, `while ! test -s ready; do sleep 0.01; done
@@ -202,7 +203,8 @@ echo "$@" $PORT > program.args; env > program.env; cat "$CONSUL_HTTP_TOKEN_FILE"
 	}
 }
 
-// First up, last down: after the program, after what that left, before the release.
+// The sidecar starts before the program. It ends after the program and the processes that the program left,
+// and before the workload's volumes are released.
 func TestSidecarEndsLast(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	var atStop []string
@@ -231,12 +233,12 @@ func TestSidecarThatEndsIsToldAndStartedAgain(t *testing.T) {
 		`sidecar "web" is started again (pid `,
 	} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("%q is not told:\n%s", want, out)
+			t.Errorf("%q is not in the output:\n%s", want, out)
 		}
 	}
 }
 
-// A bootstrap has the token in it: with a new token there is a new one.
+// The bootstrap file contains the token, so a new token comes with a new file.
 func TestSidecarReadsANewBootstrap(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, out := m.run(t, dir, `while ! test -s read; do sleep 0.01; done
@@ -245,7 +247,7 @@ echo another > "$3.new" && mv "$3.new" "$3"; while ! grep -q another read; do sl
 	wait(t, cmd, out, 0)
 	if want := `sidecar "web" has to read a new ` +
 		filepath.Join(m.dir, "secrets/web/envoy_bootstrap.json"); strings.Count(out.String(), want) != 1 {
-		t.Errorf("%q is not told once:\n%s", want, out)
+		t.Errorf("%q is not in the output exactly once:\n%s", want, out)
 	}
 }
 
@@ -296,8 +298,7 @@ func TestSidecarDiesWithTheCommand(t *testing.T) {
 	check.Eventually(t, "the end of both", func() bool { return !lives(program) && !lives(sidecar) })
 }
 
-// Signals are the program's. One that comes while the sidecar takes its time to end is
-// for that.
+// Signals are forwarded to the program. If the program has ended, a signal shortens the sidecar's grace.
 func TestSignalsAndSidecars(t *testing.T) {
 	m, dir := startMeshed(t), t.TempDir()
 	cmd, out := m.run(t, dir, "trap 'exit 4' TERM; echo $$ > program.pid; while :; do sleep 0.01; done",
@@ -307,8 +308,9 @@ func TestSignalsAndSidecars(t *testing.T) {
 	check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	check.Eventually(t, "the sidecar to be asked",
 		func() bool { _, err := os.Stat(filepath.Join(dir, "asked")); return err == nil })
-	began, before := time.Now(), sidecarGrace*9/10 // its grace is over
-	// It ends when the signal is not taken for an echo of the first one any more.
+	began, before := time.Now(), sidecarGrace*9/10 // before the sidecar's grace is over
+	// For 0.5 s after the program's end the command ignores signals, because they may have been meant for the
+	// program.
 	for lives(sidecar) && time.Since(began) < before {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		time.Sleep(20 * time.Millisecond)
@@ -320,7 +322,7 @@ func TestSignalsAndSidecars(t *testing.T) {
 	}
 }
 
-// A variable that will have no value is told before anything is started.
+// A variable that cannot have a value is reported before anything is started.
 func TestVariablesOfProgramsAreChecked(t *testing.T) {
 	spec := &hostv1.WorkloadSpec{
 		Id: "w", Exec: &hostv1.Exec{Command: "x", Args: []string{"${port.htp}"}},
@@ -346,8 +348,8 @@ func TestVariablesOfProgramsAreChecked(t *testing.T) {
 	}
 }
 
-// A sidecar's user is its own, the workload's or the program's; its service is the one
-// with a proxy where it names none.
+// A sidecar's user is its own setting, or else the workload's, or else the program's. Without a service
+// setting, it belongs to the only service that has a proxy.
 func TestSettlingASidecar(t *testing.T) {
 	proxied := &servicev1.Connect{SidecarService: &servicev1.SidecarService{}}
 	services := []*servicev1.Service{

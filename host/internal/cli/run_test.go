@@ -28,7 +28,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// output collects what a process writes.
+// output collects the output of a process.
 type output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -46,7 +46,7 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// runScript runs a shell script as a workload of the fake; streams may be a terminal.
+// runScript runs a shell script as a workload of the fake. Its streams are the terminal, if there is one.
 func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.Cmd, *output) {
 	t.Helper()
 	spec := filepath.Join(t.TempDir(), "w.hcl")
@@ -101,7 +101,7 @@ func TestSignalsReachTheProgram(t *testing.T) {
 	testbin.RequireRoot(t, "signals of pannier workload run")
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1} {
 		t.Run(sig.String(), func(t *testing.T) {
-			// No shell traps what was ignored when it began, as nohup does with a hangup.
+			// A shell cannot trap a signal that was ignored when it started, as nohup does with SIGHUP.
 			caught := make(chan os.Signal, 1)
 			signal.Notify(caught, sig)
 			defer signal.Stop(caught)
@@ -126,11 +126,11 @@ func TestRunningIsToldBeforeTheProgramRuns(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if want := fmt.Sprintf("pid=%d\n", f.running["w"]); !strings.Contains(out.String(), want) {
-		t.Fatalf("the agent was told %d; output:\n%s", f.running["w"], out)
+		t.Fatalf("the agent got %d requests; output:\n%s", f.running["w"], out)
 	}
 }
 
-// What stands behind -- is the shell's business, not the spec's.
+// Arguments after -- are passed on without substitution: ${x} in them belongs to the shell, not to the spec.
 func TestArgumentsOfTheCommandLineAreLeftAlone(t *testing.T) {
 	testbin.RequireRoot(t, "pannier workload run")
 	f := startFake(t)
@@ -157,7 +157,7 @@ func TestProgramDiesWithTheCommand(t *testing.T) {
 	})
 }
 
-// The agent may be away when the program ends; its code is passed on all the same.
+// If the agent is unavailable when the program ends, the command still returns the program's exit code.
 func TestReleaseIsLeftToAnAgentThatIsAway(t *testing.T) {
 	testbin.RequireRoot(t, "pannier workload run without an agent at its end")
 	f := startFake(t)
@@ -166,8 +166,8 @@ func TestReleaseIsLeftToAnAgentThatIsAway(t *testing.T) {
 	f.close()
 	check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	awaitText(t, out, "retrying for 30s")
-	// Whoever does not want to wait interrupts once more, when that is not taken
-	// for an echo of the signal before.
+	// Another signal ends the wait. For 0.5 s after the program's end the command ignores signals, because they
+	// may have been sent to the whole process group to end the program.
 	for left := false; !left; {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		left = strings.Contains(out.String(), "the agent continues the release")
@@ -191,7 +191,7 @@ func TestPatienceEnds(t *testing.T) {
 	if connect.CodeOf(err) != connect.CodeUnavailable || strings.Count(errs.String(), "claim ... failed") < 1 {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}
-	// A socket that was never there is not waited for.
+	// The command does not wait for a socket that never existed.
 	a.patience = time.Hour
 	none, err := api.New("unix://" + f.socket + ".none")
 	check.NoError(t, err)
@@ -207,8 +207,8 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-// An agent that has tried for longer than the command would is not asked again: a start
-// that waits for a Consul that is away ends.
+// If a call took longer than the command's patience, it is not retried: the agent has retried by itself, for
+// example while it waited for Consul.
 func TestPatienceWithAPatientAgent(t *testing.T) {
 	f := startFake(t)
 	client, err := api.New("unix://" + f.socket)
@@ -222,7 +222,7 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 		if calls++; calls > 3 {
 			return errors.New("it has no end")
 		}
-		time.Sleep(2 * a.patience) // the agent's own attempts
+		time.Sleep(2 * a.patience) // stands for the agent's own retries
 		stream, err := client.Workloads.StartWorkload(t.Context(),
 			connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
 				Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
@@ -240,7 +240,7 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 	}
 }
 
-// An agent that dies may reset the connection: that passes too.
+// An agent that dies may reset the connection, and the call is retried then.
 func TestPatienceWithAResetConnection(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
@@ -255,7 +255,7 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 			}
 			_, _ = conn.Read(make([]byte, 1))
 			resets.Add(1)
-			_ = conn.Close() // with the rest of the request unread: that is a reset
+			_ = conn.Close() // closing with unread data resets the connection
 		}
 	})
 	t.Cleanup(accepting.Wait)
@@ -274,7 +274,7 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	}
 }
 
-// openTerminal makes a pseudo-terminal and returns both ends.
+// openTerminal opens a pseudo-terminal and returns both ends.
 func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -289,7 +289,8 @@ func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
 	return keyboard, terminal
 }
 
-// Ctrl-C goes to the whole group: the program must get it once, not twice.
+// The terminal sends Ctrl-C to the whole process group. The command must not forward it to the program a
+// second time.
 func TestInterruptOfATerminalComesOnce(t *testing.T) {
 	testbin.RequireRoot(t, "Ctrl-C at pannier workload run")
 	f := startFake(t)
@@ -302,7 +303,7 @@ func TestInterruptOfATerminalComesOnce(t *testing.T) {
 			fmt.Fprintln(out, lines.Text())
 		}
 	}()
-	// The first signal ends the loop, whenever it comes; a second one has 0.3 s to come.
+	// The loop ends with the first signal. The script then waits 0.3 s to see whether a second one follows.
 	cmd, _ := runScript(t, f, `n=0; trap 'n=$((n+1))' INT
 echo ready; while [ $n = 0 ]; do sleep 0.01; done; sleep 0.3; exit $n`, terminal)
 	awaitText(t, out, "ready")

@@ -18,12 +18,12 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestMain lets this binary be the pannier command, its child for workloads too.
+// TestMain also runs this binary as the pannier command, and as the child that it starts for workloads.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"pannier": func() { os.Exit(pannier()) }})
 }
 
-// pannier is main of cmd/pannier with an agent that only says what it was given.
+// pannier runs the main function of cmd/pannier with an agent that only prints its configuration.
 func pannier() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -40,12 +40,12 @@ func pannier() int {
 	})
 }
 
-// TestScripts runs testdata/*.txt. Beside testscript's own commands they have:
+// TestScripts runs testdata/*.txt. These commands exist in addition to those of testscript:
 //
-//	code N COMMAND ARGS...   run it; its exit code must be N
-//	breaks N                 the agent's next N streams break off
-//	consul away|back         no token can be revoked; it can again
-//	agent stop|start         the agent goes away, its socket stays; it comes back
+//	code N COMMAND ARGS...   runs the command, whose exit code must be N
+//	breaks N                 breaks off the agent's next N streams
+//	consul away|back         makes Consul unavailable for revoking tokens, or available again
+//	agent stop|start         stops the agent, leaving its socket, or starts it again
 func TestScripts(t *testing.T) {
 	type key struct{}
 	plugin := testbin.BuildDir(t, "../../../sdk/conformance/testdata/plugin")
@@ -59,7 +59,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "")
 			env.Setenv("PLUGIN", plugin)
-			// With -race every command would wait for a second at its end.
+			// With -race, every command would sleep for a second before it exits.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return f.start()
 		},

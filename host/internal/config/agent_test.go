@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// load reads files given by name and text, out of a folder of their own.
+// load writes files with the given names and contents to a temporary directory and reads them.
 func load(t *testing.T, src Source, files map[string]string) (a *Agent, dir string, err error) {
 	t.Helper()
 	dir = t.TempDir()
@@ -508,7 +508,7 @@ func TestExamplesParse(t *testing.T) {
 	}
 }
 
-// The examples that promise every key have it, and the reference pages too.
+// The examples that promise to show every key do so, and so do the reference pages.
 func TestEveryKeyIsShown(t *testing.T) {
 	agent := []fields{
 		rootFields, consulFields, driverFields, portsFields, serverFields, tlsFields, aclFields, auditFields, autopilotFields,
@@ -521,7 +521,7 @@ func TestEveryKeyIsShown(t *testing.T) {
 	}
 	for _, c := range []struct {
 		keys []fields
-		in   []string // together
+		in   []string // they must show the keys together
 	}{
 		{agent, []string{"examples/agent.hcl", "examples/agent-cluster.hcl"}},
 		{agent, []string{"docs/configuration.md"}},
@@ -560,7 +560,7 @@ func FuzzAgent(f *testing.F) {
 		if err := os.WriteFile(path, src, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		// Only that it returns: a valid configuration is any that check takes.
+		// This only checks that Load returns. Whether a configuration is valid is up to check.
 		_, _ = Load(Source{Paths: []string{path}, Environment: environment(nil)})
 	})
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 )
 
-// tlsBlock is what a host needs to be in a cluster.
+// tlsBlock is the TLS configuration that a host in a cluster requires.
 const tlsBlock = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"/c.pem\"\n  key_file = \"/k.pem\"\n}\n"
 
-// A key of 32 bytes, in base64.
+// testKey is a key of 32 bytes, in base64.
 const testKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 func TestCluster(t *testing.T) {
@@ -73,7 +73,7 @@ gc { node_threshold = "1h" }
 			Liveness: claim.Liveness{HeartbeatTTL: 10 * time.Second, StopAfter: 20 * time.Second, Margin: 15 * time.Second},
 		},
 		Autopilot: Autopilot{false, time.Second, 2 * time.Second, 3},
-		ACL:       ACL{Enabled: true}, // root of a host is nobody in a cluster
+		ACL:       ACL{Enabled: true}, // in a cluster, root on a host has no rights
 		Join: []string{
 			"192.0.2.1:7422", "192.0.2.2:1", "s3.example.com:7422", "[::1]:7422", "[2001:db8::1]:2",
 			"[2001:db8::2]:7422",
@@ -211,14 +211,14 @@ func TestBadClusters(t *testing.T) {
 			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
 			wantProblems(t, err, strings.ReplaceAll("DIR/a.hcl:"+c.want, "DIR", dir))
 			if err != nil && strings.Contains(err.Error(), testKey) {
-				t.Errorf("the error tells the key: %v", err)
+				t.Errorf("the error contains the key: %v", err)
 			}
 		})
 	}
 }
 
-// Keys come out of a configuration or a file that only its owner reads, and are in
-// nothing that is printed.
+// Keys are read from the configuration or from a file that only its owner can read. They never appear in
+// printed output.
 func TestKeys(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -246,13 +246,13 @@ func TestKeys(t *testing.T) {
 		string(text),
 	} {
 		if strings.Contains(printed, testKey[:8]) || strings.Contains(printed, fmt.Sprintf("%x", testKey)[:8]) {
-			t.Errorf("a key is printed: %s", printed)
+			t.Errorf("printed output contains a key: %s", printed)
 		}
 	}
 	for name, c := range map[string]struct {
 		text string
 		mode os.FileMode
-		want string // empty: it is read
+		want string // empty: the key is accepted
 	}{
 		"good":     {testKey + "\n", 0o600, ""},
 		"of group": {testKey, 0o640, ""},
@@ -273,6 +273,6 @@ func TestKeys(t *testing.T) {
 		t.Error("a file that is not there was read")
 	}
 	if key, err := (KeySource{}).Read(); err != nil || key != "" || key.Bytes() != nil {
-		t.Error("no key is one")
+		t.Error("the empty key counts as a key")
 	}
 }

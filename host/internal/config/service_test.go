@@ -19,8 +19,8 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Blocks in the form that Nomad documents, and the same in JSON, give the messages
-// that stand beside them.
+// Blocks in the form that Nomad documents, and the same in JSON, convert to the messages in the files next to
+// them.
 func TestServicesOfNomad(t *testing.T) {
 	files, err := filepath.Glob("testdata/nomad/*")
 	if err != nil || len(files) == 0 {
@@ -50,7 +50,7 @@ func TestServicesOfNomad(t *testing.T) {
 	}
 }
 
-// Together the pages have every key that a service can have.
+// Together the pages show every key that a service can have.
 func TestPagesHaveEveryKey(t *testing.T) {
 	unseen := map[protoreflect.FullName]bool{}
 	known((&hostv1.WorkloadSpec{}).ProtoReflect().Descriptor(), unseen)
@@ -106,7 +106,7 @@ func see(m protoreflect.Message, unseen map[protoreflect.FullName]bool) {
 	})
 }
 
-// What the reader leaves in a text is what the agent finds in it.
+// The agent, which replaces the variables, sees the same variables and literals as the configuration's reader.
 func TestTextsReachTheAgent(t *testing.T) {
 	spec, err := ParseWorkload("w.hcl", []byte(`workload "w" {
   network {
@@ -429,7 +429,7 @@ func TestBadServices(t *testing.T) {
 	}
 }
 
-// A problem stands at its own line, however deep.
+// A problem is reported at its own line, however deeply it is nested.
 func TestProblemsStandAtTheirLines(t *testing.T) {
 	src := `workload "w" {
   service "a" {
@@ -553,7 +553,7 @@ func TestBadSidecars(t *testing.T) {
 	}
 }
 
-// The forms of a service in JSON are told from one another.
+// The different forms that a service can have in JSON are distinguished.
 func TestServicesInJSON(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"web": {}}`:                                             "web",

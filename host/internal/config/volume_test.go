@@ -289,7 +289,7 @@ func TestVolumeFileIsMissing(t *testing.T) {
 	wantProblems(t, err, "/no/such.hcl: cannot be read: no such file or directory")
 }
 
-// A problem in a block of secrets must not show what stands there.
+// A problem in a secrets block must not quote the block's contents.
 func TestSecretsAreInNoProblem(t *testing.T) {
 	for _, value := range []string{`"geheim${x}"`, `"geheim" + 1`, `["geheim"]`, `{ geheim = 1 }`, `geheim`, `geheim()`} {
 		for _, block := range []string{"secrets", "secrets_from"} {
@@ -301,7 +301,7 @@ func TestSecretsAreInNoProblem(t *testing.T) {
 	}
 }
 
-// hcl's parser recurses: the largest file that is read must not end the process.
+// hcl's parser is recursive: deep nesting in a file of the maximum size must not overflow the stack.
 func TestLargestFileIsHarmless(t *testing.T) {
 	for _, piece := range []string{"1+", "!", "! ", "-", "x?y:", "[0]", "${", "[", "{", "a.", "a {\n"} {
 		src := "a = " + strings.Repeat(piece, (maxFile-10)/len(piece))

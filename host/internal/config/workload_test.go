@@ -188,7 +188,7 @@ func TestBadWorkloads(t *testing.T) {
 	wantProblems(t, err, `w.json:1: workload "w": exec: env: "A=B" cannot be the name of a variable`)
 }
 
-// What is accepted is valid, and its variables are such as the agent knows.
+// Every accepted workload is valid, and uses only variables that the agent knows.
 func FuzzWorkload(f *testing.F) {
 	f.Add("w.hcl",
 		[]byte("workload \"w\" {\nvolume \"a\" {\nsource = \"s\"\ndestination = \"/d\"\n}\nexec {\ncommand = \"a\"\n}\n}"))

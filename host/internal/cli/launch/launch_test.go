@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestMain lets this binary be the child, and the parents that tests kill.
+// TestMain also runs this binary as the child process, and as the parents that tests kill.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == ChildArg {
 		os.Exit(Child())
@@ -54,7 +54,7 @@ func requireRoot(t *testing.T) {
 	testbin.RequireRoot(t, "workloads in their own mount namespace")
 }
 
-// run takes a shell script through its whole life with what the plan says beside it.
+// run starts a shell script according to the plan and returns its exit code.
 func run(t *testing.T, plan Plan, script string) int {
 	t.Helper()
 	plan.Command, plan.Args = "/bin/sh", []string{"-c", script}
@@ -77,8 +77,8 @@ func TestVolumesAreBoundInAPrivateNamespace(t *testing.T) {
 	check.NoError(t, os.WriteFile(device, []byte("device"), 0o600))
 	inner := filepath.Join(dir, "dst", "rw", "inner")
 	plan := Plan{Mounts: []Mount{
-		// Out of order on purpose: the inner destination lies in the outer one, and
-		// the outer one covers the sources.
+		// The order is deliberate: the second destination is inside the first one, and the first destination
+		// hides the sources.
 		{Source: filepath.Join(dir, "src", "ro"), Destination: filepath.Join(dir, "src", "inner"), ReadOnly: true},
 		{Source: filepath.Join(dir, "src", "rw"), Destination: filepath.Join(dir, "src")},
 		{Source: device, Destination: filepath.Join(dir, "dst", "dev", "block"), Block: true},
@@ -100,14 +100,15 @@ exit 42`, dir)
 		}
 	}
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), dir) {
-		t.Errorf("a mount is left on the host: %v", err)
+		t.Errorf("the host still has a mount: %v", err)
 	}
 	if info, err := os.Stat(inner); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("destination: %v, %v", info, err)
 	}
 }
 
-// What the host unmounts later must not be held by the namespace.
+// An unmount on the host must propagate into the workload's namespace; otherwise the namespace would keep the
+// volume in use.
 func TestHostUnmountReachesTheNamespace(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
@@ -129,7 +130,7 @@ func TestHostUnmountReachesTheNamespace(t *testing.T) {
 		return strings.Contains(string(mounts), sub)
 	}
 	if !inside() {
-		t.Fatal("the mount is not in the namespace to begin with")
+		t.Fatal("the namespace lacks the mount before the test starts")
 	}
 	check.NoError(t, unix.Unmount(sub, 0))
 	if inside() {
@@ -143,7 +144,7 @@ func TestUserIsDropped(t *testing.T) {
 	out := filepath.Join(dir, "src")
 	check.NoError(t, os.Mkdir(out, 0o777))
 	check.NoError(t, os.Chmod(out, 0o777))
-	// The destination is outside of the test's folder, which others may not enter.
+	// The destination is outside the test's directory, which other users cannot enter.
 	dst := filepath.Join(os.TempDir(), fmt.Sprintf("launch-test-%d", os.Getpid()))
 	t.Cleanup(func() { os.Remove(dst) })
 	plan := Plan{
@@ -236,7 +237,7 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// The program must die with its parent also after it has changed its user.
+// PR_SET_PDEATHSIG is cleared when a process changes its user, so it must be set after the change.
 func TestProgramDiesWithItsParent(t *testing.T) {
 	requireRoot(t)
 	cmd := exec.Command(os.Args[0])
@@ -265,7 +266,7 @@ func TestProgramDiesWithItsParent(t *testing.T) {
 func TestLeftoversAreEnded(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
-	// One that ends when asked, one that does not, each of a session of its own.
+	// Process a ends on SIGTERM and process b ignores it. Each has its own session.
 	script := fmt.Sprintf(`
 setsid sh -c 'echo $$ > %[1]s/a; exec sleep 60' &
 setsid sh -c 'trap "" TERM; echo $$ > %[1]s/b; while :; do sleep 0.05; done' &
@@ -273,7 +274,7 @@ while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
 	if code := run(t, Plan{Env: os.Environ()}, script); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
-	// The one that does not end is given an hour: the context cuts that short.
+	// The grace for b is an hour, and the context shortens it.
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	told, err := EndLeftovers(ctx, time.Hour)
@@ -286,11 +287,11 @@ while ! test -s %[1]s/a || ! test -s %[1]s/b; do sleep 0.01; done`, dir)
 		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		check.NoError(t, err)
 		if running(pid) {
-			t.Errorf("process %s still runs", name)
+			t.Errorf("process %s is still running", name)
 		}
 	}
 	if told, err := EndLeftovers(t.Context(), time.Second); told != 0 || err != nil {
-		t.Fatalf("nothing is left: told %d, %v", told, err)
+		t.Fatalf("nothing should be left to end: ended %d, %v", told, err)
 	}
 }
 

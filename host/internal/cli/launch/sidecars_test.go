@@ -21,13 +21,13 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// quick is the usual timing, for tests that wait for pauses.
+// quick is short timing, so that tests do not wait long for pauses.
 var quick = timing{
 	first: 20 * time.Millisecond, longest: 200 * time.Millisecond, stable: time.Minute,
 	watch: 10 * time.Millisecond, grace: 100 * time.Millisecond, killed: 10 * time.Second,
 }
 
-// notes collects what people are told.
+// notes records the messages for the user.
 type notes struct {
 	mu    sync.Mutex
 	lines []string
@@ -54,7 +54,7 @@ func (n *notes) count(text string) (count int) {
 	return count
 }
 
-// beside makes room for sidecars beside a program that has not been told to go.
+// beside starts a process that waits for Go, and prepares sidecars for it.
 func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
 	t.Helper()
 	requireRoot(t)
@@ -75,7 +75,7 @@ func script(text string) Plan {
 }
 
 func read(path string) string {
-	text, _ := os.ReadFile(path) // What is not there yet is empty.
+	text, _ := os.ReadFile(path) // A missing file reads as empty.
 	return strings.TrimSpace(string(text))
 }
 
@@ -89,7 +89,8 @@ func awaitPID(t *testing.T, path string) (pid int) {
 	return pid
 }
 
-// A sidecar is where the program is, and nothing that is typed reaches it.
+// The sidecar shares the program's mount namespace. It has its own session, so terminal signals do not reach
+// it.
 func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 	dir := t.TempDir()
 	source, out := filepath.Join(dir, "source"), filepath.Join(dir, "out")
@@ -97,7 +98,7 @@ func TestSidecarIsInTheNamespaceOfTheProgram(t *testing.T) {
 		check.NoError(t, os.Mkdir(d, 0o777))
 		check.NoError(t, os.Chmod(d, 0o777))
 	}
-	// Outside of the test's folder, which others may not enter.
+	// The destination is outside the test's directory, which other users cannot enter.
 	destination := filepath.Join(os.TempDir(), fmt.Sprintf("sidecar-test-%d", os.Getpid()))
 	t.Cleanup(func() { os.Remove(destination) })
 	program := script("echo program >> " + destination + "/order; ls -i /proc/self/ns/mnt > " + destination +
@@ -134,11 +135,12 @@ echo $$ > pid; exec sleep 60`)
 		t.Error("it still runs")
 	}
 	if len(n.all()) > 0 {
-		t.Errorf("a sidecar that did as it should was worth %q", n.all())
+		t.Errorf("unexpected messages for a sidecar that behaved: %q", n.all())
 	}
 }
 
-// The working directory is the caller's, although a change of namespace leaves it.
+// setns(2) into a mount namespace changes the working directory, so the sidecar has to return to the
+// caller's.
 func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "cwd")
 	_, s, _ := beside(t, Plan{Command: "true"})
@@ -153,7 +155,7 @@ func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 func TestSidecarIsStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
-	// It ends three times, each time in another way, and leaves a process each time.
+	// It ends three times, in three ways, and leaves a process each time.
 	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
 echo $$ >> starts
 sleep 60 & echo $! > left.$(wc -l < starts)
@@ -173,18 +175,18 @@ exec sleep 60`, dir)), "")
 			t.Errorf("%q is not among %q", want, n.all())
 		}
 		if pid := awaitPID(t, filepath.Join(dir, fmt.Sprintf("left.%d", i+1))); running(pid) {
-			t.Errorf("what start %d had left still runs", i+1)
+			t.Errorf("the process left by start %d is still running", i+1)
 		}
 	}
 	if n.count("is started again (pid") != 3 {
 		t.Errorf("notes %q", n.all())
 	}
 	if pid := awaitPID(t, filepath.Join(dir, "left.4")); !running(pid) {
-		t.Error("what the running sidecar has started was ended")
+		t.Error("a process of the running sidecar was ended")
 	}
 }
 
-// Pauses double up to the longest, and begin anew after a life that was long enough.
+// Pauses double up to the maximum. A run that lasted long enough resets them.
 func TestPausesOfASidecar(t *testing.T) {
 	for name, c := range map[string]struct {
 		stable time.Duration
@@ -207,7 +209,7 @@ func TestPausesOfASidecar(t *testing.T) {
 					pauses = append(pauses, d)
 				}
 			}
-			// 100, 200, 400, 400 ms, 30 % off and rounded to 100.
+			// Expected: 100, 200, 400, 400 ms, each up to 30 % shorter and rounded to 100 ms.
 			if last := pauses[3]; pauses[0] > 200*time.Millisecond || c.grow != (last > 200*time.Millisecond) ||
 				last > 600*time.Millisecond {
 				t.Errorf("pauses %v", pauses)
@@ -229,7 +231,7 @@ func TestSidecarThatCannotBeStarted(t *testing.T) {
 	}
 }
 
-// A program that is being replaced is not there for a moment.
+// The program's file is missing for a moment while it is being replaced.
 func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "proxy")
@@ -248,7 +250,7 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	check.Eventually(t, "a start that works", func() bool { return n.count("is started again (pid") > before })
 }
 
-// The program's leftovers are ended while the sidecar is still there for them.
+// A sidecar keeps running while the program's leftover processes are ended, because they may still use it.
 func TestLeftoversAreEndedBeforeSidecars(t *testing.T) {
 	dir := t.TempDir()
 	p, s, n := beside(t, script(fmt.Sprintf(`cd %s
@@ -269,22 +271,22 @@ echo $$ > sidecar; while :; do sleep 0.01; done`, dir)), "")
 		t.Errorf("told %d, %v", told, err)
 	}
 	if running(left) || !running(sidecar) || !running(child) || read(filepath.Join(dir, "asked")) != "" {
-		t.Fatal("the leftover runs, or the sidecar or its child does not")
+		t.Fatal("the leftover is running, or the sidecar or its child is not")
 	}
 	s.Stop(t.Context(), time.Minute)
 	if running(sidecar) || running(child) || read(filepath.Join(dir, "asked")) != "asked" {
-		t.Errorf("it runs, or was not asked to end: %q", read(filepath.Join(dir, "asked")))
+		t.Errorf("it is still running, or was not asked to end: %q", read(filepath.Join(dir, "asked")))
 	}
 	if told, err := EndLeftovers(t.Context(), time.Minute); told != 0 || err != nil {
-		t.Errorf("nothing is left: told %d, %v", told, err)
+		t.Errorf("nothing should be left to end: ended %d, %v", told, err)
 	}
 	if len(n.all()) > 0 {
 		t.Errorf("notes %q", n.all())
 	}
 }
 
-// What it was started with is replaced as a whole, as the host does it: the sidecar
-// reads it anew, at once, whether it ends when it is asked to or not.
+// The host replaces a sidecar's input file by renaming a new one over it. The sidecar is restarted at once
+// with the new file, whether or not it ends on SIGTERM.
 func TestSidecarReadsANewFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		trap   string
@@ -302,7 +304,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 				check.NoError(t, os.Rename(file+".new", file))
 			}
 			_, s, n := beside(t, Plan{Command: "true"})
-			s.timing.first = time.Hour // no end of its own is followed by a start
+			s.timing.first = time.Hour // an end of its own would not lead to a restart within the test
 			if c.killed == 0 {
 				s.timing.grace = time.Minute
 			}
@@ -313,11 +315,11 @@ func TestSidecarReadsANewFile(t *testing.T) {
 			check.Eventually(t, "the first file", func() bool { return read(seen) == "first" })
 			write("second\n")
 			check.Eventually(t, "the second file", func() bool { return read(seen) == "first\nsecond" })
-			time.Sleep(5 * s.timing.watch) // it is looked at, and is the same
+			time.Sleep(5 * s.timing.watch) // the watcher sees the same file again
 			if n.count("has to read a new "+file) != 1 || n.count("it is killed") != c.killed || n.count("ended") != 0 {
 				t.Errorf("notes %q", n.all())
 			}
-			// One that is taken away, or that comes too late, is no reason.
+			// A removed file does not cause a restart, nor does a new one after StopRestarts.
 			check.NoError(t, os.Remove(file))
 			time.Sleep(5 * s.timing.watch)
 			pid := s.StopRestarts()
@@ -334,7 +336,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 	}
 }
 
-// After StopRestarts an end is an end.
+// After StopRestarts, a sidecar that ends is not restarted.
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
@@ -355,8 +357,7 @@ func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	}
 }
 
-// Who does not end when it is asked to is killed: after the grace, or at once when
-// nobody wants to wait.
+// A sidecar that ignores SIGTERM is killed after the grace, or at once if the context is cancelled.
 func TestSidecarThatDoesNotEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		grace   time.Duration
@@ -380,13 +381,13 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 			}
 			s.Stop(ctx, c.grace)
 			if running(pid) || n.count(`sidecar "envoy" did not end when it was asked to`) != 1 {
-				t.Errorf("it runs, or it is not told: %q", n.all())
+				t.Errorf("it is still running, or the kill is not reported: %q", n.all())
 			}
 		})
 	}
 }
 
-// A sidecar may not outlive the command, by SIGKILL either.
+// A sidecar must end with the command, even if the command is killed with SIGKILL.
 func TestSidecarDiesWithTheParent(t *testing.T) {
 	requireRoot(t)
 	cmd := exec.Command(os.Args[0])
@@ -402,14 +403,14 @@ func TestSidecarDiesWithTheParent(t *testing.T) {
 	check.NoError(t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || !running(pid) {
-		t.Fatalf("not a process that runs: %q", line)
+		t.Fatalf("not a running process: %q", line)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	check.Eventually(t, "the sidecar's end", func() bool { return !running(pid) })
 }
 
-// sidecarParent is a process that waits for a program with a sidecar.
+// sidecarParent runs a program with a sidecar and waits for it.
 func sidecarParent(text string) int {
 	p, err := Start(Plan{Command: "/bin/sleep", Args: []string{"60"}})
 	if err != nil {

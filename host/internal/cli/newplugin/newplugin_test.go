@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// What is written of each kind builds, is formatted and passes its tests as it is, in a
-// folder outside the tree and with nothing that is not in the module cache already.
+// The files generated for each kind build, are formatted and pass their tests unchanged, in a directory
+// outside the repository and with only the modules in the module cache.
 func TestEachKindBuildsAndTests(t *testing.T) {
 	for _, kind := range Kinds() {
 		t.Run(kind, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestEachKindBuildsAndTests(t *testing.T) {
 			if out := run(t, dir, "gofmt", "-l", "."); out != "" {
 				t.Errorf("gofmt would change %s", out)
 			}
-			// It says itself what it is.
+			// Run by hand, the binary prints what it is.
 			out, err := exec.Command(filepath.Join(dir, "my-"+kind)).CombinedOutput()
 			if want := "my-" + kind + " 0.1.0 is a plugin for pannier (" + kind + ".v1)"; err == nil ||
 				!strings.Contains(string(out), want) {
@@ -85,7 +85,7 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if entries, err := os.ReadDir(full); err != nil || len(entries) != 1 {
-		t.Errorf("written to a folder that was refused: %v, %v", entries, err)
+		t.Errorf("files were written to a refused directory: %v, %v", entries, err)
 	}
 }
 
