@@ -239,9 +239,12 @@ func (n *Node) verifyLeader(ctx context.Context) error {
 	return nil
 }
 
-// verify asks the other servers. Raft does not answer requests that it still holds when it is shut down, so Close
-// waits for them.
+// verify asks the other servers. Close waits for it.
 func (n *Node) verify() error {
+	leading, _ := n.leadership.get()
+	if leading == nil {
+		return command.ErrNotLeader
+	}
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -250,7 +253,8 @@ func (n *Node) verify() error {
 	n.inFlight.Add(1)
 	n.mu.Unlock()
 	defer n.inFlight.Done()
-	return n.raft.VerifyLeader().Error()
+	term, _ := leading.Value(termKey{}).(uint64)
+	return n.raft.ConfirmLeader(leading, term)
 }
 
 // verifier lets concurrent readers share one round of messages to the other servers: all that arrived before the

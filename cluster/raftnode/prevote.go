@@ -77,8 +77,9 @@ func (p *preVoteTracker) any(match func(preVote) bool) bool {
 // preVoteTransport is the transport of a server that takes other candidates into account.
 type preVoteTransport struct {
 	*raft.NetworkTransport
-	preVotes *preVoteTracker
-	ctx      context.Context // ends with the server
+	preVotes      *preVoteTracker
+	confirmations *confirmations
+	ctx           context.Context // ends with the server
 }
 
 // RequestPreVote asks whether a server would vote for this one (raft.WithPreVote). After a no it asks again once

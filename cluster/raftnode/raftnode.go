@@ -103,6 +103,8 @@ type Node struct {
 	streams    *streams
 	forming    *forming
 	abstention *abstention
+	// confirmations are the answers of the other servers to this one as the leader.
+	confirmations *confirmations
 
 	opened   chan struct{} // closed when raft runs
 	stop     context.CancelFunc
@@ -121,7 +123,7 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := os.MkdirAll(walDir, 0o700); err != nil {
 		return nil, fmt.Errorf("open raft: %w", err)
 	}
-	n = &Node{cfg: cfg, logger: logger, opened: make(chan struct{})}
+	n = &Node{cfg: cfg, logger: logger, opened: make(chan struct{}), confirmations: &confirmations{}}
 	ctx, stop := context.WithCancel(context.Background())
 	n.stop = stop
 	defer func() {
@@ -199,7 +201,7 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
 	n.preVotes = newPreVoteTracker()
-	transport := &preVoteTransport{n.network, n.preVotes, ctx}
+	transport := &preVoteTransport{n.network, n.preVotes, n.confirmations, ctx}
 	n.transport = transport
 	if n.abstention.active() {
 		t := &abstainingTransport{transport, n.abstention, make(chan raft.RPC)}

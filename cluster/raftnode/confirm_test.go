@@ -1,0 +1,229 @@
+package raftnode
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/hashicorp/raft"
+)
+
+// long is a timeout of raft that does not pass during a test: only the test elects leaders.
+const long = 10 * time.Minute
+
+// slowNet is one server's network. While it is slow, answers to heartbeats are held back after the other server has
+// given them.
+type slowNet struct {
+	*raft.InmemTransport
+	confirmations *confirmations
+	slow          chan struct{}   // closed: answers are held back
+	held          chan<- struct{} // filled for each of them
+	deliver       <-chan struct{} // closed: they arrive
+}
+
+func (s *slowNet) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+	resp *raft.AppendEntriesResponse,
+) error {
+	return s.confirmations.count(id, args, resp, func() error {
+		err := s.InmemTransport.AppendEntries(id, target, args, resp)
+		select {
+		case <-s.slow:
+			if err == nil && args.PrevLogEntry == 0 && len(args.Entries) == 0 {
+				s.held <- struct{}{}
+				<-s.deliver
+			}
+		default:
+		}
+		return err
+	})
+}
+
+// ignoring is a state machine without state.
+type ignoring struct{}
+
+func (ignoring) Apply(*raft.Log) any                 { return nil }
+func (ignoring) Snapshot() (raft.FSMSnapshot, error) { return nil, errors.ErrUnsupported }
+func (ignoring) Restore(r io.ReadCloser) error       { return r.Close() }
+
+// threeServers makes three servers, of which the first leads.
+func threeServers(t *testing.T, nets [3]*slowNet) (nodes [3]*Node) {
+	t.Helper()
+	names := []raft.ServerID{"a", "b", "c"}
+	var servers []raft.Server
+	for _, name := range names {
+		servers = append(servers, raft.Server{ID: name, Address: raft.ServerAddress(name)})
+	}
+	for i, name := range names {
+		for j, other := range names {
+			if i != j {
+				nets[i].Connect(raft.ServerAddress(other), nets[j].InmemTransport)
+			}
+		}
+		conf := raft.DefaultConfig()
+		conf.LocalID, conf.Logger = name, hclog.NewNullLogger()
+		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = long, long, long
+		store, snapshots := raft.NewInmemStore(), raft.NewInmemSnapshotStore()
+		err := raft.BootstrapCluster(conf, store, store, snapshots, nets[i], raft.Configuration{Servers: servers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := raft.NewRaft(conf, ignoring{}, store, store, snapshots, nets[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[i] = &Node{Raft: r, cfg: Config{ID: string(name)}, confirmations: nets[i].confirmations}
+	}
+	t.Cleanup(func() {
+		for _, n := range nets { // a leader would send its last entries, and wait for answers
+			n.DisconnectAll()
+		}
+		for _, n := range nodes {
+			if err := n.Shutdown().Error(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	elect(t, nets[1], nodes[0])
+	return nodes
+}
+
+// elect makes a server the leader at once, as at the end of a leadership transfer.
+func elect(t *testing.T, from *slowNet, n *Node) {
+	t.Helper()
+	id := raft.ServerID(n.cfg.ID)
+	header := raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte("test"), Addr: []byte("test")}
+	if err := from.TimeoutNow(id, raft.ServerAddress(id), &raft.TimeoutNowRequest{RPCHeader: header},
+		new(raft.TimeoutNowResponse)); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n.LeaderCh():
+	case <-time.After(time.Minute):
+		t.Fatalf("%s is not elected: it is a %s", id, n.State())
+	}
+	if err := n.Barrier(0).Error(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAnswersFromBeforeTheQuestion confirms no leader that was deposed before the question: the answers that arrive
+// after it were given before it. Raft's own VerifyLeader is satisfied with them, which the test shows as well: when it
+// no longer is, ConfirmLeader is not needed.
+func TestAnswersFromBeforeTheQuestion(t *testing.T) {
+	var nets [3]*slowNet
+	held, deliver := make(chan struct{}, 8), make(chan struct{})
+	for i := range nets {
+		_, under := raft.NewInmemTransportWithTimeout(raft.ServerAddress("abc"[i:i+1]), 10*time.Second)
+		nets[i] = &slowNet{under, &confirmations{}, make(chan struct{}), held, deliver}
+	}
+	nodes := threeServers(t, nets)
+	old, next := nodes[0], nodes[1]
+	term := old.CurrentTerm()
+	if err := old.ConfirmLeader(t.Context(), term); err != nil {
+		t.Fatalf("the only leader: %v", err)
+	}
+
+	// Both followers answer a heartbeat, and the answers are on their way while another server is elected.
+	close(nets[0].slow)
+	old.VerifyLeader()
+	for range 2 {
+		<-held
+	}
+	nets[0].DisconnectAll()
+	for _, other := range nets[1:] {
+		other.Disconnect("a")
+	}
+	elect(t, nets[2], next)
+	if err := next.Apply([]byte("a write that the old leader has not"), 0).Error(); err != nil {
+		t.Fatal(err)
+	}
+
+	question := old.confirmations.ask()
+	own := old.VerifyLeader()
+	for range 64 { // raft takes questions and commands in random order: after these it has taken the question
+		old.Apply(nil, 0)
+	}
+	close(deliver)
+	if err := own.Error(); err != nil {
+		t.Errorf("raft's VerifyLeader no longer counts earlier answers (%v): use it instead of ConfirmLeader", err)
+	}
+	servers := old.GetConfiguration().Configuration().Servers
+	if old.confirmations.majority(servers, "a", term, question) {
+		t.Error("a deposed leader is confirmed by answers from before it was asked")
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	answered := make(chan error)
+	go func() { answered <- old.confirmed(ctx, term, question) }()
+	for i, n := range nets { // it hears of the new leader
+		for j, other := range nets {
+			if i != j {
+				n.Connect(raft.ServerAddress("abc"[j:j+1]), other.InmemTransport)
+			}
+		}
+	}
+	next.VerifyLeader() // sends heartbeats
+	select {
+	case leads := <-old.LeaderCh():
+		if leads {
+			t.Error("the old leader was not deposed")
+		}
+	case <-time.After(time.Minute):
+		t.Error("the old leader still leads")
+	}
+	cancel()
+	if err := <-answered; err == nil {
+		t.Error("the deposed leader was confirmed")
+	}
+	if err := next.ConfirmLeader(t.Context(), next.CurrentTerm()); err != nil {
+		t.Errorf("the new leader: %v", err)
+	}
+}
+
+// TestMajorityOfVoters counts voters only, each for the term and the question of its last answer.
+func TestMajorityOfVoters(t *testing.T) {
+	server := func(id string, suffrage raft.ServerSuffrage) raft.Server {
+		return raft.Server{ID: raft.ServerID(id), Suffrage: suffrage}
+	}
+	voter, guest := raft.Voter, raft.Nonvoter
+	for name, row := range map[string]struct {
+		servers  []raft.Server
+		answered map[raft.ServerID]answer
+		want     bool
+	}{
+		"alone":      {servers: []raft.Server{server("a", voter)}, want: true},
+		"no answers": {servers: []raft.Server{server("a", voter), server("b", voter), server("c", voter)}},
+		"one of two others": {
+			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter)},
+			answered: map[raft.ServerID]answer{"b": {7, 3}}, want: true,
+		},
+		"half of four": {
+			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter), server("d", voter)},
+			answered: map[raft.ServerID]answer{"b": {7, 3}},
+		},
+		"an earlier question": {
+			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter)},
+			answered: map[raft.ServerID]answer{"b": {7, 2}, "c": {7, 2}},
+		},
+		"another term": {
+			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter)},
+			answered: map[raft.ServerID]answer{"b": {6, 3}, "c": {8, 3}},
+		},
+		"a server without a vote": {
+			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter), server("d", guest)},
+			answered: map[raft.ServerID]answer{"d": {7, 3}},
+		},
+		"it has no vote itself": {
+			servers:  []raft.Server{server("a", guest), server("b", voter), server("c", voter)},
+			answered: map[raft.ServerID]answer{"b": {7, 3}},
+		},
+	} {
+		c := &confirmations{answered: row.answered}
+		if got := c.majority(row.servers, "a", 7, 3); got != row.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
