@@ -43,7 +43,7 @@ const (
 	serverBlock = `  bootstrap_expect = 3
   heartbeat_ttl    = "2s"
   stop_after       = "6s"
-  stop_margin      = "4s"
+  stop_margin      = "5s"
 `
 	nodeBlock = `  enabled = false
 `

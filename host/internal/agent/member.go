@@ -107,6 +107,9 @@ func (m *member) openLease(ctx context.Context) (err error) {
 		return err
 	}
 	m.closers.add(m.fence.Close)
+	if err := lease.CheckClock(); err != nil {
+		m.log.Warn("leases count on this machine's clock", "error", err)
+	}
 	m.lease = lease.New(m.fence, m.log.Named("lease"))
 	m.closers.add(m.lease.Close)
 	return nil

@@ -23,7 +23,7 @@ import (
 const longLeases = `
 heartbeat_ttl = "5s"
 stop_after    = "5m"
-stop_margin   = "1m"
+stop_margin   = "2m"
 `
 
 // TestNodes does what workloads and operators do with the nodes of a cluster. The volumes are in

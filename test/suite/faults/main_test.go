@@ -12,7 +12,7 @@ import (
 const patient = `
 heartbeat_ttl = "2s"
 stop_after    = "10m"
-stop_margin   = "1m"
+stop_margin   = "4m"
 `
 
 func TestMain(m *testing.M) {

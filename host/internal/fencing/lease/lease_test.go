@@ -157,7 +157,7 @@ func TestOnlyANewerHeartbeatCounts(t *testing.T) {
 	must(t, l.Renew(t.Context(), now, long))
 	before := f.State()
 	must(t, l.Renew(t.Context(), now.Add(-time.Second),
-		claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 20 * time.Hour, Margin: 3 * time.Hour}))
+		claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 20 * time.Hour, Margin: 9 * time.Hour}))
 	if after := f.State(); after.Times != before.Times {
 		t.Errorf("an older heartbeat changed %v to %v", before.Times, after.Times)
 	}

@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// MaxDrift is how much faster or slower than true time the clock of a leader or a node may run: 1 %. Machines that
-	// are synchronized by NTP stay below 0.05 % (500 ppm, ntp_adjtime(3)).
-	MaxDrift = 0.01
+	// MaxDrift is how much faster or slower than true time the clock of a leader or a node may run: 10.1 %. Time daemons
+	// correct a clock by slewing it, chronyd by up to 10 %, and the clocks of leases are slewed with it. The kernel
+	// bounds its tick to 10 % and its frequency to 500 ppm; 500 ppm are for the hardware (see also CheckClock).
+	MaxDrift = 0.101
 	// FenceShare is the divisor of the margin that gives the time after which the fence acts. Until then the agent
 	// stops the workloads itself, in order.
 	FenceShare = 3

@@ -18,7 +18,7 @@ func TestUnsafeTimeouts(t *testing.T) {
 		safe     bool
 	}{
 		"default": {Default, true},
-		"short":   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 2 * s}, true},
+		"short":   {claim.Liveness{HeartbeatTTL: s, StopAfter: 3 * s, Margin: 3 * s}, true},
 		"the least margin": {claim.Liveness{
 			HeartbeatTTL: s, StopAfter: time.Minute,
 			Margin: MinMargin(time.Minute),
@@ -27,6 +27,11 @@ func TestUnsafeTimeouts(t *testing.T) {
 		"too little margin": {claim.Liveness{
 			HeartbeatTTL: s, StopAfter: time.Minute,
 			Margin: MinMargin(time.Minute) - 200*time.Millisecond,
+		}, false},
+		// chronyd slews by up to 10 % (maxslewrate), by setting the kernel's tick.
+		"a margin that one slewed clock eats up": {claim.Liveness{
+			HeartbeatTTL: s, StopAfter: 10 * time.Minute,
+			Margin: time.Minute,
 		}, false},
 		"a margin that drift eats up": {claim.Liveness{HeartbeatTTL: s, StopAfter: time.Hour, Margin: 30 * s}, false},
 		"stop before it is missed":    {claim.Liveness{HeartbeatTTL: 61 * s, StopAfter: time.Minute, Margin: 30 * s}, false},
@@ -42,6 +47,23 @@ func TestUnsafeTimeouts(t *testing.T) {
 		if (err == nil) != row.safe || err != nil && !errors.Is(err, ErrUnsafe) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestSlewedClocks: with the clocks of node and leader as far apart as the kernel's tick and frequency let any time
+// daemon bring them (adjtimex(2): 10 % and 500 ppm), the fence still acts in time, with every margin that is admitted.
+func TestSlewedClocks(t *testing.T) {
+	const kernel = 0.1 + 500e-6
+	for _, stopAfter := range []time.Duration{time.Second, time.Minute, time.Hour} {
+		l := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: stopAfter, Margin: MinMargin(stopAfter)}
+		fenced := float64(NodeTimes(0, l).Deadline) / (1 - kernel)
+		released := float64(ReleaseAfter(l)) / (1 + kernel)
+		if left := time.Duration(released - fenced); left < MinStopTime {
+			t.Errorf("%v: the fence has %v to stop what writes", l, left)
+		}
+	}
+	if left := StopTime(Default); left < 3*time.Second {
+		t.Errorf("the default leaves %v", left)
 	}
 }
 
