@@ -1,4 +1,4 @@
-// Package check has a few checks that all packages' tests share.
+// Package check has small helpers that the tests of all packages use.
 package check
 
 import (
@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Patience bounds how long Eventually waits. It is long, because a slow machine is no failure; a passing test does
-// not wait for it.
+// Patience limits how long Eventually waits. It is long, so that a slow machine does not fail a test. A
+// passing test does not wait for it.
 const Patience = time.Minute
 
 // interval is the pause between two polls.

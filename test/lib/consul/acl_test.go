@@ -7,7 +7,7 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// TestJWT makes auth methods of all kinds that Consul checks when it is told of them.
+// TestJWT creates auth methods of all kinds that Consul validates at creation.
 func TestJWT(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{ACL: true})

@@ -15,7 +15,7 @@ const (
 	Datacenter = "dc1"
 	// startTimeout bounds the wait for a cluster's first answers while other tests use the machine.
 	startTimeout = 60 * time.Second
-	// starts is how often starting a cluster is tried if its ports were taken meanwhile.
+	// starts is the number of attempts to start a cluster, because another process may take one of its ports.
 	starts = 5
 )
 

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestStart sees one server answer in each way that it may be asked for.
+// TestStart checks that one server answers on every configured address.
 func TestStart(t *testing.T) {
 	for name, opts := range map[string]Options{
 		"plain":       {},
@@ -31,7 +31,7 @@ func TestStart(t *testing.T) {
 			t.Parallel()
 			begin := time.Now()
 			c := Start(t, opts)
-			t.Logf("one server answers after %v", time.Since(begin).Round(time.Millisecond))
+			t.Logf("one server answered only after %v", time.Since(begin).Round(time.Millisecond))
 
 			out, err := c.Command(c.Management, "members").CombinedOutput()
 			if err != nil || !strings.Contains(string(out), "server-0") {
@@ -44,7 +44,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestACL sees that nothing is allowed that no policy allows.
+// TestACL checks that a token may do only what its policies allow.
 func TestACL(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{ACL: true, TLS: true})
@@ -52,10 +52,10 @@ func TestACL(t *testing.T) {
 		t.Errorf("%d tokens, want the anonymous and the management token", n)
 	}
 	if _, _, err := c.Client("").ACL().TokenList(nil); !refused(err) {
-		t.Errorf("anonymous lists tokens: got %v, want 403", err)
+		t.Errorf("listing tokens without a token: got %v, want 403", err)
 	}
 	if _, _, err := c.Client("").KV().Get("k", nil); !refused(err) {
-		t.Errorf("anonymous reads a key: got %v, want 403", err)
+		t.Errorf("reading a key without a token: got %v, want 403", err)
 	}
 	c.Policy(t, "reader", `acl = "read"`)
 	reader := c.Client(c.Token(t, "reader")).ACL()
@@ -63,7 +63,7 @@ func TestACL(t *testing.T) {
 		t.Errorf("got %d tokens, %v", len(tokens), err)
 	}
 	if _, _, err := reader.TokenCreate(&api.ACLToken{}, nil); !refused(err) {
-		t.Errorf("a reader writes: got %v, want 403", err)
+		t.Errorf("writing with a read-only token: got %v, want 403", err)
 	}
 }
 
@@ -72,7 +72,7 @@ func TestLeaderless(t *testing.T) {
 	t.Parallel()
 	begin := time.Now()
 	c := Start(t, Options{Servers: 3, ACL: true, TLS: true})
-	t.Logf("three servers answer after %v", time.Since(begin).Round(time.Millisecond))
+	t.Logf("three servers answered only after %v", time.Since(begin).Round(time.Millisecond))
 	secret := c.Token(t)
 
 	c.Kill(1)
@@ -87,17 +87,17 @@ func TestLeaderless(t *testing.T) {
 	}
 	begin = time.Now()
 	c.Restart(1, false)
-	t.Logf("a leader is back after %v", time.Since(begin).Round(time.Millisecond))
+	t.Logf("a leader was elected only after %v", time.Since(begin).Round(time.Millisecond))
 	if err := put(); err != nil {
 		t.Error(err)
 	}
 	c.Restart(2, true)
 	if _, _, err := c.ClientOf(2, secret).ACL().TokenReadSelf(nil); err != nil {
-		t.Errorf("what the cluster knows is not on the server that lost its state: %v", err)
+		t.Errorf("the server that lost its state did not get the: %v", err)
 	}
 }
 
-// TestRestart sees the state survive a kill, and go when it is to be lost.
+// TestRestart checks that the state survives a kill, and is gone after a restart that deletes it.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{ACL: true})
@@ -112,8 +112,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestPortTaken gives each of a server's ports to somebody else while it does not run:
-// it is tried again until the port is free.
+// TestPortTaken occupies each port of a stopped server in turn: its start is retried until the port is free.
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{ACL: true, TLS: true})
@@ -134,14 +133,14 @@ func TestPortTaken(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("the server did not mind that port %d was taken", port)
+			t.Errorf("the server started although port %d was taken", port)
 		}()
 		c.Restart(0, false)
 		<-released
 	}
 }
 
-// TestPause sees a paused server answer only when it is resumed.
+// TestPause checks that a paused server does not answer until it is resumed.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{})
@@ -153,7 +152,7 @@ func TestPause(t *testing.T) {
 	}()
 	select {
 	case err := <-answer:
-		t.Errorf("a paused server answers: %v", err)
+		t.Errorf("a paused server answered: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	c.Resume(0)

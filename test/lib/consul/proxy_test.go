@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// TestProxy sees each fault from the client's side, and that it ends.
+// TestProxy checks the effect of each fault on a client, and that the faults end.
 func TestProxy(t *testing.T) {
 	t.Parallel()
 	c := Start(t, Options{ACL: true, TLS: true})

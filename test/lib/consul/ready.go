@@ -71,7 +71,7 @@ func (c *Cluster) checkServer(s *Server) error {
 		return fmt.Errorf("ask for the nodes: %w", err)
 	}
 	for _, other := range c.Servers {
-		// A new leader that has never known a killed server removes it from the catalog.
+		// A new leader that has never seen a killed server removes it from the catalog.
 		if other.ended != nil && !slices.ContainsFunc(nodes, func(n *api.Node) bool { return n.Node == other.Name }) {
 			return fmt.Errorf("%s is not in the catalog", other.Name)
 		}

@@ -19,7 +19,7 @@ import (
 
 // Config describes the driver. The zero value is a driver called faulty.test with all services and capabilities.
 type Config struct {
-	Socket       string // default: a new one in a folder of its own
+	Socket       string // default: csi.sock in a temporary directory
 	Name         string
 	NodeID       string
 	NoController bool
@@ -27,8 +27,8 @@ type Config struct {
 	// Without removes capabilities, by their names in the CSI spec; a name that the controller and the node
 	// service share is removed from both.
 	Without []string
-	// Mounts makes staging and target real bind mounts of a folder beside the
-	// socket, which needs root. Without, both are plain folders.
+	// Mounts makes staging and target paths real bind mounts of a directory next to the socket. This needs
+	// root. Otherwise both are plain directories.
 	Mounts bool
 	// Locks makes the driver answer Aborted to a call for a volume that another call is working on, as the CSI
 	// spec asks of drivers ("Concurrency"). Without it, a test uses MostInFlight to check that the caller makes
@@ -74,12 +74,12 @@ type Driver struct {
 func Start(t testing.TB, config Config) *Driver {
 	t.Helper()
 	if config.Socket == "" {
-		// Not t.TempDir: with a long test name the path would not fit into a socket's address.
+		// t.TempDir includes the test's name, which could make the path too long for a socket's address.
 		dir, err := os.MkdirTemp("", "faulty")
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = os.RemoveAll(dir) }) // after the mounts are gone, see below
+		t.Cleanup(func() { _ = os.RemoveAll(dir) }) // runs after the mounts are removed, see below
 		config.Socket = filepath.Join(dir, "csi.sock")
 	}
 	d := &Driver{

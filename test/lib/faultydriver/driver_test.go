@@ -25,7 +25,7 @@ func connect(t *testing.T, d *Driver) *grpc.ClientConn {
 	return conn
 }
 
-// TestScript runs through one of each fault.
+// TestScript runs a script with one fault of each kind.
 func TestScript(t *testing.T) {
 	d := Start(t, Config{})
 	d.AddVolume("v")

@@ -53,14 +53,14 @@ func Build(ctx context.Context, cache string) (path string, err error) {
 	return bin, nil
 }
 
-// download puts the module's verified source into dst. It must leave the module
-// cache: the driver's go.mod has replace directives, which Go honours in a main
-// module only, and the build completes its go.sum.
+// download puts the module's verified source into dst. The build needs a copy outside the module cache: the
+// driver's go.mod has replace directives, which apply only in a main module, and the build completes its
+// go.sum.
 func download(ctx context.Context, dst string) error {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", module+"@"+Version)
-	cmd.Dir = dst // outside any module, so that no go.mod has a say
+	cmd.Dir = dst // outside any module, so that no go.mod applies
 	out, err := cmd.Output()
-	// The reason for a failure is in the JSON, and go exits with 1.
+	// The JSON contains the reason for a failure; go itself only exits with 1.
 	var mod struct{ Dir, Sum, Error string }
 	if jsonErr := json.Unmarshal(out, &mod); jsonErr != nil {
 		return fmt.Errorf("download %s@%s: %w", module, Version, errors.Join(err, jsonErr))

@@ -18,7 +18,7 @@ func cleanUp(dir string) error {
 	return errors.Join(unmountBelow(dir), detachBelow(dir))
 }
 
-// unmountBelow unmounts the last mount first: it may lie on an earlier one.
+// unmountBelow unmounts the newest mount first, because it may be below an older one.
 func unmountBelow(dir string) error {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/hostpath"
 )
 
-// driver is what the tests here need of a running driver.
+// driver is a running driver with its clients.
 type driver struct {
 	csi.IdentityClient
 	csi.ControllerClient
@@ -45,7 +45,7 @@ var (
 	}
 )
 
-// up creates a volume and takes it to its target.
+// up creates a volume, stages it and publishes it at its target.
 func (d driver) up(t *testing.T, capability *csi.VolumeCapability) (id, staging, target string) {
 	t.Helper()
 	created, err := d.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -74,7 +74,7 @@ func (d driver) up(t *testing.T, capability *csi.VolumeCapability) (id, staging,
 	return id, staging, target
 }
 
-// down takes the volume back and deletes it.
+// down unpublishes, unstages and deletes the volume.
 func (d driver) down(t *testing.T, id, staging, target string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -106,7 +106,7 @@ func TestRound(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(target, "greeting"), []byte("hello"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// What is written at the target is in the volume, so the target is the volume.
+	// A file written at the target appears in the volume's directory, so the right directory is mounted.
 	if got, err := os.ReadFile(filepath.Join(d.dir, "state", id, "greeting")); err != nil || string(got) != "hello" {
 		t.Fatalf("in the volume: %q, %v; want hello", got, err)
 	}
@@ -114,8 +114,7 @@ func TestRound(t *testing.T) {
 	wantNothingLeft(t, d.dir)
 }
 
-// TestCleanup leaves everything standing: a mount, and a loop device with its
-// own mount.
+// TestCleanup leaves a mount, and a loop device that is mounted itself.
 func TestCleanup(t *testing.T) {
 	for name, capability := range map[string]*csi.VolumeCapability{"file system": fileSystem, "block": block} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +127,7 @@ func TestCleanup(t *testing.T) {
 					t.Fatalf("mounts below %s: %v, %v; want some", dir, mounts, err)
 				}
 				if capability == block && len(loopFiles(t, dir)) == 0 {
-					t.Fatal("no loop device is attached; the test tests nothing")
+					t.Fatal("no loop device is attached, so there is nothing to clean up")
 				}
 			})
 			wantNothingLeft(t, dir)
@@ -136,7 +135,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// wantNothingLeft fails when something below dir is mounted or attached.
+// wantNothingLeft fails the test if something below dir is mounted or attached.
 func wantNothingLeft(t *testing.T, dir string) {
 	t.Helper()
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
@@ -151,7 +150,7 @@ func wantNothingLeft(t *testing.T, dir string) {
 	}
 }
 
-// loopFiles lists the files below dir that a loop device has.
+// loopFiles lists the files below dir that back a loop device.
 func loopFiles(t *testing.T, dir string) (files []string) {
 	t.Helper()
 	paths, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -159,7 +158,7 @@ func loopFiles(t *testing.T, dir string) (files []string) {
 		t.Fatal(err)
 	}
 	for _, path := range paths {
-		// A device that was detached since the listing has no file.
+		// A device that was detached after the directory was listed has no backing file.
 		if name, err := os.ReadFile(path); err == nil && strings.HasPrefix(string(name), dir+"/") {
 			files = append(files, strings.TrimSpace(string(name)))
 		}

@@ -50,8 +50,7 @@ func dial(t *testing.T, endpoint string) *grpc.ClientConn {
 	return conn
 }
 
-// TestTwoNodes sees that a volume is given to one node at a time, and that both see
-// what is in it.
+// TestTwoNodes checks that a volume is published on one node at a time, and that both nodes see its content.
 func TestTwoNodes(t *testing.T) {
 	testbin.RequireRoot(t, "volumes of several hosts, mounted by the tests' driver")
 	dir := t.TempDir()
@@ -126,11 +125,11 @@ func TestTwoNodes(t *testing.T) {
 	}
 	if got := strings.Join(did, ", "); err != nil ||
 		got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach" {
-		t.Errorf("it wrote down %s, %v", got, err)
+		t.Errorf("the log has %s, %v", got, err)
 	}
 }
 
-// TestSanity runs the CSI project's suite.
+// TestSanity runs csi-test, the conformance suite of the CSI project.
 func TestSanity(t *testing.T) {
 	testbin.RequireRoot(t, "the CSI suite against the tests' driver")
 	dir := t.TempDir()

@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string) error {
 	if err := d.join(*node); err != nil {
 		return err
 	}
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) { // a killed driver leaves its socket
 		return err
 	}
 	var listen net.ListenConfig

@@ -28,7 +28,7 @@ func Root() string {
 // $PANNIER_CACHE, or pannier in the user's cache directory.
 func CacheDir(t testing.TB) string {
 	t.Helper()
-	_ = os.Getenv(envRun) // what is in the folder may change
+	_ = os.Getenv(envRun) // read the variable, so that go test does not reuse a result
 	dir := os.Getenv("PANNIER_CACHE")
 	if dir == "" {
 		base, err := os.UserCacheDir()
@@ -108,23 +108,23 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	return out
 }
 
-// envRun names an environment variable with a different value in each `make test`. A program that one package has
-// built under a value is up to date for all others with the same value; if it is empty, each package asks the go
-// command. The go command records that a test has read the variable, and does not use a cached test result if the
-// value differs.
+// envRun names an environment variable that has a different value in each `make test`. A program that one
+// package has built is up to date for all other packages with the same value. If it is empty, each package
+// asks the go command. The go command records that a test has read the variable, and does not reuse a cached
+// test result if the value differs.
 const envRun = "PANNIER_TEST_RUN"
 
-// envBin names an environment variable with the directory of the programs, instead of one in the cache: make mutants
-// builds programs with planted bugs.
+// envBin names an environment variable with a directory for the built programs, instead of one in the cache.
+// make mutants uses it to build programs with planted bugs.
 const envBin = "PANNIER_TEST_BIN"
 
-// built has the paths that this process has built: all its tests run the same programs.
+// built caches the paths of the programs that this process has built.
 var built sync.Map
 
 // RequireRoot skips the test if it does not run as root, and says what is not covered then.
 func RequireRoot(t testing.TB, notCovered string) {
 	t.Helper()
-	_ = os.Getenv(envRun) // a result as another user is not to be taken from go's test cache
+	_ = os.Getenv(envRun) // read the variable, so that go test does not reuse the result of a run as another user
 	if os.Geteuid() != 0 {
 		t.Skipf("needs root (mounts, loop devices); not covered: %s", notCovered)
 	}

@@ -42,13 +42,13 @@ type Cluster struct {
 	opts    Options
 	Net     *testnet.TestNet
 	Hosts   []*testhost.Host
-	Dir     string // the authority and the gossip's key
-	Volumes string // what the hosts' driver, "shared", keeps its volumes in
+	Dir     string // for the certificates and the gossip key
+	Volumes string // where the hosts' driver, "shared", keeps its volumes
 	driver  string
 	pannier string
 }
 
-// The ports, the same on each host: they have a network each.
+// The ports are the same on each host, because each has its own network.
 const (
 	RPCPort  = 7421
 	SerfPort = 7422
@@ -269,7 +269,7 @@ func (c *Cluster) Hold(t testing.TB) (release func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release = func() { _ = f.Close() } // again: it is closed already
+	release = func() { _ = f.Close() } // after an earlier call it is closed already
 	t.Cleanup(release)
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)

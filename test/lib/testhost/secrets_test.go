@@ -62,7 +62,7 @@ func TestLeaks(t *testing.T) {
 		"environ": func(cmd *exec.Cmd) { cmd.Env = append(os.Environ(), "TOKEN="+secret) },
 	} {
 		cmd := exec.Command("sh", "-c", "read never", h.Path("program"))
-		stdin, err := cmd.StdinPipe() // it lives until this is closed
+		stdin, err := cmd.StdinPipe() // the process runs until this is closed
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// needNet skips a test where there can be no hosts.
+// needNet skips the test if the machine does not allow network namespaces and TUN devices.
 func needNet(t *testing.T) {
 	t.Helper()
 	testbin.RequireRoot(t, "network namespaces")
@@ -28,7 +28,7 @@ func needNet(t *testing.T) {
 	}
 }
 
-// post is a UDP socket on a host.
+// post opens a UDP socket on a host.
 func post(t *testing.T, h *testnet.Host) net.PacketConn {
 	t.Helper()
 	var conn net.PacketConn
@@ -44,8 +44,8 @@ func post(t *testing.T, h *testnet.Host) net.PacketConn {
 	return conn
 }
 
-// send sends n letters from one host to another, a marked one after them over a whole
-// link, and says how many of the letters came.
+// send sends n datagrams from one host to another. It then heals the link, sends a marker, and returns how
+// many of the datagrams arrived.
 func send(t *testing.T, n int, a, b *testnet.Host, heal func()) (came int) {
 	t.Helper()
 	from, to := post(t, a), post(t, b)
@@ -78,40 +78,40 @@ func TestLinks(t *testing.T) {
 	n := testnet.New(t, 1)
 	a, b := n.Host("a"), n.Host("b")
 	if came := send(t, 10, a, b, n.Heal); came != 10 {
-		t.Errorf("%d of 10 came over a whole link", came)
+		t.Errorf("%d of 10 arrived over an intact link", came)
 	}
-	n.Set(b, a, testnet.Link{Cut: true}) // the other direction
+	n.Set(b, a, testnet.Link{Cut: true}) // only the other direction
 	if came := send(t, 10, a, b, n.Heal); came != 10 {
-		t.Errorf("%d of 10 came while the answers would be lost", came)
+		t.Errorf("%d of 10 arrived while only the other direction was cut", came)
 	}
 	hosts := 0
 	settle := func() {
-		// Packets are passed on in their order, by one goroutine: those that are to be lost
-		// have been when one that goes elsewhere has come.
+		// One goroutine passes the packets on in order. When a packet to another host has arrived, all
+		// earlier packets have been passed on or dropped.
 		hosts++
 		other := n.Host(strings.Repeat("c", hosts))
 		n.Set(a, other, testnet.Link{})
 		if came := send(t, 1, a, other, func() {}); came != 1 {
-			t.Errorf("%d of 1 came over a whole link", came)
+			t.Errorf("%d of 1 arrived over an intact link", came)
 		}
 		n.Heal()
 	}
 	n.Part(a)
 	if came := send(t, 10, a, b, settle); came != 0 {
-		t.Errorf("%d of 10 came over a link that was cut", came)
+		t.Errorf("%d of 10 arrived over a cut link", came)
 	}
 	n.SetAll(testnet.Link{Loss: 0.3})
 	if came := send(t, 100, a, b, settle); came < 50 || came > 90 {
-		t.Errorf("%d of 100 came over a link that loses 30%%", came)
+		t.Errorf("%d of 100 arrived over a link that loses 30%%", came)
 	}
 	n.SetAll(testnet.Link{Delay: 50 * time.Millisecond})
 	begun := time.Now()
 	if send(t, 1, a, b, func() {}); time.Since(begun) < 50*time.Millisecond {
-		t.Error("a packet came before its delay")
+		t.Error("a packet arrived before its delay")
 	}
 }
 
-// TestProcesses runs a program on a host and talks to it over TCP from another.
+// TestProcesses runs a program on one host and connects to it over TCP from another.
 func TestProcesses(t *testing.T) {
 	needNet(t)
 	n := testnet.New(t, 1)
@@ -153,7 +153,7 @@ func TestProcesses(t *testing.T) {
 	if got := <-said; got != "hello\n" {
 		t.Errorf("host a heard %q", got)
 	}
-	// The test itself is where it was.
+	// The test itself is still in its own network.
 	if _, err := net.DialTimeout("tcp4", l.Addr().String(), 100*time.Millisecond); err == nil ||
 		errors.Is(err, os.ErrPermission) {
 		t.Errorf("dialled from outside: %v", err)

@@ -15,18 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// envEnds is set for TestLeaves: to how it ends.
+// envEnds tells TestLeaves how to end.
 const envEnds = "PANNIER_TEST_ENDS"
 
 func TestMain(m *testing.M) { Main(m, 0) }
 
-// TestLeaves leaves a process behind, in a session of its own, and says which.
+// TestLeaves starts a process in a separate session, prints its id and ends without waiting for it.
 func TestLeaves(t *testing.T) {
 	ends := os.Getenv(envEnds)
 	if ends == "" {
 		t.Skip("TestLeftovers runs this one")
 	}
-	// The shell ends at once, and what it has started does not.
+	// The shell ends at once; the process that it has started does not.
 	out, err := exec.Command("setsid", "sh", "-c", "sleep 600 >/dev/null 2>&1 </dev/null & echo $!").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -39,15 +39,15 @@ func TestLeaves(t *testing.T) {
 	case "in a panic":
 		go panic("as it should")
 		select {}
-	default: // by a signal
+	default: // waits for a signal
 		time.Sleep(10 * time.Minute)
 	}
 }
 
-// TestLeftovers sees that nothing that tests have started outlives them.
+// TestLeftovers checks that processes started by tests end with them.
 func TestLeftovers(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: the tests run in a namespace of their own")
+		t.Skip("needs root: the tests run in their own namespace")
 	}
 	for ends, c := range map[string]struct {
 		signal syscall.Signal // sent when the test has left its process
@@ -85,7 +85,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// run starts the tests, and tells which process they leave and when they have ended.
+// run starts the tests. It returns the process that they leave, and a channel that is closed when they have
+// ended.
 func run(t *testing.T, cmd *exec.Cmd) (left int, ended <-chan struct{}) {
 	t.Helper()
 	out, err := cmd.StdoutPipe()
@@ -103,19 +104,19 @@ func run(t *testing.T, cmd *exec.Cmd) (left int, ended <-chan struct{}) {
 				said <- pid
 			}
 		}
-		_ = cmd.Wait() // its code is looked at
+		_ = cmd.Wait() // the caller checks its exit code
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it has ended
+		_ = cmd.Process.Kill() // it may have ended
 		<-over
 	})
 	select {
 	case pid := <-said:
 		return pid, over
 	case <-over:
-		t.Fatal("it ended, and has left nothing")
+		t.Fatal("it ended without leaving a process")
 	case <-time.After(time.Minute):
-		t.Fatal("it has left nothing")
+		t.Fatal("it did not leave a process")
 	}
 	panic("not reached")
 }

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// usable is a bootstrap with all that a stream needs.
+// usable is a bootstrap with everything that a stream needs.
 const usable = `{
   "node": {"id": "web-sidecar-proxy"},
   "static_resources": {"clusters": [{
@@ -25,8 +25,8 @@ const usable = `{
   }
 }`
 
-// TestOpen refuses what Envoy would refuse, or what would put the token at risk,
-// before anyone is called.
+// TestOpen checks that bootstraps are refused before any connection is made if Envoy would refuse them, or if
+// they would expose the token.
 func TestOpen(t *testing.T) {
 	tlsSocket := func(validation string) string {
 		return `"transport_socket": {"name": "tls", "typed_config": {
@@ -80,7 +80,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// canceled lets Open come as far as the call and no farther.
+// canceled returns a context with which Open ends when it makes the call.
 func canceled() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// pages are the pages of docs/operations. TestOperations runs all their lines of shell.
+// pages are the pages of docs/operations.
 type pages struct {
 	t     *testing.T
 	c     *testcluster.Cluster
@@ -25,7 +25,7 @@ type pages struct {
 	ran   map[string]bool
 }
 
-// A block of shell has its name in a comment before it.
+// A comment before a shell block names it.
 var shellBlock = regexp.MustCompile("(?s)\n(?:<!-- run: ([a-z-]+) -->\n)?```sh\n(.*?)```")
 
 func readPages(t *testing.T, c *testcluster.Cluster) *pages {
@@ -57,8 +57,8 @@ func readPages(t *testing.T, c *testcluster.Cluster) *pages {
 	return p
 }
 
-// run runs the lines of a page on a host, with the usual paths replaced by this host's, and more
-// replacements. systemctl is the test's.
+// run runs the commands of a block on a host, with the usual paths replaced by this host's, and further
+// replacements. The test itself implements systemctl.
 func (p *pages) run(on *testhost.Host, page, name string, replace ...string) {
 	p.t.Helper()
 	where := page + ", " + name
@@ -112,7 +112,7 @@ func (p *pages) shell(on *testhost.Host, where, lines string) {
 	p.t.Logf("%s:\n%s%s", where, lines, out)
 }
 
-// copyFile copies a file of the pages' folder.
+// copyFile copies a file within the pages' directory.
 func (p *pages) copyFile(from, to string) {
 	p.t.Helper()
 	found, err := filepath.Glob(filepath.Join(p.dir, from))
@@ -142,8 +142,8 @@ secrets {
 }
 `
 
-// TestOperations follows the pages for operators with a cluster: each line works, in an order in
-// which an operator could need them.
+// TestOperations runs all commands in the pages for operators against a cluster, in an order in which an
+// operator could need them.
 func TestOperations(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{
@@ -169,7 +169,7 @@ func TestOperations(t *testing.T) {
 	server := c.Hosts[0]
 	p.run(server, "forming.md", "check")
 	node.Run("volume", "create", node.Write("data.volume.hcl", volumeWithSecret))
-	// The pages' node web-1 is this one.
+	// The pages call this node web-1.
 	here := []string{"web-1", "node-1"}
 
 	p.run(server, "tuning.md", "autopilot")
@@ -181,7 +181,7 @@ func TestOperations(t *testing.T) {
 	p.run(server, "security.md", "renew", authority...)
 	p.gossipKey(server)
 	p.run(server, "security.md", "secrets-key")
-	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // the old one is gone
+	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // the old key is gone
 
 	p.run(node, "forming.md", "maintenance", here...)
 	ready(node)
@@ -217,12 +217,12 @@ func TestOperations(t *testing.T) {
 	p.loseAll()
 	for where := range p.lines {
 		if !p.ran[where] {
-			t.Errorf("docs/operations/%s: these lines are not run", where)
+			t.Errorf("docs/operations/%s: these commands are never run", where)
 		}
 	}
 }
 
-// gossipKey replaces the key of gossip.
+// gossipKey replaces the gossip key.
 func (p *pages) gossipKey(on *testhost.Host) {
 	p.t.Helper()
 	ids := func() (ids []string) {
@@ -279,7 +279,7 @@ func (p *pages) voters(on *testhost.Host, n int) {
 	})
 }
 
-// lose loses the node, a server, and then the majority of the rest.
+// lose makes the cluster lose a node, then a server, and then the majority of the remaining servers.
 func (p *pages) lose(here []string) {
 	p.t.Helper()
 	c := p.c
@@ -335,7 +335,8 @@ func (p *pages) loseAll() {
 	}
 	p.run(first, "disaster-recovery.md", "restore")
 	p.sees(second, "data")
-	// The volume's secret can be unsealed: the key came with the backup.
+	// Starting the driver needs the volume's secret, which can be decrypted because the backup contains the
+	// key.
 	second.AwaitDrivers()
 	second.Run("workload", "start", p.c.Workload(second, "next", "data"))
 	second.Run("workload", "stop", "next")

@@ -28,7 +28,7 @@ func TestFirstServer(t *testing.T) {
 	c.Stage(t, "a host of its own", func(t *testing.T) {
 		s1.Start()
 		if r := s1.Try("server", "join", "10.77.0.9"); r.Code == 0 {
-			t.Errorf("a host without certificates joins others: %s", r.Stdout)
+			t.Errorf("a host without certificates joined others: %s", r.Stdout)
 		}
 		c.Volume(s1, "old", "single-node-writer")
 		start(c, s1, "old", "old")
@@ -42,13 +42,13 @@ func TestFirstServer(t *testing.T) {
 		s1.Write("agent.hcl", string(whole))
 		s1.Start()
 		if now := clusterOf(t, s1); now != id {
-			t.Errorf("the cluster is %s, and was %s", now, id)
+			t.Errorf("the cluster's id changed from %[2]s to %[1]s", now, id)
 		}
 		if now := s1.Holder("old"); fmt.Sprint(now.GetIndex()) != token || now.GetNode() != "server-1" {
 			t.Errorf("the claim is now %v", now)
 		}
 		if left := s1.VolumeMounts(); len(left) == 0 {
-			t.Error("the volume is not mounted any more")
+			t.Error("the volume is no longer mounted")
 		}
 	})
 

@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// quickVotes lets servers that join vote soon.
+// quickVotes makes servers that join become voters quickly.
 const quickVotes = `
 autopilot {
   server_stabilization_time = "1s"
@@ -96,7 +96,7 @@ func TestForming(t *testing.T) {
 			h.Kill()
 		}
 		rewrite(t, s2, "bootstrap_expect = 3", "bootstrap_expect = 1")
-		// While it is alone it must not bootstrap a cluster of its own.
+		// A server that is alone must not bootstrap a new cluster.
 		s2.Begin()
 		s2.Eventually("it answers", func() error { _, err := s2.Status(); return err })
 		if r := s2.Try("volume", "status", "-stale"); r.Code != 0 || !strings.Contains(r.Stderr, "no leader") {
@@ -110,7 +110,7 @@ func TestForming(t *testing.T) {
 		}
 		awaitVoters(t, n1, "server-1", "server-2", "server-3")
 		if now := clusterOf(t, n1); now != id {
-			t.Errorf("the cluster is %s, and was %s", now, id)
+			t.Errorf("the cluster's id changed from %[2]s to %[1]s", now, id)
 		}
 		n1.Run("volume", "status", "kept")
 	})
@@ -124,7 +124,7 @@ func TestForming(t *testing.T) {
 	})
 }
 
-// table is a command's list, by its first column.
+// table parses a table printed by a command. Rows are keyed by their first column.
 func table(out string) map[string][]string {
 	rows := map[string][]string{}
 	for n, line := range strings.Split(strings.TrimSpace(out), "\n") {
@@ -135,7 +135,7 @@ func table(out string) map[string][]string {
 	return rows
 }
 
-// clusterOf is the id of the cluster whose ledger was copied.
+// clusterOf returns the cluster's id, read from a copy of the ledger.
 func clusterOf(t *testing.T, through *testhost.Host) string {
 	t.Helper()
 	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t),
@@ -149,6 +149,6 @@ func clusterOf(t *testing.T, through *testhost.Host) string {
 			return s.GetCluster()
 		}
 	}
-	t.Fatalf("the copy of the ledger ends: %v", stream.Err())
+	t.Fatalf("read the copy of the ledger: %v", stream.Err())
 	return ""
 }

@@ -19,16 +19,15 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// longLeases makes an unreachable node disconnected soon, and lets it keep its volumes.
+// longLeases makes an unreachable node count as disconnected soon, but keep its volumes.
 const longLeases = `
 heartbeat_ttl = "5s"
 stop_after    = "5m"
 stop_margin   = "2m"
 `
 
-// TestNodes does what workloads and operators do with the nodes of a cluster. The volumes are in
-// rack R1 and cannot be reached from node-2, and their controllers are on two hosts that do not
-// lead.
+// TestNodes runs the operations of workloads and operators on the nodes of a cluster. The volumes are in rack
+// R1 and cannot be reached from node-2. Their controllers are on two hosts that do not lead.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{
@@ -65,8 +64,8 @@ type nodes struct {
 	s1, s2, s3, n1, n2 *testhost.Host
 }
 
-// controllers attaches volumes from a leader that has no controller of its own. One host that has
-// it is lost in the middle of its call.
+// controllers attaches volumes while the leader has no controller of its own. A host with a controller is
+// killed in the middle of its call.
 func (n nodes) controllers(t *testing.T) {
 	ids := []string{"spread-1", "spread-2", "spread-3", "spread-4"}
 	for _, id := range ids {
@@ -104,7 +103,7 @@ func (n nodes) controllers(t *testing.T) {
 	n.n2.AwaitFree("flight")
 }
 
-// attachedBy is the host whose controller attached a volume last.
+// attachedBy returns the host whose controller attached a volume last.
 func attachedBy(t *testing.T, c *testcluster.Cluster, volume string) string {
 	t.Helper()
 	for _, d := range slices.Backward(driverLog(t, c, volume)) {
@@ -116,7 +115,7 @@ func attachedBy(t *testing.T, c *testcluster.Cluster, volume string) string {
 	return ""
 }
 
-// places uses volumes on nodes of two racks.
+// places uses volumes on nodes in two racks.
 func (n nodes) places(t *testing.T) {
 	n.c.Volume(n.s3, "near", "single-node-writer")
 	n.n2.Refused(4, []string{"near", "rack=R1", "node-2", "rack=R2"}, "workload", "start",
@@ -154,12 +153,12 @@ topology_request {
 	}
 	log := driverLog(t, n.c, "near")
 	if last := log[len(log)-1]; last.node != n.n1.Name || last.what != "expand" {
-		t.Errorf("the last thing that was done with the volume is %v", last)
+		t.Errorf("the last operation on the volume was %v", last)
 	}
 	n.n1.Run("workload", "stop", "near")
 }
 
-// after starts workloads on two nodes that wait for one another's end.
+// after starts workloads on two nodes that wait for workloads on the other node to end.
 func (n nodes) after(t *testing.T) {
 	n.c.Volume(n.s2, "baton", "single-node-writer")
 	spec := func(on *testhost.Host, id, key string, others ...string) string {
@@ -198,18 +197,18 @@ workload %q {
 	if err := outcome(t, given); err == nil || !strings.Contains(err.Error(), "given up") {
 		t.Errorf("a start that was stopped while it waited: %v", err)
 	}
-	n.s2.Eventually("nobody knows of the workload any more that was given up", func() error {
+	n.s2.Eventually("the abandoned workload is gone", func() error {
 		on, err := n.s2.Node(n.s3.Name)
 		if err != nil {
 			return err
 		}
 		if len(on.GetWorkloads()) != 1 || on.GetWorkloads()[0].GetId() != "two" ||
 			on.GetWorkloads()[0].GetStatus() != "waiting" {
-			return fmt.Errorf("on %s there are %v", n.s3.Name, on.GetWorkloads())
+			return fmt.Errorf("%s has %v", n.s3.Name, on.GetWorkloads())
 		}
 		return nil
 	})
-	lead(n.c, n.s2.Name) // the leader reports who waits
+	lead(n.c, n.s2.Name) // the new leader reports waiting workloads
 	n.n1.Run("workload", "stop", "one")
 	if err := outcome(t, second); err != nil {
 		t.Errorf("a workload that came after another one: %v", err)
@@ -225,8 +224,8 @@ workload %q {
 	n.n1.Run("workload", "stop", "five")
 }
 
-// older adds a server of an earlier release to the gossip. While it is there, nothing that it could
-// not read is written.
+// older adds a server of an earlier release to the gossip. While it is a member, the leader writes nothing
+// that the older server cannot read.
 func (n nodes) older(t *testing.T) {
 	key, err := os.ReadFile(filepath.Join(n.c.Dir, "gossip.key"))
 	if err != nil {
@@ -290,7 +289,7 @@ func (n nodes) drain(t *testing.T) {
 		!now.GetNode().GetDrivers()[0].GetHealthy() {
 		t.Errorf("while its volumes are mounted, the node is %v", now)
 	}
-	n.s2.Holder("stays") // before the last one's is released
+	n.s2.Holder("stays") // until its last volume is released
 	n.n1.Refused(4, []string{n.n1.Name, "drained"}, "workload", "start", n.c.Workload(n.n1, "late", "near"))
 	release()
 	n.n2.Run("node", "drain", "-wait", n.n1.Name)
@@ -303,7 +302,7 @@ func (n nodes) drain(t *testing.T) {
 	}
 	if last := order[len(order)-2:]; !strings.HasPrefix(last[0], "default-comes-") ||
 		!strings.HasPrefix(last[1], "default-stays-") {
-		t.Errorf("the last one was not stopped first: volumes were unpublished in the order %q", order)
+		t.Errorf("volumes were not unpublished in the reverse order of the starts: %q", order)
 	}
 	n.s3.Eventually("the driver was stopped", func() error {
 		now, err := n.s3.Node(n.n1.Name)
@@ -325,7 +324,7 @@ func (n nodes) drain(t *testing.T) {
 	n.n1.NothingInUse()
 }
 
-// lost loses node-2, purges it, sees it come back, and sets it up anew.
+// lost kills node-2, purges it, lets it come back, and sets it up again.
 func (n nodes) lost(t *testing.T) {
 	start(n.c, n.n2, "lost", "there")
 	n.s3.Refused(4, []string{n.n2.Name, "node drain -enable"}, "node", "purge", n.n2.Name)
@@ -344,7 +343,7 @@ func (n nodes) lost(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.n2.Begin()
-	n.n2.Eventually("it is told what to do", func() error {
+	n.n2.Eventually("its status says what to do", func() error {
 		s, err := n.n2.Status()
 		if err == nil && !strings.Contains(s.GetMessage(), "pannier node purge node-2") {
 			err = errors.New(s.GetMessage())

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestOperators does to a cluster what operators do: leadership moves, the ledger is saved and
-// restored, keys and certificates are replaced, hosts move, leave, fail and come back. Meanwhile a
-// program on one node writes into its volume.
+// TestOperators runs the operations of operators on a cluster: leadership moves, the ledger is saved and
+// restored, keys and certificates are replaced, hosts move, leave, fail and come back. Meanwhile a program on
+// one node writes into its volume.
 func TestOperators(t *testing.T) {
 	t.Parallel()
 	config := strings.Replace(quickVotes, "autopilot {", "autopilot {\n  cleanup_dead_servers = false", 1)
@@ -81,8 +81,8 @@ func (o operators) restore(t *testing.T) {
 	}
 }
 
-// away brings back a server whose next log entry no server has any more, as after weeks: a restore
-// leaves a gap in the log that only a snapshot bridges.
+// away brings back a server that needs log entries that no other server has any more, as after weeks of
+// downtime: a restore leaves a gap in the log that only a snapshot bridges.
 func (o operators) away(t *testing.T) {
 	o.s2.Kill()
 	o.c.Leader()
@@ -151,7 +151,7 @@ func (o operators) renew(t *testing.T) {
 	}
 }
 
-// certificate reads one from a file.
+// certificate reads a certificate from a file.
 func certificate(t *testing.T, path string) *x509.Certificate {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -169,7 +169,7 @@ func certificate(t *testing.T, path string) *x509.Certificate {
 	return cert
 }
 
-// shows is the certificate that a host presents to another one.
+// shows returns the certificate that a host presents to another one.
 func shows(t *testing.T, to, h *testhost.Host) (cert *x509.Certificate) {
 	t.Helper()
 	err := to.Net.Do(func() error {
@@ -188,7 +188,7 @@ func shows(t *testing.T, to, h *testhost.Host) (cert *x509.Certificate) {
 	return cert
 }
 
-// move gives a server and then a node another address. Configurations name hosts only.
+// move changes the addresses of a server and then of a node. The configurations contain only host names.
 func (o operators) move(t *testing.T) {
 	for _, moved := range []*testhost.Host{o.s3, o.n1} {
 		moved.Stop()

@@ -29,7 +29,7 @@ func waitForChange(t *testing.T, through *testhost.Host, volume string,
 			Id: volume, Read: &hostv1.ReadOptions{Index: index, Wait: durationpb.New(testhost.Wait)},
 		}))
 		if err != nil {
-			t.Errorf("a query through %s that waits: %v", through.Name, err)
+			t.Errorf("a blocking query through %s: %v", through.Name, err)
 			return
 		}
 		answers <- resp.Msg
@@ -37,8 +37,7 @@ func waitForChange(t *testing.T, through *testhost.Host, volume string,
 	return answers
 }
 
-// waiting blocks queries through a server that does not lead and through a node, also over a change
-// of the leader.
+// waiting makes blocking queries through a follower and through a node. They survive a change of leader.
 func (n nodes) waiting(t *testing.T) {
 	n.c.Volume(n.s3, "watched", "single-node-writer")
 	read := func(through *testhost.Host, how *hostv1.ReadOptions) *hostv1.GetVolumeResponse {
@@ -56,10 +55,10 @@ func (n nodes) waiting(t *testing.T) {
 		Index: index,
 		Wait:  durationpb.New(200 * time.Millisecond),
 	}); time.Since(begun) < 200*time.Millisecond {
-		t.Errorf("nothing had changed after %d, and it was answered after %s: %v", index, time.Since(begun), again)
+		t.Errorf("a query for changes after %d returned without any after %s: %v", index, time.Since(begun), again)
 	}
 	throughServer, throughNode := waitForChange(t, n.s3, "watched", index), waitForChange(t, n.n2, "watched", index)
-	n.c.Volume(n.s3, "other", "single-node-writer") // a change that they do not read
+	n.c.Volume(n.s3, "other", "single-node-writer") // a change to a volume that they do not query
 	lead(n.c, n.s2.Name)
 	start(n.c, n.n1, "watched", "watched")
 	for name, answers := range map[string]chan *hostv1.GetVolumeResponse{
@@ -99,7 +98,7 @@ func (n nodes) watching(t *testing.T) {
 	}
 }
 
-// stale reads from a server that is cut off from the leader.
+// stale makes stale reads from a server that is cut off from the leader.
 func (n nodes) stale(t *testing.T) {
 	n.c.Net.Part(n.s3.Net)
 	defer n.c.Net.Heal()
@@ -112,7 +111,7 @@ func (n nodes) stale(t *testing.T) {
 		}
 		for _, v := range resp.Msg.GetVolumes() {
 			if v.GetSpec().GetId() == "unseen" {
-				t.Error("a server that is cut off knows a volume that was made meanwhile")
+				t.Error("a disconnected server knows a volume that was created meanwhile")
 			}
 		}
 		if meta := resp.Msg.GetMeta(); meta.GetKnownLeader() || meta.GetAge().AsDuration() < time.Second {
@@ -127,7 +126,7 @@ func (n nodes) stale(t *testing.T) {
 	ended := begin(t, n.s3, "volume", "status", "unseen")
 	n.c.Net.Heal()
 	if err := outcome(t, ended); err != nil {
-		t.Errorf("what is asked while the server is cut off, and is not to be stale: %v", err)
+		t.Errorf("a consistent query to a disconnected server: %v", err)
 	}
 	n.s3.Eventually("a stale answer of a server that follows is young", func() error {
 		r := n.s3.Try("volume", "status", "-stale")
@@ -138,9 +137,9 @@ func (n nodes) stale(t *testing.T) {
 	})
 }
 
-// once loses the leader's answer to a node's command, and kills the leader. The node repeats the
-// command to the next leader, which must not execute it again, although the claims of the first
-// execution are released by then.
+// once drops the leader's answer to a node's command, and kills the leader. The node repeats the command to
+// the next leader, which must not execute it again, although the claims of the first execution are released
+// by then.
 func (n nodes) once(t *testing.T) {
 	n.c.Volume(n.n1, "once", "single-node-writer")
 	leader := n.c.Leader()
@@ -166,10 +165,10 @@ func (n nodes) once(t *testing.T) {
 	follower.Run("volume", "detach", "-force", "once", n.n1.Name)
 	follower.AwaitFree("once")
 	n.c.Net.Heal()
-	// A start that was decided again would have claims, or be refused since the node missed
+	// A start that was executed twice would have claims, or would be refused because the node missed
 	// heartbeats.
 	if err := outcome(t, ended); err == nil || !strings.Contains(err.Error(), `holds no claim on volume "once"`) {
-		t.Errorf("a start that was decided before its claims were taken away: %v", err)
+		t.Errorf("a start whose claims were revoked after it was applied: %v", err)
 	}
 	follower.AwaitFree("once")
 	n.c.AwaitStarted(n.n1, "once", "once")

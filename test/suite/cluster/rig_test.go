@@ -54,8 +54,8 @@ func crash(t *testing.T, h *testhost.Host) {
 // lead makes a server the leader, by a command to itself.
 func lead(c *testcluster.Cluster, name string) { leadThrough(c, c.Host(name), name) }
 
-// leadThrough makes a server the leader. Raft gives it one second to take over, which may be too
-// short on a busy machine: the command is repeated.
+// leadThrough makes a server the leader. Raft allows one second for a transfer, which may be too short on a
+// busy machine, so the command is repeated.
 func leadThrough(c *testcluster.Cluster, through *testhost.Host, name string) {
 	through.Eventually(name+" leads", func() error {
 		r := through.Try("operator", "raft", "transfer-leadership", name)
@@ -66,7 +66,7 @@ func leadThrough(c *testcluster.Cluster, through *testhost.Host, name string) {
 	})
 }
 
-// peers are raft's servers, as the leader tells a host.
+// peers returns raft's servers, as the leader reports them to a host.
 func peers(t *testing.T, through *testhost.Host) ([]*hostv1.RaftPeer, error) {
 	t.Helper()
 	resp, err := through.Client().Operator.ListPeers(testhost.Soon(t), connect.NewRequest(&hostv1.ListPeersRequest{}))
@@ -76,7 +76,7 @@ func peers(t *testing.T, through *testhost.Host) ([]*hostv1.RaftPeer, error) {
 	return resp.Msg.GetPeers(), nil
 }
 
-// awaitVoters waits until raft's servers are exactly these, all healthy voters.
+// awaitVoters waits until raft's servers are exactly the named ones, all of them healthy voters.
 func awaitVoters(t *testing.T, through *testhost.Host, names ...string) {
 	t.Helper()
 	through.Eventually("the voters are "+strings.Join(names, ", "), func() error {
@@ -97,7 +97,7 @@ func awaitVoters(t *testing.T, through *testhost.Host, names ...string) {
 	})
 }
 
-// awaitMember waits until an agent has a status in the gossip of another one.
+// awaitMember waits until another agent sees a member with a certain status in the gossip.
 func awaitMember(t *testing.T, through *testhost.Host, name, status string) {
 	t.Helper()
 	through.Eventually(name+" is "+status, func() error {
@@ -136,7 +136,7 @@ func begin(t *testing.T, on *testhost.Host, args ...string) (ended chan error) {
 	return ended
 }
 
-// outcome waits for the end of a command in the background.
+// outcome waits for a background command to end, and returns its error.
 func outcome(t *testing.T, ended chan error) error {
 	t.Helper()
 	select {
@@ -157,8 +157,8 @@ type program struct {
 	ended chan struct{}
 }
 
-// run runs a program with a volume in the foreground, which writes a line into the volume again and
-// again. It returns when the program has begun.
+// run runs a program in the foreground that writes lines into a volume in a loop. It returns when the program
+// has written the first line.
 func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume string) *program {
 	t.Helper()
 	p := &program{
@@ -178,7 +178,7 @@ func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume str
 	return p
 }
 
-// writesOn waits until the program has written more than it has now.
+// writesOn waits until the program has written another line.
 func (p *program) writesOn(t *testing.T) {
 	t.Helper()
 	size := func() int64 {
@@ -202,11 +202,11 @@ func (p *program) writesOn(t *testing.T) {
 	})
 }
 
-// done is a line of the driver's log.
+// done is one line of the driver's log.
 type done struct{ node, what, volume, where string }
 
-// driverLog is what the driver did on all hosts with a volume, or with an empty id with all
-// volumes, in order.
+// driverLog returns the operations of the drivers on all hosts with a volume, in order; with an empty id,
+// those with any volume.
 func driverLog(t *testing.T, c *testcluster.Cluster, volume string) (all []done) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(c.Volumes, ".log"))
@@ -225,7 +225,7 @@ func driverLog(t *testing.T, c *testcluster.Cluster, volume string) (all []done)
 	return all
 }
 
-// held waits until Hold blocks a driver's call, and returns on which host.
+// held waits until Hold blocks a driver's call, and returns the host of that driver.
 func held(t *testing.T, c *testcluster.Cluster) (on *testhost.Host) {
 	t.Helper()
 	var st unix.Stat_t

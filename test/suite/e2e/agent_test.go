@@ -24,7 +24,7 @@ func TestSecondAgentOnOneDataDirIsRefused(t *testing.T) {
 	}
 }
 
-// A data directory may be a link, as on machines with a separate disk for it.
+// A data directory may be a symbolic link, as on machines with a separate disk for it.
 func TestLinkedDataDir(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -43,8 +43,7 @@ func TestLinkedDataDir(t *testing.T) {
 	h.NothingInUse()
 }
 
-// Only root, and users that the agent is configured to trust, can read what is in the data
-// directory.
+// Only root, and users that the agent is configured to trust, can read the files in the data directory.
 func TestDataDirIsClosed(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -60,7 +59,7 @@ func TestDataDirIsClosed(t *testing.T) {
 		}
 		if strings.Contains(path, "/plugins/") {
 			if d.IsDir() && filepath.Base(filepath.Dir(path)) == "plugins" {
-				return filepath.SkipDir // for plugins that run as another user; it has its own tests
+				return filepath.SkipDir // plugins that run as another user can read it, which other tests cover
 			}
 			return nil
 		}
@@ -68,7 +67,7 @@ func TestDataDirIsClosed(t *testing.T) {
 			t.Errorf("%s is %s", strings.TrimPrefix(path, h.Dir), info.Mode())
 		}
 		if d.IsDir() {
-			return filepath.SkipDir // a closed folder hides its content
+			return filepath.SkipDir // its contents cannot be reached
 		}
 		return nil
 	})
@@ -77,23 +76,23 @@ func TestDataDirIsClosed(t *testing.T) {
 	}
 }
 
-// A start that fails ends the plugins and drivers that it has begun, and leaves those that an earlier agent left.
+// A failed start ends the plugins and drivers that it has started, but not those that an earlier agent left.
 func TestFailedStartLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
-	must(t, os.Mkdir(h.Socket(), 0o700)) // the last part to be opened is the API
+	must(t, os.Mkdir(h.Socket(), 0o700)) // opening the API, the last step of a start, fails
 	refused := func() {
 		t.Helper()
 		h.Refused(1, []string{"start the agent: API", h.Socket()}, "agent", "-config", h.Path("agent.hcl"))
 	}
 	refused()
 	if left := h.Processes(); len(left) > 0 {
-		t.Errorf("processes %v are left by a start that failed", left)
+		t.Errorf("processes %v are left by a failed start", left)
 	}
 
 	must(t, os.Remove(h.Socket()))
 	h.Start()
-	h.Stop() // the plugin and the driver run on
+	h.Stop() // the plugin and the driver keep running
 	before := h.Processes()
 	if len(before) < 2 {
 		t.Fatalf("an agent that was stopped leaves processes %v", before)
@@ -105,7 +104,8 @@ func TestFailedStartLeavesNoProcess(t *testing.T) {
 	}
 }
 
-// An agent without a plugin for what is configured does not start, or is not ready and says why.
+// If no plugin supports something in the configuration, the agent does not start, or it is not ready and
+// reports why.
 func TestAgentWithoutItsPlugins(t *testing.T) {
 	t.Parallel()
 	t.Run("no plugin at all", func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// following is a workload with a volume that waits for others; keys are lines of its spec.
+// following writes the spec of a workload with a volume that waits for others. keys are lines of its spec.
 func following(h *testhost.Host, id, keys string) string {
 	return h.Write(id+".hcl", fmt.Sprintf(`
 workload %q {
@@ -26,7 +26,8 @@ workload %q {
 `, id, keys, h.Path("mnt")))
 }
 
-// waiting starts a workload, which waits, and returns the result of its start.
+// waiting starts a workload in the background and checks that it waits for others. The channel delivers the
+// result of its start.
 func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) (ended chan error) {
 	t.Helper()
 	cmd := h.Command("workload", "start", spec)
@@ -57,8 +58,8 @@ func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) 
 	return ended
 }
 
-// A workload waits for another one over a restart of the agent, claims its volume when nothing is
-// left of it, and is replaced itself by the next one.
+// A workload keeps waiting for another one across a restart of the agent. It claims its volume when the other
+// one is completely released, and is itself replaced by the next one.
 func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -85,13 +86,13 @@ func TestWorkloadsComeOneAfterTheOther(t *testing.T) {
 	fifth := waiting(t, h, following(h, "five", `after = ["four"]`), "five", "four")
 	h.Run("workload", "stop", "five")
 	if err := <-fifth; err == nil || !strings.Contains(err.Error(), "given up") {
-		t.Errorf("a start that was stopped while it waited says %v", err)
+		t.Errorf("a start that was stopped while it waited returned %v", err)
 	}
 	h.Run("workload", "stop", "four")
 	h.NothingInUse()
 }
 
-// Workloads that wait for one another are refused, and the error names them all.
+// Workloads that would wait for each other are refused, and the error names all of them.
 func TestACycleOfWorkloadsIsRefused(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// storm is 64 workloads that start and stop at once on 32 volumes: half of these take one user at a
-// time, half are shared.
+// storm is 64 workloads that start and stop concurrently on 32 volumes. Half of the volumes allow one user at
+// a time, half are shared.
 type storm struct {
 	h    *testhost.Host
 	d    *faultydriver.Driver
@@ -62,8 +62,8 @@ func access(n int) string {
 	return "single-node-multi-writer"
 }
 
-// rounds has every workload start with one to three volumes and stop, repeatedly. Calls to an agent
-// that is down are repeated.
+// rounds lets every workload repeatedly start with one to three volumes and stop. Calls that fail because the
+// agent is down are repeated.
 func (s *storm) rounds(ctx context.Context, rounds int) error {
 	var wg sync.WaitGroup
 	errs := make([]error, stormWorkloads)
@@ -116,7 +116,7 @@ func (s *storm) persist(ctx context.Context, call func() error) error {
 	}
 }
 
-// cutOff reports that the agent was down, or went down in the middle of a call.
+// cutOff reports whether the agent was down, or went down in the middle of a call.
 func cutOff(err error) bool {
 	if err == nil {
 		return false
@@ -126,7 +126,7 @@ func cutOff(err error) bool {
 			func(s string) bool { return strings.Contains(err.Error(), s) })
 }
 
-// watch reads the ledger until the context ends, and returns what violates its rules.
+// watch reads the ledger until the context ends, and returns all violations of its rules.
 func (s *storm) watch(ctx context.Context) (forbidden []string) {
 	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		list, err := s.c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
@@ -163,7 +163,7 @@ func (s *storm) run(t *testing.T, rounds int, meanwhile func()) {
 		t.Errorf("the ledger showed what it must never show:\n%s", strings.Join(forbidden, "\n"))
 	}
 	if s.started.Load() == 0 || s.refused.Load() == 0 {
-		t.Errorf("%d starts and %d refusals: that was no storm", s.started.Load(), s.refused.Load())
+		t.Errorf("%d starts and %d refusals: too few to test anything", s.started.Load(), s.refused.Load())
 	}
 	t.Logf("%d starts, %d refusals", s.started.Load(), s.refused.Load())
 	s.h.NothingInUse()
@@ -178,7 +178,7 @@ func (s *storm) run(t *testing.T, rounds int, meanwhile func()) {
 	}
 }
 
-// No volume is used by two workloads that may not share it, staged twice, or left behind.
+// No volume is used by two workloads that must not share it, staged twice, or left behind.
 func TestStorm(t *testing.T) {
 	t.Parallel()
 	s := newStorm(t)
@@ -188,7 +188,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// The agent is killed in the middle of it, twice: it still knows who uses each volume.
+// The agent is killed twice during the storm, and still knows the users of each volume.
 func TestStormOverARestart(t *testing.T) {
 	t.Parallel()
 	s := newStorm(t)
@@ -203,7 +203,7 @@ func TestStormOverARestart(t *testing.T) {
 	})
 }
 
-// someStarts waits until the storm is under way.
+// someStarts waits until n more workloads have started.
 func (s *storm) someStarts(n int64) error {
 	for deadline := time.Now().Add(testhost.Wait); s.started.Load() < n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -213,8 +213,7 @@ func (s *storm) someStarts(n int64) error {
 	return nil
 }
 
-// The users of a shared volume keep its one staging mount over a restart, until the last of them
-// stops.
+// A shared volume stays staged across a restart, until its last user stops.
 func TestSharedStagingOverARestart(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// withDevices is a host with the plugin pseudodevices: two devices of /dev/zero and one of
-// /dev/full.
+// withDevices starts a host with the plugin pseudodevices: two devices of /dev/zero and one of /dev/full.
 func withDevices(t *testing.T) *testhost.Host {
 	t.Helper()
 	h := testhost.New(t, "")
@@ -123,15 +122,15 @@ func TestDevicesForDockerAndSystemd(t *testing.T) {
 	h.Run("workload", "stop", spec)
 }
 
-// A workload's device becomes unhealthy: that is reported, and the workload continues. Meanwhile
-// its plugin is swapped and the host is killed: the workload keeps the device.
+// A device in use becomes unhealthy: this is reported, and the workload continues. The workload keeps the
+// device while its plugin is swapped and the host is killed.
 func TestAWorkloadKeepsItsDevice(t *testing.T) {
 	t.Parallel()
 	h := withDevices(t)
 	h.Run("workload", "start", deviceWorkload(h, "w", "pannier/pseudo/zero", 1, ""))
 	h.Write("sick/zero-0", "it wobbles")
 	devicesAre(t, h, "zero-0 unhealthy default/w")
-	h.Eventually("it is told of", func() error {
+	h.Eventually("the status reports it", func() error {
 		if out := h.Run("events", "-recent", "100"); !strings.Contains(out, `it wobbles; workload "w" has it and continues`) {
 			return fmt.Errorf("events:\n%s", out)
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// image has a shell and stays.
+// image has a shell and keeps running.
 const image = "redis"
 
 // TestDocker runs workloads and drivers in real containers. The host of each test lives in
@@ -78,8 +78,8 @@ func remove(t *testing.T, d *docker.Daemon, name string) {
 	t.Cleanup(func() { _, _ = d.Try("rm", "--force", name) })
 }
 
-// container prepares a container's command with the flags that a workload's start prints, split as
-// a shell splits them.
+// container prepares a docker command with the flags that `pannier workload start` prints, split as a shell
+// splits them.
 func container(flags string, more ...string) []string {
 	return append(append([]string{"run"}, strings.Fields(flags)...), more...)
 }
@@ -165,7 +165,8 @@ func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// Which container has which copy cannot be told: the last workload waits for all.
+// The host cannot tell which container holds a copy of which mount, so the last workload waits for all
+// containers.
 func dockerSharedOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	volume(h, drivers[0], "data", "single-node-multi-writer", "")
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "first", "data", ""))
@@ -190,7 +191,8 @@ func dockerBlockOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// A container that was given the published path before the volume was mounted writes beneath the mount.
+// A container that was given the published path before the volume was mounted writes to the directory beneath
+// the mount.
 func dockerBeneath(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	volume(h, drivers[0], "data", "single-node-writer", "")
 	target := h.Path("data/csi/local/per-workload/w/default/data/" + usage + "/data")
@@ -210,7 +212,7 @@ func dockerBeneath(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	h.NothingInUse()
 }
 
-// setAside checks that an event says where the file that was in a folder is now.
+// setAside checks that an event reports the new place of a file that was found in a directory.
 func setAside(t *testing.T, h *testhost.Host, from, content string) {
 	t.Helper()
 	for line := range strings.Lines(h.Run("events", "-recent", "1000")) {
@@ -220,15 +222,15 @@ func setAside(t *testing.T, h *testhost.Host, from, content string) {
 		_, to, _ := strings.Cut(line, "they are in ")
 		to, _, _ = strings.Cut(to, " now")
 		if raw, err := os.ReadFile(filepath.Join(to, "file")); err != nil || string(raw) != content {
-			t.Errorf("%s holds %q (%v)", to, raw, err)
+			t.Errorf("%s contains %q (%v)", to, raw, err)
 		}
 		return
 	}
 	t.Errorf("no event says where the files of %s are:\n%s", from, h.Run("events", "-recent", "1000"))
 }
 
-// stopWaits stops a workload and waits until its status says with these words that the volume is
-// still in use. The channel delivers the stop's result.
+// stopWaits stops a workload and waits until its status reports with these words that the volume is still in
+// use. It returns a function for the stop's result.
 func stopWaits(t *testing.T, h *testhost.Host, id string, words ...string) (stopped func()) {
 	t.Helper()
 	var out bytes.Buffer
@@ -241,7 +243,7 @@ func stopWaits(t *testing.T, h *testhost.Host, id string, words ...string) (stop
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	var status string
-	h.Eventually("the status says who has the volume", func() error {
+	h.Eventually("the status names the user of the volume", func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("the volume is released while a container has it: %v\n%s", err, &out)
@@ -265,8 +267,8 @@ func stopWaits(t *testing.T, h *testhost.Host, id string, words ...string) (stop
 	}
 }
 
-// inContainer is a driver block for csi-local in a container, which the documented lines start,
-// with some replaced.
+// inContainer starts a host whose csi-local runs in a container. The documented commands start the container,
+// with replacements.
 func inContainer(t *testing.T, d *docker.Daemon, replace ...string) *testhost.Host {
 	t.Helper()
 	h := testhost.New(t, "")
@@ -308,7 +310,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 	if got := d.Run(t, container(flags, "--rm", image, "cat", file)...); got != "kept\n" {
 		t.Errorf("after a restart of the driver a container reads %q", got)
 	}
-	h.Run("workload", "stop", "w") // it waits until the driver is healthy again
+	h.Run("workload", "stop", "w") // the stop waits until the driver is healthy again
 	h.NothingInUse()
 	if got := h.Run("workload", "run", h.Path("w.hcl"), "--", "cat", file); got != "kept\n" {
 		t.Errorf("the next run reads %q", got)
@@ -317,7 +319,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 
 	h.Run("volume", "create", h.Write("raw.hcl", volumeSpec(drivers[0], "raw", "single-node-writer", "block-device", "")))
 	device := h.Path("mnt")
-	if err := os.Remove(device); err != nil { // a folder that an earlier run may have left
+	if err := os.Remove(device); err != nil { // an earlier run may have left a directory
 		t.Fatal(err)
 	}
 	raw := workload(h, "b", "raw", "")
@@ -331,7 +333,7 @@ func dockerDriver(t *testing.T, d *docker.Daemon) {
 	h.Run("volume", "delete", "data")
 }
 
-// Nothing may start where the driver's mounts do not reach the host.
+// If the driver's mounts do not propagate to the host, no workload starts.
 func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 	h := inContainer(t, d, ":/csi:rshared", ":/csi")
 	volume(h, drivers[0], "data", "single-node-writer", "")
@@ -341,8 +343,8 @@ func dockerDriverAlone(t *testing.T, d *docker.Daemon) {
 	h.Run("volume", "delete", "data")
 }
 
-// dockerMesh runs a container in the place of Envoy, which does with the bootstrap what Envoy does
-// first.
+// dockerMesh runs a container in place of Envoy. It takes the first steps that Envoy would take with the
+// bootstrap.
 func dockerMesh(t *testing.T, d *docker.Daemon) {
 	m := newMesh(t, minted, "")
 	m.Namespace = d.PID()
@@ -362,7 +364,7 @@ workload "web" {
 	documented(t, m.Host, d, "consul.md", "mesh-start")
 	streams := func(n int) {
 		t.Helper()
-		m.Eventually("the container's proxy is told its listeners", func() error {
+		m.Eventually("the container's proxy receives its listeners", func() error {
 			log, err := d.Try("logs", "web-envoy")
 			if got := strings.Count(log, "listener public_listener"); err == nil && got != n {
 				err = fmt.Errorf("%d times: %s", got, log)
@@ -381,7 +383,7 @@ workload "web" {
 		t.Errorf("another user reads the token: %v", err)
 	}
 
-	// Containers see the files that the agent writes again at its start.
+	// Containers see the files that the agent writes again when it starts.
 	status := m.service("web")
 	if out, err := m.InNamespace("rm", status.GetTokenFile(), status.GetBootstrapFile()).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -400,8 +402,8 @@ workload "web" {
 	m.nothingInMesh()
 }
 
-// dockerToken checks that the container of web finds, where it is told to look, the token that
-// Consul has issued for the service.
+// dockerToken checks that the file that the container of web is configured to use contains the token that
+// Consul issued for the service.
 func dockerToken(t *testing.T, m *mesh, d *docker.Daemon) (secret string) {
 	t.Helper()
 	secret = d.Run(t, "exec", "web", "sh", "-c", `cat "$CONSUL_HTTP_TOKEN_FILE"`)

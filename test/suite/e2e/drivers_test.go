@@ -12,9 +12,9 @@ import (
 type driver struct {
 	id    string
 	block func(t testing.TB) string // its csi_driver block
-	// enforces: a volume cannot hold more than its capacity.
+	// enforces is set if a volume cannot hold more than its capacity.
 	enforces bool
-	expands  bool // online
+	expands  bool // expands is set if volumes can grow while mounted.
 }
 
 var drivers = []driver{
@@ -32,7 +32,7 @@ csi_driver "hostpath" {
 `, hostpath.Binary(t))
 }
 
-// eachDriver runs a test with every driver on a host of its own.
+// eachDriver runs a test with every driver, each on a separate host.
 func eachDriver(t *testing.T, test func(t *testing.T, h *testhost.Host, d driver)) {
 	t.Parallel()
 	for _, d := range drivers {

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Tests with many calls use the API, since each command costs a process.
+// Tests with many calls use the API, because each command would start a process.
 
 // spec is a volume that the faulty driver knows under the same id.
 func spec(id, access string) *hostv1.VolumeSpec {
@@ -60,7 +60,7 @@ func stop(ctx context.Context, c *api.Client, id string) error {
 	return stream.Err()
 }
 
-// startAndStop must work after every fault.
+// startAndStop starts and stops a workload, which must work after every fault.
 func startAndStop(ctx context.Context, c *api.Client, id string, volumes ...string) error {
 	if err := start(ctx, c, id, volumes...); err != nil {
 		return fmt.Errorf("a start afterwards: %w", err)
@@ -71,8 +71,8 @@ func startAndStop(ctx context.Context, c *api.Client, id string, volumes ...stri
 	return nil
 }
 
-// cases runs all of them in parallel, since they mostly wait, and fails the test for each that
-// returns an error.
+// cases runs functions in parallel, because they mostly wait, and fails the test for each that returns an
+// error.
 type cases struct {
 	t  *testing.T
 	wg sync.WaitGroup
@@ -86,7 +86,7 @@ func (c *cases) run(name string, f func() error) {
 	})
 }
 
-// callsOn are the calls of an RPC for a volume.
+// callsOn counts the calls of an RPC for a volume.
 func callsOn(d *faultydriver.Driver, rpc, volume string) (n int) {
 	for _, c := range d.Calls(rpc) {
 		if r, ok := c.Request.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() == volume {
@@ -106,7 +106,7 @@ func arrived(d *faultydriver.Driver, rpc, volume string, n int) error {
 	return nil
 }
 
-// lawful fails the test for calls that the driver should never have seen.
+// lawful fails the test if the driver got calls that a host must never make.
 func lawful(t *testing.T, d *faultydriver.Driver) {
 	t.Helper()
 	if v := d.Violations(); len(v) > 0 {

@@ -28,15 +28,15 @@ func passes(code codes.Code) bool {
 		code)
 }
 
-// The calls of a start, and those of a stop, for which NotFound is success.
+// The calls of a start and of a stop, and those calls of a stop for which NotFound counts as success.
 var (
 	startCalls = []string{"ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume"}
 	stopCalls  = []string{"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume"}
 )
 
-// Each call of a start and of a stop is answered with each code. A code after which the call is
-// repeated is not visible; any other fails a start, which is undone, and delays a stop, which
-// finishes by itself. Then a start and a stop work.
+// Each call of a start and of a stop returns each code once. Codes that are retried at once are not visible.
+// Any other code fails a start, which is undone, and delays a stop, which finishes by itself. After that a
+// start and a stop work.
 func TestEachCodeAtEachCallOfAWorkload(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -75,7 +75,7 @@ func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.
 	err := start(ctx)
 	switch {
 	case fails && connect.CodeOf(err) != shownCode(code):
-		return fmt.Errorf("the start came to code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
+		return fmt.Errorf("the start returned code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
 	case !fails && err != nil:
 		return fmt.Errorf("the start: %w", err)
 	case !fails:
@@ -100,9 +100,8 @@ func shownCode(code codes.Code) connect.Code {
 	return connect.Code(code)
 }
 
-// Each call that creates, changes or removes a volume or a snapshot is answered with each code. The
-// caller gets the code, unless the call was repeated; the volume is then unchanged, and the same
-// call works.
+// Each call that creates, changes or removes a volume or a snapshot returns each code once. The caller gets
+// the code unless the call was retried; the volume is then unchanged, and repeating the call works.
 func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -150,7 +149,7 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 		all.run(op.rpc, func() error { return op.withEachCode(t.Context(), d) })
 	}
 	all.wg.Wait()
-	// it calls ControllerExpandVolume too
+	// calls ControllerExpandVolume too
 	all.run(mounted.rpc, func() error { return mounted.withEachCode(t.Context(), d) })
 	all.wg.Wait()
 	h.NothingInUse()
@@ -190,7 +189,7 @@ func expand(ctx context.Context, c hostv1connect.VolumeServiceClient, volume str
 	return err
 }
 
-// answered makes the call, with an RPC that fails, twice if it is repeated.
+// answered makes the call while the RPC fails once, or twice if it is retried.
 func (op operation) answered(ctx context.Context, d *faultydriver.Driver, code codes.Code) error {
 	volume := fmt.Sprintf("%s-%d", op.rpc, code)
 	fails, calls := 1, 1
@@ -207,7 +206,7 @@ func (op operation) answered(ctx context.Context, d *faultydriver.Driver, code c
 		return err
 	}
 	if connect.CodeOf(err) != shownCode(code) {
-		return fmt.Errorf("the call came to code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
+		return fmt.Errorf("the call returned code %s (%w), want %s", connect.CodeOf(err), err, shownCode(code))
 	}
 	if err := op.call(ctx, volume); err != nil {
 		return fmt.Errorf("the same call afterwards: %w", err)

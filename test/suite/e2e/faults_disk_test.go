@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// disk is a small file system of the host's own, under its data directory.
+// disk is a small separate file system under the host's data directory.
 type disk struct{ dir, filler string }
 
 func newDisk(t *testing.T, h *testhost.Host, size int64) disk {
@@ -37,7 +37,7 @@ func newDisk(t *testing.T, h *testhost.Host, size int64) disk {
 	return d
 }
 
-// leave fills the disk until that many bytes are free.
+// leave fills the disk until only that many bytes are free.
 func (d disk) leave(t *testing.T, free int64) {
 	t.Helper()
 	f, err := os.OpenFile(d.filler, os.O_CREATE|os.O_WRONLY, 0o600)
@@ -55,9 +55,9 @@ func (d disk) leave(t *testing.T, free int64) {
 	}
 }
 
-// The disk under the data directory fills up. The host refuses starts and says why, continues to
-// release while some space is left, survives without any, and recovers by itself when there is
-// space again. No claim is lost.
+// The disk of the data directory fills up. The host refuses starts and reports why, continues to release
+// volumes while some space is left, survives without any, and recovers by itself when there is space again.
+// No claim is lost.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
@@ -81,14 +81,14 @@ func TestFullDisk(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := stop(ctx, c, "two"); connect.CodeOf(err) != connect.CodeDeadlineExceeded {
-		t.Errorf("a stop on a full disk came to %v", err)
+		t.Errorf("a stop on a full disk returned %v", err)
 	}
 	full(t, "a start on a full disk", start(t.Context(), c, "three", "c"))
 	claims(t, h, 1)
 	h.Kill()
 	cmd := h.Command("agent", "-config", h.Path("agent.hcl"))
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "nearly full") {
-		t.Errorf("an agent on a full disk came to %v: %s", err, out)
+		t.Errorf("an agent on a full disk ended with %v: %s", err, out)
 	}
 
 	must(t, os.Remove(disk.filler))
@@ -106,7 +106,7 @@ func TestFullDisk(t *testing.T) {
 func full(t *testing.T, what string, err error) {
 	t.Helper()
 	if connect.CodeOf(err) != connect.CodeResourceExhausted || !strings.Contains(err.Error(), "nearly full") {
-		t.Errorf("%s came to %v", what, err)
+		t.Errorf("%s returned %v", what, err)
 	}
 }
 

@@ -47,7 +47,7 @@ func TestDriverHangs(t *testing.T) {
 				err := asked(ctx, c, rpc, rpc)
 				cancel()
 				if took := time.Since(began); connect.CodeOf(err) != connect.CodeDeadlineExceeded || took > patience+slack {
-					return fmt.Errorf("after %s it came to %w", took, err)
+					return fmt.Errorf("it returned after %s: %w", took, err)
 				}
 			}
 			return nil
@@ -99,7 +99,7 @@ func TestStopOfAStartThatHangs(t *testing.T) {
 				return fmt.Errorf("the stop took %s", took)
 			}
 			if err := <-started; err == nil || !strings.Contains(err.Error(), "given up") {
-				return fmt.Errorf("the start came to %w", err)
+				return fmt.Errorf("the start returned %w", err)
 			}
 			return startAndStop(t.Context(), c, rpc, rpc)
 		})
@@ -109,8 +109,8 @@ func TestStopOfAStartThatHangs(t *testing.T) {
 	lawful(t, d)
 }
 
-// The driver performs each call and then drops the connection, or dies: the call is repeated, and
-// takes effect once.
+// The driver performs each call and then drops the connection, or dies. The call is retried, and takes effect
+// once.
 func TestDriverDropsTheConnection(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -119,7 +119,7 @@ func TestDriverDropsTheConnection(t *testing.T) {
 		if err := register(t.Context(), c, d, rpc, "single-node-writer"); err != nil {
 			t.Fatal(err)
 		}
-		// One at a time: connections are dropped under all calls.
+		// The faults run one at a time, because dropping the connections affects all calls.
 		for _, fault := range []faultydriver.Fault{faultydriver.Drop(), faultydriver.Crash()} {
 			d.ScriptVolume(rpc, rpc, fault)
 			before := callsOn(d, rpc, rpc)
@@ -127,7 +127,7 @@ func TestDriverDropsTheConnection(t *testing.T) {
 			go func() { done <- startAndStop(t.Context(), c, rpc, rpc) }()
 			if fault.String() == "crash" {
 				h.Eventually("the driver has crashed", func() error {
-					if d.Running() { // until the fault has run, it would take the next one down
+					if d.Running() { // do not restart before the fault has run; it would take the new driver down
 						return errors.New("it runs")
 					}
 					return nil
@@ -149,8 +149,8 @@ func TestDriverDropsTheConnection(t *testing.T) {
 	lawful(t, d)
 }
 
-// The driver forgets everything while its volumes are mounted: it answers NotFound, and unmounts
-// nothing. The host unmounts what is left and releases the claims.
+// The driver loses its state while its volumes are mounted. It answers NotFound, and unmounts nothing. The
+// host unmounts the remaining mounts and releases the claims.
 func TestDriverLosesItsState(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(resp proto.Message) faultydriver.Fault{
@@ -186,7 +186,7 @@ func TestDriverLosesItsState(t *testing.T) {
 			}
 			h.NothingInUse()
 			if err := start(t.Context(), c, "one", "a"); connect.CodeOf(err) != connect.CodeNotFound {
-				t.Errorf("a start with a volume that is gone came to %v", err)
+				t.Errorf("a start with a deleted volume returned %v", err)
 			}
 			for _, rpc := range stopCalls {
 				d.Always(rpc, faultydriver.Fault{})
@@ -200,8 +200,8 @@ func TestDriverLosesItsState(t *testing.T) {
 	}
 }
 
-// The driver reports a stage or publish that it has not made: the workload would write to the
-// host's own disk.
+// The driver reports success for a stage or publish without mounting anything. The host must notice, because
+// the workload would write to the host's own disk.
 func TestDriverLiesAboutAMount(t *testing.T) {
 	t.Parallel()
 	h, d, _ := faulty(t)
@@ -211,7 +211,7 @@ func TestDriverLiesAboutAMount(t *testing.T) {
 	}
 	d.Script("NodePublishVolume", faultydriver.Lie(&csi.NodePublishVolumeResponse{}))
 	if err := start(t.Context(), c, "w", "v"); err == nil || !strings.Contains(err.Error(), "nothing is mounted") {
-		t.Errorf("the start came to %v", err)
+		t.Errorf("the start returned %v", err)
 	}
 	h.NothingInUse()
 	if err := startAndStop(t.Context(), c, "w", "v"); err != nil {

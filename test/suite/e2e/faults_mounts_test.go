@@ -22,8 +22,8 @@ func targetPath(h *testhost.Host, workload, volume string) string {
 	return h.Path("data/csi/faulty/per-workload/" + workload + "/default/" + volume + "/" + usage + "/" + volume)
 }
 
-// A process on the host has a file open in the volume: a stop waits, reports for what, keeps the
-// claim, and finishes when the file is closed.
+// A process on the host has a file in the volume open. A stop waits, reports the reason, keeps the claim, and
+// finishes when the file is closed.
 func TestBusyMount(t *testing.T) {
 	t.Parallel()
 	for name, path := range map[string]func(h *testhost.Host) string{
@@ -60,9 +60,9 @@ func TestBusyMount(t *testing.T) {
 	}
 }
 
-// A foreign object blocks a mount: a start is refused, the driver is not called, and a start works
-// when the object is gone. A mount at a workload's own target may be an earlier one of the volume:
-// it is unmounted, everything else stays.
+// Something foreign is in the way of a mount. A start is refused without calling the driver, and works when
+// the obstacle is removed. Only a mount at a workload's own target may be left from an earlier use of the
+// volume; it is unmounted.
 func TestForeignThingInTheWay(t *testing.T) {
 	t.Parallel()
 	at := map[string]func(h *testhost.Host) string{
@@ -110,13 +110,13 @@ func TestForeignThingInTheWay(t *testing.T) {
 				must(t, way.put(h, path))
 				err := start(t.Context(), c, "w", "v")
 				if err == nil || !strings.Contains(err.Error(), way.says) {
-					t.Errorf("the start came to %v", err)
+					t.Errorf("the start returned %v", err)
 				}
 				if left, err := os.ReadDir(h.Path("elsewhere")); err != nil || len(left) != 1 {
-					t.Errorf("outside of the tree there are %v (%v)", left, err)
+					t.Errorf("outside the host's directory there are %v (%v)", left, err)
 				}
 				if n := len(d.Calls("NodePublishVolume")); n != 0 {
-					t.Errorf("the driver was asked %d times to publish", n)
+					t.Errorf("the driver got %d publish calls", n)
 				}
 				if s, err := h.Status(); err != nil || s.GetClaims() != 0 {
 					t.Errorf("%d claims after a refused start (%v)", s.GetClaims(), err)
@@ -134,7 +134,7 @@ func TestForeignThingInTheWay(t *testing.T) {
 	}
 }
 
-// Files beneath the mount point of csi-local, which refuses to remove them, do not keep a release.
+// csi-local refuses to remove files beneath its mount point. They do not block a release.
 func TestFilesBeneathAMount(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))

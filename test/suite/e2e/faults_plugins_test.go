@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// misbehaving are the modes of the supervisor's fixture, and what the host reports of each. The
-// last ones have no message: one is still being retried, and two work.
+// misbehaving are the modes of the supervisor's fixture, and what the host reports for each. The last ones
+// have no message: one is still being retried, and two work.
 var misbehaving = []struct{ name, more, says string }{
 	{"exit", "", "the disk is on fire"},
 	{"garbage", "", "garbage"},
@@ -27,8 +27,8 @@ var misbehaving = []struct{ name, more, says string }{
 	{"print", "", ""},
 }
 
-// Plugins that misbehave in every way lie beside csi-bridge. The host starts, reports each in its
-// status and in events, and works.
+// Plugins that misbehave in every known way are installed next to csi-bridge. The host starts, reports each
+// of them in its status and in events, and works.
 func TestBadPluginsBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
@@ -49,7 +49,7 @@ func TestBadPluginsBesideAGoodOne(t *testing.T) {
 	for range 5 {
 		must(t, startAndStop(t.Context(), c, "w", "v"))
 	}
-	h.Eventually("every bad plugin is told of", func() error {
+	h.Eventually("every bad plugin is reported", func() error {
 		status, events := h.Run("plugin", "status"), h.Run("events", "-recent", "1000")
 		for _, p := range misbehaving {
 			if line := lineOf(status, p.name); line == "" || !strings.Contains(status, p.says) {

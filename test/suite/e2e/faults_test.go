@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// faulty starts a host with a driver that fails as the test says.
+// faulty starts a host with a driver whose faults the test scripts.
 func faulty(t *testing.T) (*testhost.Host, *faultydriver.Driver, driver) {
 	t.Helper()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
@@ -23,8 +23,8 @@ csi_driver "faulty" {
 	return h, d, driver{id: "faulty"}
 }
 
-// The plugin dies while the driver works on each call of a start and of a stop: nothing but the
-// host notices.
+// The plugin dies while the driver works on a call of a start or of a stop. The host retries the call, and
+// neither the caller nor the workload notices.
 func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	for rpc, command := range map[string]string{

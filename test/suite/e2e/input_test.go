@@ -21,8 +21,8 @@ const goodVolumeJSON = `{
   "capability": [{"access_mode": "single-node-writer", "attachment_mode": "file-system"}]
 }`
 
-// Bad specs through the CLI, in HCL and in JSON: the error names file, line and key, the exit code
-// is that of a bad spec, and nothing is written.
+// A bad spec, in HCL or JSON, causes an error that names file, line and key, and the exit code for bad specs.
+// Nothing is written.
 func TestBadSpecs(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -107,7 +107,7 @@ func TestBadSpecs(t *testing.T) {
 	} {
 		r := h.Try("agent", "-config", h.Write("bad.hcl", c.content))
 		if r.Code != 2 || !strings.Contains(r.Stderr, c.place) || !strings.Contains(r.Stderr, c.key) {
-			t.Errorf("an agent with %s: exit code %d, want 2, with %q and %q: %s", name, r.Code, c.place, c.key, r.Stderr)
+			t.Errorf("the agent with %s: exit code %d, want 2, with %q and %q: %s", name, r.Code, c.place, c.key, r.Stderr)
 		}
 	}
 	if after := written(t, h); after != before {
@@ -117,7 +117,7 @@ func TestBadSpecs(t *testing.T) {
 	h.NothingInUse()
 }
 
-// The same and worse, past the CLI's parser: the API refuses it with the right code, and writes
+// Requests that the CLI's parser would not allow are refused by the API with the right code, and write
 // nothing.
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
@@ -223,8 +223,8 @@ func manyRequests(n int) string {
 	return b.String()
 }
 
-// call makes a call as curl would, and returns the error's code and the answer. A stream's messages
-// have five bytes in front (connect's protocol).
+// call makes a call as curl would, and returns the error's code and the answer. Messages of a stream have a
+// prefix of five bytes (Connect protocol).
 func call(t *testing.T, h *testhost.Host, method string, body []byte) (code, text string) {
 	t.Helper()
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -253,7 +253,7 @@ func call(t *testing.T, h *testhost.Host, method string, body []byte) (code, tex
 	return code, string(answer)
 }
 
-// written is the content of the ledger, and the folders that exist.
+// written returns the content of the ledger and the names of all existing directories.
 func written(t *testing.T, h *testhost.Host) string {
 	t.Helper()
 	s, err := h.Status()

@@ -6,7 +6,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// sideBySide is how many tests run at the same time: they mostly wait.
+// sideBySide is the number of parallel tests. They mostly wait.
 const sideBySide = 6
 
 func TestMain(m *testing.M) { testns.Main(m, sideBySide) }

@@ -11,15 +11,15 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// workloadGoroutines are functions that must not run after a workload is gone. The sync of its
-// services belongs to the host, and may be in its last round.
+// workloadGoroutines are functions that must not be running after a workload is gone. The sync of its
+// services belongs to the host, and may still finish its last round.
 var workloadGoroutines = []string{
 	"workload.(*run)", "tokens.(*Authority).Derive", "tokens.(*Authority).Revoke",
 	"services.(*Registrar).Register(", "services.(*Registrar).Deregister(", "services.(*Registrar).Bootstrap(",
 }
 
-// Consul's answers fail twice at every request of a start and of a stop. Each request is retried,
-// and the end state is the same as without faults.
+// Each request to Consul that a start or a stop makes fails twice. It is retried, and the end state is the
+// same as without faults.
 func TestMeshRequestsFail(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		up := []consul.Match{
@@ -48,9 +48,10 @@ func TestMeshRequestsFail(t *testing.T) {
 					}
 					return func() {
 						for match, n := range before {
-							// Another request may find that this one took effect without an answer.
+							// After two failures a different request may find that the operation took effect,
+							// so the count is not always 3.
 							if got := m.proxy.Count(match.Method, match.Path) - n; got < 2 {
-								t.Errorf("%s %s came %d times", match.Method, match.Path, got)
+								t.Errorf("%s %s was made %d times", match.Method, match.Path, got)
 							}
 						}
 						m.proxy.Clear()
@@ -73,7 +74,7 @@ func TestMeshRequestsFail(t *testing.T) {
 	})
 }
 
-// A token is not issued in time: the start fails and says so, and nothing is left.
+// A token is not issued in time: the start fails with that reason, and leaves nothing.
 func TestMeshDerivationTimesOut(t *testing.T) {
 	eachFaultyMode(t, `identity_timeout = "4s"`, func(t *testing.T, m *faultyMesh, spec string) {
 		for name, fault := range map[string]consul.Fault{"no answer": hang, "made, and the answer lost": consul.Cut()} {
@@ -95,7 +96,7 @@ func TestMeshDerivationTimesOut(t *testing.T) {
 				_ = cmd.Process.Kill() // it would retry for a while
 				exitCode(cmd)
 				m.proxy.Clear()
-				_ = m.Try("workload", "stop", "w") // if it had begun
+				_ = m.Try("workload", "stop", "w") // it may have begun
 				m.nothingAtAll()
 			})
 		}
@@ -132,7 +133,7 @@ func TestMeshStoppedInTheMiddle(t *testing.T) {
 	})
 }
 
-// Consul performs a request after its caller has gone: a workload is stopped while Consul's process
+// Consul executes a request after its caller has gone, because a workload is stopped while Consul's process
 // is suspended.
 func TestMeshConsulAnswersLate(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
@@ -142,7 +143,7 @@ func TestMeshConsulAnswersLate(t *testing.T) {
 		starting := m.background("workload", "start", spec)
 		m.awaitRequest(m.asks, before+1)
 		m.consul.Pause(0)
-		m.proxy.Clear() // the request is on its way
+		m.proxy.Clear() // the request is now in flight
 		stopped := m.background("workload", "stop", spec)
 		m.ends(starting, 1, "given up")
 		m.consul.Resume(0)
@@ -152,8 +153,8 @@ func TestMeshConsulAnswersLate(t *testing.T) {
 	})
 }
 
-// Each plugin is killed while Consul works on its request: the start or the stop continues with the
-// next process.
+// Each plugin is killed while Consul works on its request. The start or the stop continues with the next
+// plugin process.
 func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		for name, c := range map[string]struct {
@@ -196,7 +197,7 @@ func TestMeshPluginDiesInTheMiddleOfACall(t *testing.T) {
 	})
 }
 
-// ending is the request that ends a token in Consul.
+// ending matches the request that revokes a token in Consul.
 func (m *faultyMesh) ending() consul.Match {
 	if m.reach.AuthMethod != "" {
 		return consul.Match{Method: http.MethodPost, Path: "/v1/acl/logout"}

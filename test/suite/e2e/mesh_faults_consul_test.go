@@ -14,8 +14,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Consul cannot be reached when a workload starts, and when it stops. Volumes are released all the
-// same; the rest waits, reports for what, and finishes when Consul is back.
+// Consul cannot be reached when a workload starts, and when it stops. Volumes are released anyway. The rest
+// waits, reports the reason, and finishes when Consul is back.
 func TestMeshConsulIsAway(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		m.proxy.Down()
@@ -28,14 +28,14 @@ func TestMeshConsulIsAway(t *testing.T) {
 		m.proxy.Down()
 		stopped := m.background("workload", "stop", spec)
 		m.stopping("w", `in Consul "default"`, "connection refused")
-		m.Kill() // nor is it forgotten
+		m.Kill() // a restart does not lose the pending work
 		m.Start()
 		m.stopping("w", `in Consul "default"`, "connection refused")
 		m.proxy.Up(t)
 		m.ends(stopped, 0)
 		m.nothingAtAll()
 
-		// Cancelled while none of it can be undone.
+		// The stop cancels the start while Consul is down and nothing can be undone there.
 		m.proxy.Down()
 		starting = m.background("workload", "start", spec)
 		m.starting("w")
@@ -63,7 +63,7 @@ func (m *faultyMesh) starting(id string) {
 	})
 }
 
-// Two of three servers die. A start and a stop wait for a leader, and continue when there is one.
+// Two of three servers die. A start and a stop wait until there is a leader again, and continue.
 func TestMeshConsulHasNoLeader(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{Servers: 3}, minted, "", testhost.LocalDriver(t))
@@ -85,8 +85,7 @@ func TestMeshConsulHasNoLeader(t *testing.T) {
 	m.nothingAtAll()
 }
 
-// loseLeader kills all servers but the one that the host calls, and waits until that one has
-// noticed.
+// loseLeader kills all servers except the one that the host uses, and waits until that one has noticed.
 func (m *faultyMesh) loseLeader() {
 	m.t.Helper()
 	m.consul.Kill(1)
@@ -106,9 +105,8 @@ func (m *faultyMesh) findLeader() {
 	m.consul.Restart(2, false)
 }
 
-// Consul comes back without its data. The operator makes again what the host needs there; Pannier
-// does the rest: the service is registered again, and gets a new token when the host is started the
-// next time.
+// Consul comes back without its data. The operator recreates the host's policies and tokens. Pannier
+// registers the service again, and gets a new token for it at the host's next start.
 func TestMeshConsulLosesItsState(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -168,8 +166,8 @@ func (m *faultyMesh) renewFile(path, policy string) {
 	}
 }
 
-// The host's own tokens are revoked. What needs them fails at once, names the file and the policy,
-// and continues when the file has a new one.
+// The host's own tokens are revoked. Operations that need them fail at once with an error that names the file
+// and the policy, and continue when the file has a new token.
 func TestMeshHostsTokensAreRevoked(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -219,8 +217,8 @@ func (m *faultyMesh) revokeFile(path string) {
 	}
 }
 
-// The clocks of the host and of Consul differ. Less than a minute does no harm; with more, the
-// start says what is wrong and leaves nothing.
+// The clocks of the host and of Consul differ. Less than a minute is tolerated. With more, the start reports
+// the cause and leaves nothing.
 func TestMeshClocksDiffer(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, byLogin, "", testhost.LocalDriver(t))

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// The files with the host's own tokens cannot be read. What needs them says so and names the file.
+// The files with the host's own tokens cannot be read. Operations that need them report the file.
 func TestMeshHostsTokenFilesAreUnreadable(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -35,7 +35,7 @@ func TestMeshHostsTokenFilesAreUnreadable(t *testing.T) {
 				must(t, os.Rename(path, aside))
 				must(t, spoil())
 				starting := m.background("workload", "start", spec)
-				m.stopping("w", path) // the undo needs it too
+				m.stopping("w", path) // undoing the start needs the file too
 				must(t, os.RemoveAll(path))
 				must(t, os.Rename(aside, path))
 				m.Run("workload", "stop", "w")
@@ -47,8 +47,8 @@ func TestMeshHostsTokenFilesAreUnreadable(t *testing.T) {
 	m.works(spec)
 }
 
-// A workload's token file is replaced. The target of a link is not read, written or removed, and
-// after a restart the file is as it was.
+// A workload's token file is replaced, for example by a link. The target of a link is not read, written or
+// removed, and after a restart the file is restored.
 func TestMeshTokenFileIsReplaced(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		other := m.Write("other", "not a token")
@@ -76,7 +76,7 @@ func TestMeshTokenFileIsReplaced(t *testing.T) {
 						}
 						file, err := os.ReadFile(s.GetBootstrapFile())
 						if err != nil || len(secret) != 36 || !strings.Contains(string(file), string(secret)) {
-							return errors.Join(errors.New("the bootstrap has not the token"), err)
+							return errors.Join(errors.New("the bootstrap does not have the token"), err)
 						}
 						return nil
 					})
@@ -93,7 +93,7 @@ func TestMeshTokenFileIsReplaced(t *testing.T) {
 	})
 }
 
-// elsewhere makes a foreign file on the secrets' tmpfs.
+// elsewhere creates a foreign file on the tmpfs of the secrets.
 func elsewhere(t *testing.T, m *faultyMesh) string {
 	t.Helper()
 	path := filepath.Join(m.SecretsDir(), "default", "w", "elsewhere")
@@ -101,8 +101,8 @@ func elsewhere(t *testing.T, m *faultyMesh) string {
 	return path
 }
 
-// The secrets' tmpfs is full. A start says so and leaves nothing; an earlier workload continues,
-// and is released.
+// The tmpfs of the secrets is full. A start reports that and leaves nothing. An earlier workload continues,
+// and can be released.
 func TestMeshSecretsAreFull(t *testing.T) {
 	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
 		m.Run("workload", "start", spec)
@@ -147,7 +147,7 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// All dynamic ports are taken: a start says so before its first step, and works when a port is free
+// All dynamic ports are taken. A start reports that before its first step, and works when a port is free
 // again.
 func TestMeshPortsAreExhausted(t *testing.T) {
 	t.Parallel()
@@ -163,10 +163,10 @@ func TestMeshPortsAreExhausted(t *testing.T) {
 		if r.Code == 0 || !strings.Contains(r.Stderr, "no port is free") {
 			t.Errorf("exit code %d:\n%s", r.Code, r.Stderr)
 		}
-		m.isUp("w") // and nothing of the other
+		m.isUp("w") // the other workload has nothing
 	}
 	m.Kill()
-	m.Start() // allocations survive the restart
+	m.Start() // the allocated ports survive the restart
 	if r := m.Try("workload", "start", second); r.Code == 0 || !strings.Contains(r.Stderr, "no port is free") {
 		t.Errorf("exit code %d:\n%s", r.Code, r.Stderr)
 	}

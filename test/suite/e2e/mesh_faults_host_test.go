@@ -17,15 +17,15 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// faultyMesh is a mesh whose Consul fails as the test says: the host reaches its HTTP API through a
+// faultyMesh is a mesh whose Consul fails as scripted by the test. The host reaches its HTTP API through a
 // proxy.
 type faultyMesh struct {
 	*mesh
 	proxy *consul.Proxy
-	// nodeFile and aclFile hold the tokens of the host and of sids; with logins too, sids may
-	// revoke tokens whose secret is lost.
+	// nodeFile and aclFile contain the tokens of the host and of sids. With logins, sids also has a token,
+	// which it uses to revoke tokens whose secret is lost.
 	nodeFile, aclFile string
-	// asks is the request that gets a token from Consul.
+	// asks matches the request that gets a token from Consul.
 	asks consul.Match
 }
 
@@ -63,8 +63,8 @@ func newFaultyMesh(t testing.TB, opts consul.Options, mode, consulKeys, more str
 	return f
 }
 
-// eachFaultyMode runs a test with each way of getting tokens, with its own Consul and a running
-// host, which has a workload "w" with a volume and a sidecar.
+// eachFaultyMode runs a test with each way of getting tokens. Each run has a separate Consul and a running
+// host with a workload "w", which has a volume and a sidecar.
 func eachFaultyMode(t *testing.T, consulKeys string, test func(t *testing.T, m *faultyMesh, spec string)) {
 	t.Parallel()
 	for _, mode := range []string{minted, byLogin} {
@@ -78,7 +78,7 @@ func eachFaultyMode(t *testing.T, consulKeys string, test func(t *testing.T, m *
 	}
 }
 
-// in attributes failures to a part of a test, until that ends.
+// in reports failures to a subtest until that ends.
 func (m *faultyMesh) in(t *testing.T) {
 	m.Use(t)
 	before := m.t
@@ -102,8 +102,8 @@ func (m *faultyMesh) works(spec string) {
 	m.nothingAtAll()
 }
 
-// isUp checks that a workload's only service is in Consul, with one token, which its file and its
-// bootstrap contain.
+// isUp checks that a workload's only service is in Consul with one token, which is in its token file and its
+// bootstrap.
 func (m *faultyMesh) isUp(id string) {
 	m.t.Helper()
 	s := m.service(id)
@@ -122,7 +122,7 @@ func (m *faultyMesh) rightFiles(id string) {
 	s := m.service(id)
 	token, _ := m.identityOf(s.GetTokenAccessor())
 	if m.secret(s) != token.SecretID {
-		m.t.Error("the token's file holds something else than its secret")
+		m.t.Error("the token's file does not contain its secret")
 	}
 	hasMode(m.t, s.GetTokenFile(), 0o400, secretsUID)
 	hasMode(m.t, s.GetBootstrapFile(), 0o400, secretsUID)
@@ -142,7 +142,7 @@ func (m *faultyMesh) nothingAtAll() {
 	}
 }
 
-// hang holds a request until its caller leaves: Consul never sees it.
+// hang holds a request until its caller leaves. Consul never receives it.
 func hang(_ *consul.Proxy, _ http.ResponseWriter, r *http.Request, lifted <-chan struct{}) {
 	select {
 	case <-r.Context().Done():
@@ -151,12 +151,12 @@ func hang(_ *consul.Proxy, _ http.ResponseWriter, r *http.Request, lifted <-chan
 	panic(http.ErrAbortHandler)
 }
 
-// awaitRequest waits until a request has come n times.
+// awaitRequest waits until a request was made n times.
 func (m *faultyMesh) awaitRequest(of consul.Match, n int) {
 	m.t.Helper()
 	m.Eventually("the request comes", func() error {
 		if got := m.proxy.Count(of.Method, of.Path); got < n {
-			return fmt.Errorf("%s %s came %d times, want %d", of.Method, of.Path, got, n)
+			return fmt.Errorf("%s %s was made %d times, want %d", of.Method, of.Path, got, n)
 		}
 		return nil
 	})
@@ -181,8 +181,7 @@ func (m *faultyMesh) background(args ...string) <-chan testhost.Result {
 	return done
 }
 
-// ends waits for the end of a command, and checks its exit code and that its output contains each
-// of the words.
+// ends waits for a command to end, and checks its exit code and that its output contains each of the words.
 func (m *faultyMesh) ends(done <-chan testhost.Result, code int, words ...string) {
 	m.t.Helper()
 	var r testhost.Result
@@ -241,7 +240,7 @@ func (m *faultyMesh) find(id string) (*hostv1.Workload, error) {
 	return answer.Msg.GetWorkload(), nil
 }
 
-// pluginPID is that of a plugin's process.
+// pluginPID returns the process id of a plugin.
 func (m *faultyMesh) pluginPID(name string) int {
 	m.t.Helper()
 	s, err := m.Status()

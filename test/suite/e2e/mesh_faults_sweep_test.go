@@ -11,8 +11,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// A sweep revokes the tokens whose workload is gone, first as a dry run, and no other: not those of
-// a running workload, of another cluster, or of anybody else.
+// A sweep, first as a dry run, revokes exactly the tokens whose workload is gone. It does not touch tokens of
+// a running workload, of another cluster, or of other programs.
 func TestMeshSweep(t *testing.T) {
 	t.Parallel()
 	m := newFaultyMesh(t, consul.Options{}, minted, "", testhost.LocalDriver(t))
@@ -42,7 +42,7 @@ func TestMeshSweep(t *testing.T) {
 			"own": own, "dead": dead, "copied": copied, "foreign": foreign, "somebody's": others,
 		} {
 			if found[accessor] != kept[accessor] {
-				t.Errorf("%s, the token %s is there: %v", when, name, found[accessor])
+				t.Errorf("%s, the token %s exists: %v", when, name, found[accessor])
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func TestMeshSweep(t *testing.T) {
 	there("after a sweep")
 	m.isStillUp(spec, own)
 
-	// The host loses its journal: the token of the forgotten workload is revoked, by itself or by a
+	// The host loses its journal. The token of the forgotten workload is revoked by the host itself or by a
 	// sweep.
 	m.Run("workload", "start", spec)
 	m.Kill()
@@ -77,12 +77,12 @@ func (m *faultyMesh) isStillUp(spec, accessor string) {
 	m.t.Helper()
 	m.rightFiles("w")
 	if got := m.service("w").GetTokenAccessor(); got != accessor {
-		m.t.Errorf("its token was %s and is %s", accessor, got)
+		m.t.Errorf("its token changed from %s to %s", accessor, got)
 	}
 	m.Run("workload", "stop", spec)
 }
 
-// tokenOf makes a token with a description that no workload asked for.
+// tokenOf creates a token with a description that belongs to no workload.
 func (m *faultyMesh) tokenOf(description string) (accessor string) {
 	m.t.Helper()
 	token, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{

@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// gateway is a kind of gateway, and a cluster that its stream brings: a service in the mesh (db) or
+// gateway is a kind of gateway, and a cluster that its stream must contain: a service in the mesh (db) or
 // outside it (archive).
 type gateway struct{ kind, port, block, cluster string }
 
@@ -74,7 +74,7 @@ func (g gateway) check(t *testing.T, m *mesh) {
 	}
 	there := m.consul.Services(t)[s.GetId()]
 	if s.GetProxyId() != s.GetId() || there == nil || there.Kind != api.ServiceKind(g.kind+"-gateway") {
-		t.Errorf("the %s gateway %q has the proxy %q and is in Consul: %+v", g.kind, s.GetId(), s.GetProxyId(), there)
+		t.Errorf("the %s gateway %q has the proxy %q and in Consul: %+v", g.kind, s.GetId(), s.GetProxyId(), there)
 	}
 	hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
 	ads, err := openStream(t, s.GetBootstrapFile())
@@ -82,18 +82,18 @@ func (g gateway) check(t *testing.T, m *mesh) {
 		t.Errorf("the %s gateway's stream: %v", g.kind, err)
 		return
 	}
-	// Consul may learn of other services a little later.
+	// Consul may learn about other services a little later.
 	for !g.complete(ads) {
 		if err := ads.Receive(); err != nil {
-			t.Errorf("the %s gateway's stream brought the clusters %v and the listeners %v: %v", g.kind, ads.Clusters,
+			t.Errorf("the %s gateway's stream has the clusters %v and the listeners %v: %v", g.kind, ads.Clusters,
 				ads.Listeners, err)
 			return
 		}
 	}
 }
 
-// complete reports whether the stream has brought the cluster, and a listener; a terminating
-// gateway's listener lets callers of the service in.
+// complete reports whether the stream has delivered the cluster, and a listener. A terminating gateway's
+// listener must accept callers of the service.
 func (g gateway) complete(ads *xds.Stream) bool {
 	begin := g.cluster + ".default.dc1.internal."
 	found := false

@@ -34,7 +34,7 @@ const (
 	secretsUID  = 65534
 )
 
-// The least rights that Pannier needs in Consul, as in docs/consul.md.
+// The minimal Consul policies that Pannier needs, as in docs/consul.md.
 const (
 	nodePolicy = `
 service_prefix "" { policy = "write" }
@@ -45,20 +45,20 @@ mesh = "write"
 	sidsPolicy = `acl = "write"`
 )
 
-// mesh is a host with a Consul that denies by default and serves TLS only.
+// mesh is a host with a Consul that has a default policy of deny and serves only TLS.
 type mesh struct {
 	*testhost.Host
 	consul *consul.Cluster
-	reach  service.Consul // how the host reaches it
-	// nodeToken registers services; aclToken may write ACLs, empty with logins.
+	reach  service.Consul // the address by which the host reaches it
+	// nodeToken may register services. aclToken may write ACLs; it is empty with logins.
 	nodeToken, aclToken, aclTokenFile string
-	// lifetime of tokens by login; 0: an hour
+	// the lifetime of tokens from logins; 0: an hour
 	tokenLife time.Duration
 
 	t testing.TB
 }
 
-// login is the auth method of hosts whose tokens come by login.
+// login is the auth method of hosts that get their tokens by login.
 const login = "pannier"
 
 // newMesh prepares the host and starts its Consul. more is added to the agent's configuration.
@@ -88,7 +88,7 @@ func joinMesh(t testing.TB, c *consul.Cluster, mode, more string) *mesh {
 	return m
 }
 
-// open starts the agent; with logins, Consul learns where its keys are.
+// open starts the agent. With logins, Consul is then configured with the URL of the agent's keys.
 func (m *mesh) open() {
 	m.t.Helper()
 	m.Start()
@@ -106,7 +106,7 @@ func (m *mesh) open() {
 	})
 }
 
-// eachMode runs a test with each way of getting tokens, with its own Consul and a running host.
+// eachMode runs a test with each way of getting tokens, each with a separate Consul and a running host.
 func eachMode(t *testing.T, test func(t *testing.T, m *mesh)) {
 	eachModeAs(t, func(*mesh) {}, test)
 }
@@ -142,7 +142,7 @@ func (m *mesh) meshWorkload(id, body string) string {
 	return m.Write(id+".hcl", fmt.Sprintf("workload %q {\n  user = %q\n%s\n}\n", id, secretsUser, body))
 }
 
-// sidecarService is a service block with a sidecar. proxy is the content of its proxy block.
+// sidecarService returns a service block with a sidecar. proxy is the content of its proxy block.
 func sidecarService(name, proxy string) string {
 	return fmt.Sprintf(`
   service %q {
@@ -157,7 +157,7 @@ func sidecarService(name, proxy string) string {
   }`, name, proxy)
 }
 
-// workload asks the agent for one.
+// workload returns a workload from the agent.
 func (m *mesh) workload(id string) *hostv1.Workload {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
@@ -169,7 +169,7 @@ func (m *mesh) workload(id string) *hostv1.Workload {
 	return answer.Msg.GetWorkload()
 }
 
-// service is the status of a workload's only service.
+// service returns the status of a workload's only service.
 func (m *mesh) service(id string) *hostv1.ServiceStatus {
 	m.t.Helper()
 	services := m.workload(id).GetServices()
@@ -189,7 +189,7 @@ func (m *mesh) secret(s *hostv1.ServiceStatus) string {
 	return string(raw)
 }
 
-// siTokens are the tokens in Consul that Pannier has made, by accessor.
+// siTokens returns the tokens in Consul that Pannier has created, by accessor.
 func (m *mesh) siTokens() map[string]*api.ACLTokenListEntry {
 	m.t.Helper()
 	found := map[string]*api.ACLTokenListEntry{}
@@ -201,7 +201,7 @@ func (m *mesh) siTokens() map[string]*api.ACLTokenListEntry {
 	return found
 }
 
-// ledgerTokens are the accessors in the ledger: a minted token's is its id.
+// ledgerTokens returns the accessors of the tokens in the ledger. A minted token's id is its accessor.
 func (m *mesh) ledgerTokens() (accessors []string) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
@@ -216,8 +216,8 @@ func (m *mesh) ledgerTokens() (accessors []string) {
 	return accessors
 }
 
-// nothingInMesh waits until neither Consul, the ledger nor the host has anything of a workload's
-// services. lost are accessors of tokens that expire by themselves.
+// nothingInMesh waits until nothing of a workload's services is left in Consul, the ledger and the host. lost
+// are accessors of tokens that can only expire.
 func (m *mesh) nothingInMesh(lost ...string) {
 	m.t.Helper()
 	m.NothingInUse()
@@ -235,7 +235,7 @@ func (m *mesh) nothingInMesh(lost ...string) {
 	})
 }
 
-// without are those that are not lost, sorted.
+// without returns the tokens that are not in lost, sorted.
 func without(tokens, lost []string) []string {
 	tokens = slices.DeleteFunc(tokens, func(t string) bool { return slices.Contains(lost, t) })
 	slices.Sort(tokens)

@@ -24,8 +24,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestIntentions has two workloads run Consul's own proxy as their sidecars, with their own tokens:
-// they talk by mTLS, and only where an intention allows it.
+// TestIntentions runs two workloads with Consul's own proxy as their sidecars, each with its own token. They
+// talk by mTLS, and only if an intention allows it.
 func TestIntentions(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -64,7 +64,7 @@ func TestIntentions(t *testing.T) {
 	}
 	allowed()
 	intend(api.IntentionActionDeny)
-	m.Eventually("the intention refuses it", func() error {
+	m.Eventually("the intention denies it", func() error {
 		if got, err := ask(); err == nil {
 			return fmt.Errorf("it went through: %q", got)
 		}
@@ -82,13 +82,13 @@ func TestIntentions(t *testing.T) {
 	exitCode(db)
 	m.nothingInMesh()
 	if got, err := ask(); err == nil {
-		t.Errorf("the workloads have ended and there is an answer: %q", got)
+		t.Errorf("got an answer although the workloads have ended: %q", got)
 	}
 }
 
-// checkLeaves checks that each service's token gets the certificate of its own service, and no
-// other's. They are services without a proxy, and others' are asked for first: a Consul agent
-// serves certificates in its cache, where those of its proxies are, to any token.
+// checkLeaves checks that each service's token gets the certificate of that service, and of no other. The
+// services have no proxy, and the other services' certificates are requested first: a Consul agent serves
+// certificates from its cache, which contains those of its proxies, to any token.
 func checkLeaves(t *testing.T, m *mesh) {
 	t.Helper()
 	names := []string{"one", "two"}
@@ -109,7 +109,7 @@ func checkLeaves(t *testing.T, m *mesh) {
 	}
 	for _, pair := range [][2]string{{"one", "two"}, {"two", "one"}} {
 		if _, err := leaf(pair[0], pair[1]); err == nil || !strings.Contains(err.Error(), "Permission denied") {
-			t.Errorf("with the token of %q, the certificate of %q came to %v", pair[0], pair[1], err)
+			t.Errorf("with the token of %q, the request for the certificate of %q returned %v", pair[0], pair[1], err)
 		}
 	}
 	for _, name := range names {
@@ -150,7 +150,7 @@ func proxyProgram(t *testing.T, m *mesh) (program, ca string) {
 	return program, ca
 }
 
-// runInMesh runs a workload in the foreground, with its proxy beside it, until the end of the test.
+// runInMesh runs a workload in the foreground, with a proxy as its sidecar, until the end of the test.
 func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd {
 	t.Helper()
 	spec := m.meshWorkload(name, fmt.Sprintf(`
@@ -210,7 +210,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
 	return cmd
 }
 
-// serve answers all requests with a text, as a workload's program would.
+// serve answers all requests with a text, as the program of a workload.
 func serve(t *testing.T, port int32, text string) {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
@@ -232,7 +232,7 @@ func serve(t *testing.T, port int32, text string) {
 	})
 }
 
-// get makes a request over a connection of its own.
+// get makes a request over a new connection.
 func get(url string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
@@ -262,12 +262,12 @@ func refusedWithoutCertificate(t *testing.T, port int32) {
 		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "remote error: tls: ") {
-		t.Errorf("a caller without a certificate came to %v", err)
+		t.Errorf("a caller without a certificate got %v", err)
 	}
 }
 
-// freePort is a port outside the ranges that the kernel uses for outgoing connections (from 32768
-// on) and Pannier for workloads.
+// freePort returns a port outside the ranges that are used by the kernel for outgoing connections (from 32768
+// on) and by Pannier for workloads.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for range 100 {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestLoginIsRenewed waits until two thirds of the shortest lifetime that Consul gives a token have
-// passed: the token is replaced before it expires, and both are valid until then.
+// TestLoginIsRenewed waits until two thirds of the shortest token lifetime that Consul allows have passed.
+// The token is replaced before it expires, and both are valid until then.
 func TestLoginIsRenewed(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, byLogin, "")
@@ -16,9 +16,9 @@ func TestLoginIsRenewed(t *testing.T) {
 	m.Run("workload", "start", m.meshWorkload("w", sidecarService("web", "")))
 	first := m.service("w")
 	secret := m.secret(first)
-	m.Eventually("the token is another", func() error {
+	m.Eventually("the token is replaced", func() error {
 		if m.service("w").GetTokenAccessor() == first.GetTokenAccessor() {
-			return errors.New("it is the same")
+			return errors.New("it is unchanged")
 		}
 		return m.usable(m.service("w"))
 	})
@@ -34,7 +34,7 @@ func TestLoginIsRenewed(t *testing.T) {
 			second.GetTokenExpiresAt().AsTime())
 	}
 	if _, _, err := m.consul.Client(secret).ACL().TokenReadSelf(nil); err != nil {
-		t.Errorf("whoever has read the token before cannot use it any more: %v", err)
+		t.Errorf("the previous token is already invalid: %v", err)
 	}
 	m.Run("workload", "stop", "w")
 	m.nothingInMesh()

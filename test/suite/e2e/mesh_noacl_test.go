@@ -9,8 +9,7 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// A Consul without ACLs issues no tokens and needs none: services are in the mesh all the same,
-// without any configuration for it.
+// A Consul without ACLs issues no tokens. Services join the mesh without any configuration for that.
 func TestMeshWithoutACLs(t *testing.T) {
 	t.Parallel()
 	c := consul.Start(t, consul.Options{})
@@ -25,7 +24,7 @@ func TestMeshWithoutACLs(t *testing.T) {
 	}
 	hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
 	if b, err := xds.Read(s.GetBootstrapFile()); err != nil || xds.Token(b) != "" {
-		t.Errorf("the bootstrap has a token, or is not to be read: %v", err)
+		t.Errorf("the bootstrap has a token, or cannot be read: %v", err)
 	}
 	if _, err := openStream(t, s.GetBootstrapFile()); err != nil {
 		t.Errorf("the bootstrap cannot be used: %v", err)

@@ -55,9 +55,9 @@ func (m *mesh) usable(s *hostv1.ServiceStatus) error {
 	return err
 }
 
-// TestMeshOutlivesTheHost ends the agent under three workloads, by a stop and by a kill. The first
-// is left alone meanwhile, the second's token is deleted in Consul before the first restart, and
-// the third's files before each restart.
+// TestMeshOutlivesTheHost stops and then kills the agent while three workloads run. The first is left alone,
+// the second's token is deleted in Consul before the first restart, and the third's files are deleted before
+// each restart.
 func TestMeshOutlivesTheHost(t *testing.T) {
 	eachMode(t, func(t *testing.T, m *mesh) {
 		now := map[string]files{}
@@ -66,7 +66,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 			now[id] = m.files(id)
 		}
 		login := m.reach.AuthMethod != ""
-		var lost []string // tokens that expire, since their secrets are lost
+		var lost []string // tokens that can only expire, because their secrets are lost
 		for round, end := range []func(){m.Kill, m.Stop} {
 			before := maps.Clone(now)
 			end()
@@ -80,10 +80,10 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.Start()
-			m.Eventually("the service has a token that lives", func() error {
+			m.Eventually("the service has a valid token", func() error {
 				s := m.service("revoked")
 				if s.GetTokenAccessor() == before["revoked"].accessor && revoked {
-					return errors.New("it is the same")
+					return errors.New("it is unchanged")
 				}
 				return m.usable(s)
 			})
@@ -95,7 +95,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 				hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
 			}
 			if !now["kept"].equal(before["kept"]) {
-				t.Error("what nobody touched was replaced")
+				t.Error("files that nobody touched were replaced")
 			}
 			if same := now["revoked"].equal(before["revoked"]); same == revoked {
 				t.Errorf("the token was revoked: %t, its files are the same: %t", revoked, same)
@@ -121,8 +121,7 @@ func TestMeshOutlivesTheHost(t *testing.T) {
 	})
 }
 
-// tokensAre waits until Consul and the ledger have the present tokens, and no others but the lost
-// ones.
+// tokensAre waits until Consul and the ledger have exactly the present tokens and the lost ones.
 func (m *mesh) tokensAre(now map[string]files, lost []string) {
 	m.t.Helper()
 	var want []string

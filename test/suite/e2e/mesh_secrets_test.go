@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestSecretsOfTheMeshAreNowhereElse runs services, with starts that fail in each step, and looks
-// for all their secrets in every place but their own files.
+// TestSecretsOfTheMeshAreNowhereElse runs services, with starts that fail in each step. Their secrets must
+// not be found anywhere outside their own files.
 func TestSecretsOfTheMeshAreNowhereElse(t *testing.T) {
 	eachModeAs(t, func(m *mesh) { m.talkative() }, func(t *testing.T, m *mesh) {
 		volume(m.Host, drivers[0], "data", "single-node-writer", "")
@@ -45,7 +45,7 @@ func TestSecretsOfTheMeshAreNowhereElse(t *testing.T) {
 		clean("after the agent was killed")
 		m.Run("workload", "stop", "w")
 
-		// With tokens that Consul does not know, each step fails that uses one.
+		// With tokens that Consul does not know, each step that uses one fails.
 		const wrong = "0badc0de-0000-4000-8000-0badc0de0bad"
 		secrets = append(secrets, wrong)
 		fails := func(file string) {
@@ -65,7 +65,7 @@ func TestSecretsOfTheMeshAreNowhereElse(t *testing.T) {
 			if err := os.WriteFile(file, right, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			m.Run("workload", "stop", "w") // the undo can work again
+			m.Run("workload", "stop", "w") // undoing the start can work now
 		}
 		fails(m.reach.TokenFile)
 		if m.aclTokenFile != "" {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// besideProgram is a workload whose program and sidecar log what they do into a folder. Both read
-// their secrets as their user; the sidecar is slow to end, and keeps its token until then.
+// besideProgram is a workload whose program and sidecar log their actions to files. Both read their secrets
+// as their user. The sidecar is slow to end, and keeps its token until then.
 const besideProgram = `
   exec {
     command = "/bin/sh"
@@ -23,8 +23,7 @@ const besideProgram = `
     command = ["/bin/sh", "-c", "cd %[1]s; trap 'sleep 0.3; cat $1 > /dev/null && echo sidecar >> order; exit' TERM; cat $0 > /dev/null && echo >> starts; while :; do sleep 0.02; done", "${bootstrap}", "${token_file}"]
   }`
 
-// With a real agent, which notices the program's end too, the sidecar still ends last and in its
-// own time.
+// A real agent also notices the end of the program. The sidecar still ends last and gets its grace.
 func TestMeshSidecar(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -57,7 +56,7 @@ func TestMeshSidecar(t *testing.T) {
 	}
 }
 
-// forgetToken makes Consul revoke the token, and the host check it.
+// forgetToken deletes the token in Consul, and makes the host check it.
 func forgetToken(t *testing.T, m *mesh, r *besideRun) {
 	t.Helper()
 	if _, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(m.service("w").GetTokenAccessor(),
@@ -74,7 +73,7 @@ func forgetToken(t *testing.T, m *mesh, r *besideRun) {
 	})
 }
 
-// besideRun is pannier workload run with such a workload.
+// besideRun is a running `pannier workload run` with such a workload.
 type besideRun struct {
 	dir  string
 	out  bytes.Buffer

@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// TestTagsInTheCatalog changes tags as others would: they stay where the spec sets
-// enable_tag_override, and are repaired where it does not. A new spec replaces both.
+// TestTagsInTheCatalog changes tags like another tool would. The changes stay if the spec sets
+// enable_tag_override, and are reverted otherwise. A new spec replaces both.
 func TestTagsInTheCatalog(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -37,7 +37,7 @@ func TestTagsInTheCatalog(t *testing.T) {
 	m.changeTags("theirs", "others")
 	m.changeTags("ours", "others")
 	m.tagsAre(map[string]string{"theirs": "others", "ours": "v1"})
-	// Other drift is repaired, and the tags stay.
+	// Other changes are reverted, and the tags stay.
 	m.change("theirs", func(s *api.AgentService) { s.Meta["added"] = "by others" })
 	m.Eventually("the service is repaired", func() error {
 		if _, there := m.inCatalog("theirs").ServiceMeta["added"]; there {
@@ -46,7 +46,7 @@ func TestTagsInTheCatalog(t *testing.T) {
 		return nil
 	})
 	m.tagsAre(map[string]string{"theirs": "others", "ours": "v1"})
-	// The same after a restart, which compares everything.
+	// The result is the same after a restart, which compares everything.
 	m.Kill()
 	m.Start()
 	m.changeTags("ours", "others")
@@ -64,7 +64,7 @@ func TestTagsInTheCatalog(t *testing.T) {
 	m.nothingInMesh()
 }
 
-// tagsAre waits until the catalog has one tag for each of the services.
+// tagsAre waits until the catalog has the expected tag for each service.
 func (m *mesh) tagsAre(want map[string]string) {
 	m.t.Helper()
 	m.Eventually(fmt.Sprintf("the tags are %v", want), func() error {
@@ -77,7 +77,7 @@ func (m *mesh) tagsAre(want map[string]string) {
 	})
 }
 
-// inCatalog is the only instance of a service.
+// inCatalog returns the only instance of a service.
 func (m *mesh) inCatalog(name string) *api.CatalogService {
 	m.t.Helper()
 	all, _, err := m.consul.Client(m.consul.Management).Catalog().Service(name, "", nil)

@@ -33,11 +33,11 @@ func TestMeshWorkloadComesAndGoes(t *testing.T) {
 			t.Fatalf("the bootstrap cannot be used: %v", err)
 		}
 		if _, ok := ads.Clusters["local_app"]; !ok || len(ads.Listeners) == 0 {
-			t.Errorf("the stream brought the clusters %v and the listeners %v", ads.Clusters, ads.Listeners)
+			t.Errorf("the stream has the clusters %v and the listeners %v", ads.Clusters, ads.Listeners)
 		}
 		m.Run("workload", "start", spec) // the same again
 		if again := m.service("w"); again.GetTokenAccessor() != s.GetTokenAccessor() {
-			t.Errorf("a start that is repeated changed the token from %s to %s", s.GetTokenAccessor(), again.GetTokenAccessor())
+			t.Errorf("a repeated start changed the token from %s to %s", s.GetTokenAccessor(), again.GetTokenAccessor())
 		}
 		m.Run("workload", "stop", spec)
 		m.nothingInMesh()
@@ -48,7 +48,7 @@ func TestMeshWorkloadComesAndGoes(t *testing.T) {
 	})
 }
 
-// checkSteps checks that each step began when the ones before it had ended.
+// checkSteps checks that each step began after the steps before it had ended.
 func checkSteps(t *testing.T, steps []*hostv1.Step) {
 	t.Helper()
 	find := func(name string) *hostv1.Step {
@@ -60,7 +60,7 @@ func checkSteps(t *testing.T, steps []*hostv1.Step) {
 		if s := steps[i]; s.GetState() == "done" && s.GetAttempt() == 1 {
 			return s
 		}
-		t.Fatalf("the step %q went so: %v", name, steps[i])
+		t.Fatalf("the step %q: %v", name, steps[i])
 		return nil
 	}
 	for _, order := range [][]string{{"claim", "stage", "publish"}, {"claim", "register", "identify", "bootstrap"}} {
@@ -103,7 +103,7 @@ func checkTokenInConsul(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 		t.Errorf("the token is %+v with the identities of %q", token, names)
 	}
 	if got := m.secret(s); got != token.SecretID {
-		t.Error("the token's file holds something else than its secret")
+		t.Error("the token's file does not contain its secret")
 	}
 	login := m.reach.AuthMethod != ""
 	if (token.ExpirationTime != nil) != login || (token.AuthMethod != "") != login {
@@ -114,7 +114,7 @@ func checkTokenInConsul(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 	}
 }
 
-// checkSecretFiles checks that the files belong to the workload's user alone, and are on no disk.
+// checkSecretFiles checks that the files can be read only by the workload's user, and are not on a disk.
 func checkSecretFiles(t *testing.T, m *mesh, s *hostv1.ServiceStatus) {
 	t.Helper()
 	folder := filepath.Join(m.SecretsDir(), "default", "w", "web")

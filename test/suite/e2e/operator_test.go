@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// `pannier agent stop` returns when the agent's process has ended. Without -plugins all other
-// processes run on and are found again; with it only the mounts are left.
+// `pannier agent stop` returns when the agent's process has ended. Without -plugins all other processes keep
+// running and are adopted by the next agent. With -plugins only the mounts are left.
 func TestAgentStop(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
@@ -66,7 +66,7 @@ func TestAgentStop(t *testing.T) {
 	h.NothingInUse()
 }
 
-// agentIsGone checks that the agent has ended. The test itself may be notified a moment later.
+// agentIsGone checks that the agent has ended. The test may get its exit status a moment later.
 func agentIsGone(h *testhost.Host, t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat("/proc/" + strconv.Itoa(h.PID()) + "/exe"); err == nil {
@@ -131,7 +131,7 @@ func TestOperatorsPlugins(t *testing.T) {
 	h.Refused(3, []string{"nobody"}, "plugin", "logs", "nobody")
 }
 
-// bridgePlugin is csi-bridge in the agent's status.
+// bridgePlugin returns csi-bridge from the agent's status.
 func bridgePlugin(t *testing.T, h *testhost.Host) *hostv1.Plugin {
 	t.Helper()
 	p := &hostv1.Plugin{}
@@ -141,7 +141,7 @@ func bridgePlugin(t *testing.T, h *testhost.Host) *hostv1.Plugin {
 	return p
 }
 
-// bridgeVariant is csi-bridge with something appended, or only its first bytes.
+// bridgeVariant writes a copy of csi-bridge with something appended, or only its first bytes.
 func bridgeVariant(t *testing.T, h *testhost.Host, dir, name string, first int, more string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(h.PluginDir, "csi-bridge"))

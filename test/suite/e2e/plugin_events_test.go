@@ -18,8 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// follower collects the events of the plugin "emitter" from a host's API, by the number of its
-// process.
+// follower collects the events of the plugin "emitter" from a host's API, by generation of the plugin.
 type follower struct {
 	mu   sync.Mutex
 	seqs map[uint64][]uint64
@@ -52,7 +51,7 @@ func followEmitter(t *testing.T, h *testhost.Host, recent int32) *follower {
 	return f
 }
 
-// await waits for that many events of a process and returns all that have come.
+// await waits for that many events of a generation and returns all that have arrived.
 func (f *follower) await(h *testhost.Host, generation uint64, n int) (seqs []uint64) {
 	h.Eventually(fmt.Sprintf("%d events of generation %d", n, generation), func() error {
 		f.mu.Lock()
@@ -65,7 +64,7 @@ func (f *follower) await(h *testhost.Host, generation uint64, n int) (seqs []uin
 	return seqs
 }
 
-// inOrder checks that none is missing or doubled.
+// inOrder checks that no event is missing or duplicated.
 func inOrder(t *testing.T, seqs []uint64) {
 	t.Helper()
 	for n := range seqs[1:] {
@@ -75,8 +74,8 @@ func inOrder(t *testing.T, seqs []uint64) {
 	}
 }
 
-// A plugin's events are among the host's events, also those from while the host was down, and those
-// of a plugin that is swapped.
+// A plugin's events are among the host's events, also if they were emitted while the host was down, or by a
+// plugin that was then swapped.
 func TestPluginEvents(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t)+`
@@ -111,13 +110,13 @@ plugin "emitter" {
 	seen := first.await(h, 1, 10)
 	inOrder(t, seen)
 	last := seen[len(seen)-1]
-	time.Sleep(3 * time.Second) // not a wait for something: the plugin is to emit this much while the host is down
+	time.Sleep(3 * time.Second) // the plugin emits events during this time, while the host is down
 
 	h.Start()
 	second := followEmitter(t, h, 1000)
 	again := second.await(h, 1, 30)
 	inOrder(t, again)
-	// Events that the killed agent had received and not yet sent are lost.
+	// Events that the killed agent had received but not yet forwarded are lost.
 	if again[0] < last || again[0] > last+40 {
 		t.Errorf("the first event after the restart is %d, the last one before it was %d", again[0], last)
 	}

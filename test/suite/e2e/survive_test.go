@@ -17,7 +17,7 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")
 		spec := workload(h, "w", "data", "")
-		// It writes on demand, so also after the host was down.
+		// The program writes when it gets a signal, so it can write after the host was down.
 		cmd, lines := background(t, h, spec,
 			"trap 'echo late > "+h.Path("mnt")+"/file; echo written' USR1; echo up; while :; do sleep 0.02; done")
 		await(t, lines, "up")
@@ -36,10 +36,10 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 			t.Fatal(err)
 		}
 		if a, b := before.GetPlugins()[0].GetPid(), after.GetPlugins()[0].GetPid(); a != b {
-			t.Errorf("the plugin was process %d and is %d", a, b)
+			t.Errorf("the plugin's process id changed from %d to %d", a, b)
 		}
 		if a, b := before.GetDrivers()[0].GetPid(), after.GetDrivers()[0].GetPid(); a != b {
-			t.Errorf("the driver was process %d and is %d", a, b)
+			t.Errorf("the driver's process id changed from %d to %d", a, b)
 		}
 		if got := h.Run("workload", "status", "w"); !strings.Contains(got, "running") {
 			t.Errorf("after the restart the workload is:\n%s", got)
@@ -53,7 +53,7 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 		exitCode(cmd)
 		h.NothingInUse()
 		if got := h.Run("workload", "run", spec, "--", "cat", h.Path("mnt")+"/file"); got != "late\n" {
-			t.Errorf("what was written while the host was away is %q", got)
+			t.Errorf("the content written while the host was down is %q", got)
 		}
 	})
 }
@@ -61,7 +61,7 @@ func TestHostIsKilledUnderAWorkload(t *testing.T) {
 func TestCLIIsKilled(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")
-		// The grandchild would keep the volume mounted in the workload's namespace.
+		// The grandchild would keep the volume mounted in the workload's namespace if it survived.
 		cmd, lines := background(t, h, workload(h, "w", "data", ""),
 			"setsid sh -c 'trap : TERM HUP; exec 3> "+h.Path("mnt")+"/held; echo up; while :; do sleep 1; done'")
 		await(t, lines, "up")
@@ -131,8 +131,8 @@ func TestDriverIsKilled(t *testing.T) {
 	})
 }
 
-// A stop while the driver is down says so, continues in the background, and finishes when the
-// driver is back.
+// A stop while the driver is down reports that, continues in the background, and finishes when the driver is
+// back.
 func TestStopWhileTheDriverIsDown(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, "")
@@ -155,11 +155,11 @@ func TestStopWhileTheDriverIsDown(t *testing.T) {
 	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "unpublishing") || !strings.Contains(got, "dyn") {
 		t.Errorf("the volume's status does not say what its release waits for:\n%s", got)
 	}
-	h.Kill() // the host forgets none of it, and the command does not give up
+	h.Kill() // neither the host nor the command forgets the stop
 	h.Launch()
 	d.start(t)
 	if err := stop.Wait(); err != nil {
-		t.Errorf("the stop came to %v", err)
+		t.Errorf("the stop returned %v", err)
 	}
 	h.NothingInUse()
 	d.kill()
@@ -182,7 +182,7 @@ func TestDetach(t *testing.T) {
 	})
 }
 
-// The journal is lost with its disk, the ledger is not: its claims of this node are released.
+// The journal is lost but the ledger is not. Its claims of this node are released.
 func TestJournalIsLost(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "data", "single-node-writer", "")

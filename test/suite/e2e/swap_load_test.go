@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// Workloads come and go while csi-bridge is replaced by good and by hostile binaries in turn: none
-// of them fails, and the driver sees no call twice or out of order.
+// Workloads start and stop while csi-bridge is replaced by good and bad binaries in turn. No workload fails,
+// and the driver sees no call twice or out of order.
 func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	t.Parallel()
 	const workloads = 3
@@ -65,7 +65,7 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 			}
 			return err
 		})
-		// The next one is csi-bridge with something appended, not the hostile one.
+		// The new one is csi-bridge with something appended, not the bad binary.
 		good, err := os.ReadFile(testbin.Build(t, "plugins/csi-bridge"))
 		must(t, err)
 		putBridge(t, h, append(good, byte(n)))
@@ -74,16 +74,16 @@ func TestSwapsWhileWorkloadsComeAndGo(t *testing.T) {
 	running.Wait()
 	for n, count := range counts {
 		if count == 0 {
-			t.Errorf("workload %d never came and went", n)
+			t.Errorf("workload %d never started and stopped", n)
 		}
 	}
-	t.Logf("the workloads came and went %v times", counts)
+	t.Logf("the workloads started and stopped %v times", counts)
 	drained(t, h)
 	h.NothingInUse()
 	lawful(t, d)
 }
 
-// A new pannier replaces one that was stopped, as in an upgrade, or killed: the plugin and driver
+// A new pannier binary replaces an agent that was stopped, as in an upgrade, or killed. The plugin and driver
 // processes stay the same, and a call in flight completes once.
 func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
@@ -112,10 +112,10 @@ func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 			must(t, os.WriteFile(h.Pannier, append(program, 0), 0o755)) //nolint:gosec // it is an executable
 			end(h)
 			h.Start()
-			_ = cmd.Wait() // its agent went away: it may have failed, and what it began continues
+			_ = cmd.Wait() // the command may have failed with its agent; the operation continues
 			letGo()
 			h.Eventually("the same process serves", func() error { return samePlugin(h, before) })
-			h.Eventually("what the killed host began is ended", func() error {
+			h.Eventually("the operation that the killed host began is completed", func() error {
 				s, err := h.Status()
 				if err == nil && s.GetReleasing() > 0 {
 					err = errors.New("claims are on their way out")
@@ -135,7 +135,7 @@ func TestHostIsUpgradedInTheMiddleOfACall(t *testing.T) {
 func samePlugin(h *testhost.Host, before *hostv1.Plugin) error {
 	now, err := bridge(h)
 	if err == nil && (now.GetPid() != before.GetPid() || now.GetGeneration() != before.GetGeneration()) {
-		err = fmt.Errorf("it was %v, and is %v", before, now)
+		err = fmt.Errorf("it changed from %v to %v", before, now)
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// bridge is the storage plugin in the host's status.
+// bridge returns csi-bridge from the host's status.
 func bridge(h *testhost.Host) (*hostv1.Plugin, error) {
 	s, err := h.Status()
 	if err != nil {
@@ -30,7 +30,7 @@ func bridge(h *testhost.Host) (*hostv1.Plugin, error) {
 	return nil, errors.New("there is no csi-bridge")
 }
 
-// putBridge replaces csi-bridge's file, as an operator would, and returns the new sum.
+// putBridge replaces csi-bridge's file, as an operator would, and returns the new checksum.
 func putBridge(t *testing.T, h *testhost.Host, data []byte) string {
 	t.Helper()
 	path := filepath.Join(h.PluginDir, "csi-bridge")
@@ -45,7 +45,7 @@ func putBridge(t *testing.T, h *testhost.Host, data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// otherBridge is csi-bridge as another binary.
+// otherBridge returns a different binary of csi-bridge.
 func otherBridge(t *testing.T, h *testhost.Host) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(h.PluginDir, "csi-bridge"))
@@ -55,7 +55,7 @@ func otherBridge(t *testing.T, h *testhost.Host) []byte {
 	return append(data, 0)
 }
 
-// swapBridge installs another binary of csi-bridge and waits until it serves.
+// swapBridge installs a different binary of csi-bridge and waits until it serves.
 func swapBridge(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	sum := putBridge(t, h, otherBridge(t, h))
@@ -77,13 +77,13 @@ func drained(t *testing.T, h *testhost.Host) {
 			return err
 		}
 		if all := bridges(t, h); p.GetDraining() > 0 || len(all) != 1 || all[0] != fmt.Sprint(p.GetPid()) {
-			return fmt.Errorf("processes %q, and the host tells of %v", all, p)
+			return fmt.Errorf("processes %q, but the host reports %v", all, p)
 		}
 		return nil
 	})
 }
 
-// bridges are the processes of csi-bridge that run from the host's copies.
+// bridges returns the processes of csi-bridge that run from the host's copies.
 func bridges(t *testing.T, h *testhost.Host) (pids []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -143,7 +143,8 @@ func TestSwapInTheMiddleOfACall(t *testing.T) {
 	}
 }
 
-// A driver's description is compared before a swap; a driver that is down has none.
+// Before a swap the host compares the driver's description. A driver that is down has none, which must not
+// prevent the swap.
 func TestSwapWhileTheDriverIsDown(t *testing.T) {
 	t.Parallel()
 	h, d, id := faulty(t)
@@ -169,8 +170,8 @@ func TestSwapWhileTheDriverIsDown(t *testing.T) {
 	h.NothingInUse()
 }
 
-// A binary that is not csi-bridge never takes over: workloads come and go undisturbed, and the
-// status says why it was refused.
+// A binary that is not csi-bridge never takes over. Workloads are undisturbed, and the status reports why it
+// was refused.
 func TestBadBinaryIsRefused(t *testing.T) {
 	t.Parallel()
 	h, _, id := faulty(t)
@@ -223,8 +224,8 @@ func TestBadBinaryIsRefused(t *testing.T) {
 	h.NothingInUse()
 }
 
-// The agent is killed at each instant of a swap, under a workload: the next agent has the new
-// binary serving, in one process, and the workload has noticed nothing.
+// The agent is killed at each instant of a swap, while a workload runs. The next agent runs the new binary in
+// a single process, and the workload is not affected.
 func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
 	t.Parallel()
 	pannier := testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
@@ -252,7 +253,7 @@ func TestHostIsKilledInTheMiddleOfASwap(t *testing.T) {
 			})
 			drained(t, h)
 			if now := h.Mounts(); len(mounted) == 0 || strings.Join(now, "\n") != strings.Join(mounted, "\n") {
-				t.Errorf("%q was mounted, now %q is", mounted, now)
+				t.Errorf("the mounts changed from %q to %q", mounted, now)
 			}
 			h.Run("workload", "stop", spec)
 			h.NothingInUse()

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestUnits lets systemd parse the agent's unit and the documented ones. Their programs need not
-// exist here, so each is replaced by one that does.
+// TestUnits lets systemd parse the agent's unit and the documented ones. The programs that they run are
+// replaced by existing ones.
 func TestUnits(t *testing.T) {
 	t.Parallel()
 	analyze, err := exec.LookPath("systemd-analyze")
@@ -31,8 +31,7 @@ func TestUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	units["pannier.service"] = string(agent)
-	// The fence and the plugins outlive the agent, and it is restarted unless it was stopped on
-	// purpose.
+	// The fence and the plugins outlive the agent, which is restarted unless it was stopped on purpose.
 	for key, want := range map[string]string{
 		"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure",
 		"StartLimitIntervalSec": "0",
@@ -62,7 +61,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// documentedUnits are the units of a page by name.
+// documentedUnits returns the units in a page by name.
 func documentedUnits(t *testing.T, page string) map[string]string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(testbin.Root(), "docs", page))
@@ -77,7 +76,7 @@ func documentedUnits(t *testing.T, page string) map[string]string {
 	return units
 }
 
-// setting is the only value of a key of a unit.
+// setting returns the only value of a key in a unit.
 func setting(t *testing.T, unit, key string) string {
 	t.Helper()
 	found := regexp.MustCompile("(?m)^"+key+"=(.*)$").FindAllStringSubmatch(unit, -1)
@@ -87,13 +86,13 @@ func setting(t *testing.T, unit, key string) string {
 	return found[0][1]
 }
 
-// TestMeshUnits does what the documented units of a workload in the mesh say, in their order and as
-// their users, in the place of systemd.
+// TestMeshUnits runs the commands in the documented units of a workload in the mesh, in the units' order and
+// as their users, instead of systemd.
 func TestMeshUnits(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
 	m.open()
-	xds := m.Path("xds") // its user cannot reach the folder of built programs
+	xds := m.Path("xds") // its user cannot read the directory of built programs
 	raw, err := os.ReadFile(testbin.Build(t, "test/demo/xds"))
 	if err == nil {
 		err = os.WriteFile(xds, raw, 0o755)
@@ -128,11 +127,11 @@ func TestMeshUnits(t *testing.T) {
 	run(false, unit("web-workload.service", "ExecStart"))
 	for _, name := range []string{"web-envoy.service", "web.service"} {
 		if user := unit(name, "User"); user != "web" {
-			t.Errorf("%s runs as %q, not as the user of the specification", name, user)
+			t.Errorf("%s runs as %q, not as the user in the spec", name, user)
 		}
 	}
 	if out := run(true, unit("web-envoy.service", "ExecStart")); !strings.Contains(out, "listener public_listener") {
-		t.Errorf("the proxy is told %s", out)
+		t.Errorf("the proxy got %s", out)
 	}
 	// With BindsTo= or Requires= the path would be a dependency of the proxy: neither it nor the
 	// workload would stop with the program.
@@ -149,7 +148,7 @@ func TestMeshUnits(t *testing.T) {
 	}
 	if got := run(true, "cat "+strings.TrimPrefix(environment,
 		"CONSUL_HTTP_TOKEN_FILE=")); got != m.secret(m.service("web")) {
-		t.Error("the program is led to something else than its token")
+		t.Error("the program's environment does not name its token file")
 	}
 	run(false, unit("web-workload.service", "ExecStopPost"))
 	m.nothingInMesh()

@@ -18,7 +18,7 @@ func TestCreateIsRepeatable(t *testing.T) {
 		first := externalID(t, h, "data")
 		volume(h, d, "data", "single-node-writer", "")
 		if again := externalID(t, h, "data"); again != first {
-			t.Errorf("a repeated create made %q beside %q", again, first)
+			t.Errorf("a repeated create made %q in addition to %q", again, first)
 		}
 		h.Run("volume", "deregister", "data")
 		h.Run("volume", "register", h.Write("again.hcl",
@@ -80,7 +80,7 @@ func TestExpandOnline(t *testing.T) {
 	}
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
-	// xfs, since the kernel grows a mounted ext4 only with CAP_SYS_RESOURCE, which root in a
+	// The test uses xfs, because the kernel grows a mounted ext4 only with CAP_SYS_RESOURCE, which root in a
 	// container often lacks.
 	h.Run("volume", "create", h.Write("data.hcl", strings.ReplaceAll(
 		volumeSpec(drivers[0], "data", "single-node-writer", "file-system",

@@ -23,7 +23,7 @@ func TestWorkloadUsesItsVolumeAndGivesItBack(t *testing.T) {
 		h.Run("workload", "run", spec, "--", "sh", "-c", "echo kept > "+h.Path("mnt")+"/file")
 		h.NothingInUse()
 		if _, err := os.Stat(h.Path("mnt") + "/file"); err == nil {
-			t.Error("the workload wrote to the host's own disk")
+			t.Error("the workload wrote to the host's disk")
 		}
 		if got := h.Run("workload", "run", spec, "--", "cat", h.Path("mnt")+"/file"); got != "kept\n" {
 			t.Errorf("the next run reads %q", got)
@@ -105,7 +105,7 @@ func TestStartPrintsTheMounts(t *testing.T) {
 		}
 		h.Run("workload", "start", spec) // the same again
 		h.Run("workload", "stop", spec)
-		h.Run("workload", "stop", spec) // again: nothing to do
+		h.Run("workload", "stop", spec) // repeated: nothing to do
 		h.NothingInUse()
 	})
 }
@@ -186,7 +186,7 @@ func background(t *testing.T, h *testhost.Host, spec, script string) (*exec.Cmd,
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Waiting for its output has the usual bound.
+	// The wait for output is limited by testhost.Wait.
 	late := time.AfterFunc(testhost.Wait, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
 		late.Stop()
@@ -237,8 +237,8 @@ func mounted(h *testhost.Host, path string) bool {
 	return false
 }
 
-// A workload's mount namespace begins as a copy of the host's, with the mounts of all other
-// workloads in it.
+// A workload's mount namespace starts as a copy of the host's, with the mounts of all other workloads. It
+// must not keep them mounted.
 func TestRunningWorkloadKeepsNobodyElsesVolume(t *testing.T) {
 	eachDriver(t, func(t *testing.T, h *testhost.Host, d driver) {
 		volume(h, d, "mine", "single-node-writer", "")

@@ -1,4 +1,3 @@
-// Package faults tests what happens to a cluster of real agents, and to its workloads'
-// volumes, when hosts fail: all servers at once, one leader after another, a server's disk,
-// or the nodes that the volumes are mounted on.
+// Package faults tests a cluster of real agents, and the volumes of its workloads, while hosts fail: all
+// servers at once, one leader after another, a server's disk, or the nodes on which the volumes are mounted.
 package faults

@@ -13,17 +13,16 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// short makes a cut-off node stop its workloads after 5 s, its fence act after 6.3 s, and the
-// leader release its claims after 9 s.
+// short configures short times: a disconnected node stops its workloads after 5 s, its fence acts after 6.3
+// s, and the leader releases its claims after 9 s.
 const short = `
 heartbeat_ttl = "2s"
 stop_after    = "5s"
 stop_margin   = "4s"
 `
 
-// TestFencing cuts one node off, stops the agent of another and kills that of a third, all with a
-// workload that writes. Their volumes move to another node, and at no instant do two nodes have
-// one.
+// TestFencing disconnects one node, stops the agent of a second one and kills that of a third, all with a
+// workload that writes. Their volumes move to another node, and no volume is ever mounted on two nodes.
 func TestFencing(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 3, ServerConfig: short})
@@ -51,12 +50,12 @@ func TestFencing(t *testing.T) {
 		for id, h := range lost {
 			endedBefore(t, programs[id], taken(t, c, taker, id))
 			if left := h.VolumeMounts(); len(left) > 0 {
-				t.Errorf("%s has the mounts %q although its volume is elsewhere", h.Name, left)
+				t.Errorf("%s has the mounts %q although its volume has moved", h.Name, left)
 			}
 		}
 	})
 
-	c.Stage(t, "a node that is back is told, and nothing is left on it", func(t *testing.T) {
+	c.Stage(t, "a reconnected node learns of it, and cleans up", func(t *testing.T) {
 		c.Net.Heal()
 		if err := unix.Kill(lost["stopped"].PID(), unix.SIGCONT); err != nil {
 			t.Fatal(err)
@@ -73,7 +72,7 @@ func TestFencing(t *testing.T) {
 		for id := range lost {
 			taker.Run("workload", "stop", "takes-"+id)
 		}
-		for id, h := range lost { // and everything works again
+		for id, h := range lost { // everything works again
 			c.AwaitStarted(h, id+"-again", id)
 			h.Run("workload", "stop", id+"-again")
 		}
@@ -93,8 +92,8 @@ func TestFencing(t *testing.T) {
 	})
 }
 
-// standsWhileDisconnected waits until the leader has noticed that a node is away, and checks that
-// its claim stands until the node is down.
+// standsWhileDisconnected waits until the leader has noticed that a node is disconnected, and checks that the
+// node keeps its claim until it counts as down.
 func standsWhileDisconnected(t *testing.T, c *testcluster.Cluster, through, h *testhost.Host, volume string) {
 	t.Helper()
 	through.Eventually("node "+h.Name+" counts as disconnected", func() error {
@@ -114,7 +113,7 @@ func standsWhileDisconnected(t *testing.T, c *testcluster.Cluster, through, h *t
 	})
 }
 
-// taken is when a volume was published on its present host.
+// taken returns the time at which a volume was published on its present host.
 func taken(t *testing.T, c *testcluster.Cluster, on *testhost.Host, volume string) int64 {
 	t.Helper()
 	name, all := on.Volume(volume).GetSpec().GetExternalId(), deeds(t, c)
@@ -125,7 +124,7 @@ func taken(t *testing.T, c *testcluster.Cluster, on *testhost.Host, volume strin
 	return all[at].at
 }
 
-// endedBefore checks that a program wrote nothing after a moment.
+// endedBefore checks that a program wrote nothing after the given time.
 func endedBefore(t *testing.T, p *program, moment int64) {
 	t.Helper()
 	all := p.wrote()
@@ -134,7 +133,7 @@ func endedBefore(t *testing.T, p *program, moment int64) {
 	}
 }
 
-// noneRuns waits until no workload runs on a host, and nothing of one is left.
+// noneRuns waits until no workload runs on a host, and nothing of earlier ones is left.
 func noneRuns(t *testing.T, h *testhost.Host) {
 	t.Helper()
 	h.Eventually("nothing of a workload is left on "+h.Name, func() error {

@@ -10,9 +10,9 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestTwin cuts off a host whose workload writes, and starts another machine with the same name and certificate and an
-// empty data directory. It may neither release the claims of the first one, which has its lease, nor become a server in
-// its place.
+// TestTwin disconnects a host whose workload writes, and starts another machine with the same name and
+// certificate and an empty data directory. While the first machine has its lease, the second one must not
+// release its claims. It must not replace it as a server either.
 func TestTwin(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"server-3", "node-1"} {
@@ -29,14 +29,14 @@ func TestTwin(t *testing.T) {
 
 			spec := c.Workload(taker, "second", "data")
 			refused := 0
-			twin.Eventually("the other machine is told why it is not let in", func() error {
+			twin.Eventually("the other machine learns why it is refused", func() error {
 				if r := taker.Try("workload", "start", spec); r.Code == 0 {
 					t.Fatalf("server-1 got the volume while %s has its lease", p.who)
 				}
 				if log := twin.LogTail(); !strings.Contains(log, "known with another secret") {
 					return errors.New("it is not")
 				}
-				if refused++; refused < 50 { // it has what it needs to do harm, and some time for that
+				if refused++; refused < 50 { // give the other machine time to do harm
 					return errors.New("it may be let in yet")
 				}
 				return nil
@@ -55,7 +55,7 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// notAmongServers checks that no server has sent the ledger to a twin of another server.
+// notAmongServers checks that no server has replicated the ledger to a twin of another server.
 func notAmongServers(t *testing.T, through, twin *testhost.Host) {
 	t.Helper()
 	text, err := os.ReadFile(twin.Path("agent.log"))
@@ -66,13 +66,12 @@ func notAmongServers(t *testing.T, through, twin *testhost.Host) {
 		t.Error("the other machine votes in place of server-3")
 	}
 	if out := through.Run("operator", "raft", "list-peers"); !strings.Contains(out, "server-3") {
-		t.Errorf("server-3 is no server any more: %s", out)
+		t.Errorf("server-3 is no longer a server: %s", out)
 	}
 }
 
-// TestForcedDetachOfANodeThatLives takes a volume by force from a node that cannot be reached, and lets it return while
-// it
-// has its lease: it stops its workload before it gets another one.
+// TestForcedDetachOfANodeThatLives takes a volume by force from an unreachable node, and reconnects the node
+// while its lease is valid. It stops its workload before it gets another one.
 func TestForcedDetachOfANodeThatLives(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 1, Nodes: 2, ServerConfig: patient})
@@ -91,7 +90,7 @@ func TestForcedDetachOfANodeThatLives(t *testing.T) {
 			}
 			server.AwaitFree(volume)
 			c.Net.Heal()
-			p.awaitEnd() // long before its lease would be over
+			p.awaitEnd() // long before its lease would end
 			noneRuns(t, h)
 			server.AwaitNode(h.Name, "ready")
 			c.AwaitStarted(h, "again-"+h.Name, volume)

@@ -22,26 +22,26 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// What is released, and under how many leaders.
+// The number of volumes to release, and of leaders meanwhile.
 const (
 	workloads   = 10
 	perWorkload = 100 // volumes
-	// changes of the leader while the driver answers no detach, so that the whole backlog is there,
-	// and changes while it is worked on.
+	// changesBefore is the number of leader changes while the driver blocks all detaches, so that the whole
+	// backlog exists. changesAmid is the number of changes while the backlog is processed.
 	changesBefore, changesAmid = 44, 6
-	// portion is how many volumes are detached, at least, between two of the latter.
+	// portion is the minimum number of volumes that are detached between two changes of changesAmid.
 	portion = 60
 )
 
-// TestLeadersChange lets a node die that has a thousand volumes, and changes the leader again and
-// again while they are released. No release is forgotten, and what another node claims meanwhile
-// stays with it, whatever calls of earlier leaders are still in flight.
+// TestLeadersChange shuts down a node with a thousand volumes, and changes the leader repeatedly while they
+// are released. No release is forgotten, and a volume that another node claims meanwhile stays claimed, even
+// if calls of earlier leaders are still in flight.
 func TestLeadersChange(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{Servers: 3, Nodes: 2, ServerConfig: patient})
 	dying, taker := c.Host("node-1"), c.Host("node-2")
 	for _, h := range []*testhost.Host{dying, taker} {
-		nodeOnly(t, h) // the servers' drivers are the controllers
+		nodeOnly(t, h) // only the servers' drivers are controllers
 	}
 	for _, h := range c.Hosts {
 		h.Begin()
@@ -103,7 +103,7 @@ func TestLeadersChange(t *testing.T) {
 	}
 	taker.AwaitFree(takes.volumes...)
 	onlyWhenAsked(t, c, taker)
-	taker.Run("node", "purge", dying.Name) // it was begun before, and can finish now
+	taker.Run("node", "purge", dying.Name) // the purge began earlier, and can finish now
 }
 
 // nodeOnly removes the controller of a host's driver, before its agent is started.
@@ -117,9 +117,9 @@ func nodeOnly(t *testing.T, h *testhost.Host) {
 	h.Write("agent.hcl", strings.Replace(string(config), block, block+"\n  type = \"node\"", 1))
 }
 
-// fill makes a thousand volumes, attaches them to a node, and shuts that node down for good: all
-// claims wait for their detach. The drivers do nothing until release is called. names are the
-// driver's ids of the volumes.
+// fill creates a thousand volumes, attaches them to a node, and shuts that node down for good, so that all
+// claims wait for their detach. The drivers do nothing until release is called. names are the driver's ids of
+// the volumes.
 func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []string, release func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -142,11 +142,11 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 		for v := range perWorkload {
 			volumes = append(volumes, volume(w*perWorkload+v))
 		}
-		starts.Go(func() { _ = start(ctx, client, fmt.Sprint("w-", w), volumes...) }) // it does not finish
+		starts.Go(func() { _ = start(ctx, client, fmt.Sprint("w-", w), volumes...) }) // does not finish
 	}
 	server := c.Leader()
 	awaitClaims(t, server, dying, "taken")
-	// They get attached, and not mounted.
+	// The volumes get attached, but not mounted.
 	if err := unix.Kill(driverOf(t, dying), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 	server.AwaitNode(dying.Name, "disconnected")
 	purging, stop := context.WithCancel(t.Context())
 	var purge sync.WaitGroup
-	purge.Go(func() { // it waits for the releases
+	purge.Go(func() { // the purge waits for the releases
 		_, _ = server.Client().Nodes.PurgeNode(purging,
 			connect.NewRequest(&hostv1.PurgeNodeRequest{Name: dying.Name, Force: true}))
 	})
@@ -187,7 +187,7 @@ func each(t *testing.T, n int, fn func(i int)) {
 	}
 }
 
-// persist retries until fn works, as an API client does while leaders change, or until ctx ends.
+// persist retries fn, as an API client does while leaders change, until it works or ctx ends.
 func persist(ctx context.Context, t *testing.T, what string, fn func(ctx context.Context) error) {
 	t.Helper()
 	for err := fn(ctx); err != nil; err = fn(ctx) {
@@ -199,7 +199,7 @@ func persist(ctx context.Context, t *testing.T, what string, fn func(ctx context
 	}
 }
 
-// create makes a volume, and returns the driver's id of it.
+// create creates a volume, and returns the driver's id for it.
 func create(ctx context.Context, c *api.Client, id string) (name string, err error) {
 	made, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
 		Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
@@ -227,7 +227,7 @@ func start(ctx context.Context, c *api.Client, workload string, volumes ...strin
 	return stream.Err()
 }
 
-// claimsOn are the claims of a node.
+// claimsOn returns the claims of a node.
 func claimsOn(t *testing.T, through, of *testhost.Host) []*hostv1.Claim {
 	t.Helper()
 	n, err := through.Node(of.Name)
@@ -250,7 +250,7 @@ func awaitClaims(t *testing.T, through, of *testhost.Host, state string) {
 	})
 }
 
-// driverOf is the process of a host's driver.
+// driverOf returns the process id of a host's driver.
 func driverOf(t *testing.T, h *testhost.Host) int {
 	t.Helper()
 	for _, pid := range h.Processes() {
@@ -262,32 +262,32 @@ func driverOf(t *testing.T, h *testhost.Host) int {
 	return 0
 }
 
-// taking lets another node claim volumes while they are released.
+// taking claims released volumes on another node.
 type taking struct {
 	t       *testing.T
 	on      *testhost.Host
 	names   []string // the driver's ids of all volumes
-	volumes []string // those that were claimed
+	volumes []string // the claimed volumes
 	running sync.WaitGroup
 }
 
-// one starts a workload with a volume that was detached, as soon as that is possible.
+// one starts a workload with a detached volume, as soon as that is possible.
 func (k *taking) one(detached map[string]bool) {
 	n := slices.IndexFunc(k.names, func(name string) bool { return detached[name] })
 	id, client, ctx := volume(n), k.on.Client(), testhost.Soon(k.t)
-	k.names[n] = "" // once only
+	k.names[n] = "" // use each volume only once
 	k.volumes = append(k.volumes, id)
 	k.running.Go(func() {
 		persist(ctx, k.t, "take volume "+id, func(ctx context.Context) error { return start(ctx, client, "takes-"+id, id) })
 	})
 }
 
-// leaders makes one server after the other lead.
+// leaders makes the servers leader in turn.
 type leaders struct {
 	t    *testing.T
 	c    *testcluster.Cluster
-	at   int            // the one that leads
-	back *testhost.Host // was killed, and is coming back
+	at   int            // index of the present leader
+	back *testhost.Host // a killed server that is coming back
 }
 
 // transfer transfers leadership to the next server.
@@ -328,7 +328,7 @@ func (l *leaders) awaitBack() {
 	}
 }
 
-// detached are the volumes that were detached from a host, by the driver's ids.
+// detached returns the volumes that were detached from a host, by the driver's ids.
 func detached(t *testing.T, c *testcluster.Cluster, from *testhost.Host) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}

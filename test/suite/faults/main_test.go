@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// patient lets nodes run without servers for much longer than a slow machine takes to start them.
+// patient lets nodes run without servers for much longer than even a slow machine needs to start the servers.
 const patient = `
 heartbeat_ttl = "2s"
 stop_after    = "10m"

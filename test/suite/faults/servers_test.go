@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestServers kills all servers at once, and then slows the disk of one.
+// TestServers kills all servers at once, and then makes the disk of one server slow.
 func TestServers(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 2, ServerConfig: patient})
@@ -26,8 +26,8 @@ func TestServers(t *testing.T) {
 	})
 }
 
-// serversAway kills all servers, and restarts the agent of a node while they are away. Nothing is
-// unmounted, and every claim stays the same.
+// serversAway kills all servers, and restarts the agent of a node while they are down. Nothing is unmounted,
+// and every claim stays the same.
 func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	t.Helper()
 	was := map[string]uint64{}
@@ -42,7 +42,7 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 		s.Kill()
 	}
 	n1.Kill()
-	n1.Begin() // it starts before any server
+	n1.Begin() // it starts while all servers are down
 	n1.Eventually("the node's agent answers", func() error { _, err := n1.Status(); return err })
 	for _, s := range c.Servers() {
 		s.Begin()
@@ -53,7 +53,7 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	for _, on := range []*testhost.Host{n1, n2} {
 		volume, workload := "v-"+on.Name, "w-"+on.Name
 		if now := n2.Holder(volume).GetIndex(); now != was[volume] {
-			t.Errorf("the claim of %s was %d, and is %d", volume, was[volume], now)
+			t.Errorf("the claim of %s changed from %d to %d", volume, was[volume], now)
 		}
 		// A restarted agent reports an unknown state until it has compared its journal with the
 		// ledger.
@@ -66,11 +66,11 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	}
 	for _, d := range deeds(t, c) {
 		if d.what == "unpublish" || d.what == "detach" {
-			t.Errorf("a volume was taken down: %v", d)
+			t.Errorf("a volume was unpublished or detached: %v", d)
 		}
 	}
 
-	// And everything works again.
+	// Everything works again.
 	n1.Run("workload", "stop", "w-node-1")
 	c.AwaitStarted(n2, "again", "v-node-1")
 	n2.Run("workload", "stop", "again")
@@ -78,8 +78,8 @@ func serversAway(t *testing.T, c *testcluster.Cluster, n1, n2 *testhost.Host) {
 	n2.AwaitFree("v-node-1", "v-node-2")
 }
 
-// slowDisk moves a volume back and forth between two nodes while one server is limited to ten disk
-// writes a second. Afterwards that server has caught up.
+// slowDisk moves a volume back and forth between two nodes while one server is limited to ten disk writes a
+// second. That server catches up afterwards.
 func slowDisk(t *testing.T, c *testcluster.Cluster, slow, n1, n2 *testhost.Host) {
 	t.Helper()
 	undo, err := slow.SlowDisk(t, 10)

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testcluster"
 )
 
-// watchMounts checks the kernel's mount table at every change, to the end of the test: no volume
-// may be mounted on two hosts at once.
+// watchMounts checks the kernel's mount table at every change until the end of the test. No volume may be
+// mounted on two hosts at once.
 func watchMounts(t *testing.T, c *testcluster.Cluster) {
 	t.Helper()
 	table, err := os.Open("/proc/self/mountinfo")
@@ -43,21 +43,21 @@ func watchMounts(t *testing.T, c *testcluster.Cluster) {
 				return
 			default:
 			}
-			// proc(5), mountinfo: a change of the table is an exceptional condition.
+			// A change of the mount table is reported as an exceptional condition (proc(5), mountinfo).
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(table.Fd()), Events: unix.POLLPRI}}, 100)
 		}
 	})
 	t.Cleanup(func() { close(stop); watching.Wait() })
 }
 
-// mountedOn are the hosts that have a volume mounted, by the driver's id of it.
+// mountedOn returns the hosts on which each volume is mounted, by the driver's id of the volume.
 func mountedOn(t *testing.T, table *os.File, c *testcluster.Cluster) map[string]map[string]bool {
 	on := map[string]map[string]bool{}
 	if _, err := table.Seek(0, 0); err != nil {
 		t.Error(err)
 		return on
 	}
-	// Root is the folder within its file system that a bind mount shows.
+	// Root is the directory of the file system that a bind mount shows.
 	mounts, err := mountinfo.GetMountsFromReader(table, func(m *mountinfo.Info) (skip, stop bool) {
 		return filepath.Base(m.Root) != "data" || !strings.HasSuffix(c.Volumes, filepath.Dir(filepath.Dir(m.Root))), false
 	})
@@ -78,14 +78,14 @@ func mountedOn(t *testing.T, table *os.File, c *testcluster.Cluster) map[string]
 	return on
 }
 
-// deed is a line of the drivers' log: when (CLOCK_BOOTTIME), on which node, what, to which volume,
-// and where: a path, or the node whose controller did it.
+// deed is a line of the drivers' log: the time (CLOCK_BOOTTIME), the node, the operation, the volume, and a
+// path or, for controller operations, the node whose controller did it.
 type deed struct {
 	at                        int64
 	node, what, volume, where string
 }
 
-// deeds are what the drivers of all hosts did, in order.
+// deeds returns the operations of the drivers of all hosts, in order.
 func deeds(t *testing.T, c *testcluster.Cluster) (all []deed) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(c.Volumes, ".log"))
@@ -94,7 +94,7 @@ func deeds(t *testing.T, c *testcluster.Cluster) (all []deed) {
 	}
 	for line := range strings.Lines(string(text)) {
 		if !strings.HasSuffix(line, "\n") {
-			break // it is being written
+			break // an incomplete line that is still being written
 		}
 		var d deed
 		if _, err := fmt.Sscan(line, &d.at, &d.node, &d.what, &d.volume, &d.where); err != nil {

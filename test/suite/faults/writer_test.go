@@ -18,12 +18,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// writes is the first argument of this program when it runs as a workload's; a file and the
-// writer's name follow. It is the name of that file too.
+// writes is the first argument of this program when it runs as a workload's program. A file and the writer's
+// name follow. It is also the name of that file.
 const writes = "writes"
 
-// boottime reads CLOCK_BOOTTIME in nanoseconds, which all hosts of a test share and which leases
-// are counted by.
+// boottime returns CLOCK_BOOTTIME in nanoseconds. All hosts of a test share this clock, and leases use it.
 func boottime() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
@@ -32,7 +31,7 @@ func boottime() int64 {
 	return now.Nano()
 }
 
-// write appends the time and the writer's name to a file again and again.
+// write appends the time and the writer's name to a file in a loop.
 func write(path, who string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -51,13 +50,13 @@ func write(path, who string) error {
 type program struct {
 	t     *testing.T
 	cmd   *exec.Cmd
-	out   bytes.Buffer // to be read after its end
+	out   bytes.Buffer // read only after its end
 	ended chan struct{}
-	file  string // as seen on the storage
+	file  string // its path on the storage
 	who   string
 }
 
-// run starts a program with a volume, and returns when it writes.
+// run starts a program with a volume, and returns when it has written something.
 func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume string) *program {
 	t.Helper()
 	self, err := os.Executable()
@@ -86,7 +85,7 @@ func run(t *testing.T, c *testcluster.Cluster, on *testhost.Host, id, volume str
 	return p
 }
 
-// wrote are the times at which the program wrote.
+// wrote returns the times at which the program wrote.
 func (p *program) wrote() (at []int64) {
 	p.t.Helper()
 	text, err := os.ReadFile(p.file)

@@ -23,7 +23,8 @@ const (
 	sdk  = root + "/sdk"
 )
 
-// A user installs pannier by its version, and an author then makes a plugin with it: the SDK comes from the proxy too.
+// A user installs pannier by version, and an author then creates a plugin with it. The plugin gets the SDK
+// from the proxy.
 func TestInstallVersionAndBuildPlugin(t *testing.T) {
 	proxy := t.TempDir()
 	version := publish(t, proxy)
@@ -33,7 +34,7 @@ func TestInstallVersionAndBuildPlugin(t *testing.T) {
 	run(t, goCommand(work, "install", "-trimpath", root+"/host/cmd/pannier@"+version))
 	pannier := filepath.Join(bin, "pannier")
 	if told := string(run(t, exec.Command(pannier, "version"))); !strings.HasPrefix(told, "pannier "+version+" (") {
-		t.Errorf("the installed program says %q, not that it is %s", told, version)
+		t.Errorf("the installed program prints %q, not the version %s", told, version)
 	}
 
 	plugin := filepath.Join(work, "my-storage")
@@ -52,7 +53,7 @@ func TestInstallVersionAndBuildPlugin(t *testing.T) {
 	}
 }
 
-// publish writes the tree's modules to the proxy, each as the version of the SDK that the root module requires.
+// publish writes the tree's modules to the proxy, each with the SDK version that the root module requires.
 func publish(t *testing.T, proxy string) (version string) {
 	t.Helper()
 	mod := check.Must(modfile.Parse("go.mod", check.Must(os.ReadFile(filepath.Join(testbin.Root(), "go.mod")))(t), nil))(t)
@@ -81,7 +82,7 @@ func publish(t *testing.T, proxy string) (version string) {
 	return version
 }
 
-// copySources copies what git tracks, or would track, below dir: not what was built there.
+// copySources copies the files below dir that git tracks, or would track. Build results are left out.
 func copySources(t *testing.T, dir string) string {
 	t.Helper()
 	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
@@ -90,7 +91,7 @@ func copySources(t *testing.T, dir string) string {
 	for name := range strings.SplitSeq(strings.TrimRight(string(run(t, list)), "\x00"), "\x00") {
 		content, err := os.ReadFile(filepath.Join(dir, name))
 		if os.IsNotExist(err) {
-			continue // deleted, and not committed yet
+			continue // deleted but not committed
 		}
 		check.NoError(t, err)
 		check.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(to, name)), 0o755))
@@ -99,8 +100,9 @@ func copySources(t *testing.T, dir string) string {
 	return to
 }
 
-// goCommand returns a go command that finds the published modules in the proxy, and all others where this machine has
-// them. It has a module cache of its own: nothing of the published modules stays on the machine.
+// goCommand returns a go command that gets the published modules from the proxy, and all others from where
+// this machine has them. It has its own module cache, so that nothing of the published modules stays on the
+// machine.
 func goCommand(t *testing.T, proxy, bin, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	env := strings.Split(strings.TrimSpace(string(run(t, exec.Command("go", "env", "GOMODCACHE", "GOPROXY")))), "\n")

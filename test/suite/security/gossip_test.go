@@ -81,8 +81,8 @@ func (w *wiretap) all() [][]byte {
 	return slices.Clone(w.packets)
 }
 
-// Replayed gossip, with the state of a node that was dead then, changes nothing; gossip with
-// another key or in the clear is ignored.
+// Gossip that was recorded while a node was dead has no effect when it is replayed. Gossip with another key
+// or without encryption is ignored.
 func replayedGossip(t *testing.T, i intruder) {
 	leader, n2 := i.c.Leader(), i.c.Host("node-2")
 	heard := tap(t, leader)
@@ -144,11 +144,11 @@ func replayedGossip(t *testing.T, i intruder) {
 
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
 		if err := join(t, i, key); err == nil {
-			t.Errorf("an agent with the key %x joined", key)
+			t.Errorf("an agent with the wrong key %x joined", key)
 		}
 	}
 	for _, h := range i.c.Hosts {
-		h.Eventually(h.Name+" sees all members alive", func() error { // a host's own messages may be late
+		h.Eventually(h.Name+" sees all members alive", func() error { // a host's own messages may arrive late
 			out := h.Run("server", "members")
 			if strings.Contains(out, "stranger") {
 				t.Errorf("%s sees a stranger:\n%s", h.Name, out)

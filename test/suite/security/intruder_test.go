@@ -31,7 +31,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// The protocols of the port between agents, as ALPN names them.
+// The ALPN protocols of the port between agents.
 const (
 	raftProtocol  = "pannier-raft/1"
 	agentProtocol = "pannier-rpc/1"
@@ -45,7 +45,7 @@ type intruder struct {
 	net *testnet.Host
 }
 
-// ours is a certificate of the cluster's authority, which testcluster has made.
+// ours returns a certificate of the cluster's authority, which testcluster has created.
 func (i intruder) ours(role, name string) *tls.Config {
 	i.t.Helper()
 	return i.certificate(i.c.Dir, "dc1-"+role+"-"+name)
@@ -62,7 +62,7 @@ func (i intruder) certificate(dir, name string) *tls.Config {
 	return cfg
 }
 
-// nobody has no certificate.
+// nobody returns a configuration without a certificate.
 func (i intruder) nobody() *tls.Config {
 	i.t.Helper()
 	ca, err := os.ReadFile(filepath.Join(i.c.Dir, "ca.pem"))
@@ -85,7 +85,7 @@ func (i intruder) dial(to *testhost.Host, port uint16) (conn net.Conn, err error
 	return conn, err
 }
 
-// speak is dial with a handshake for a protocol.
+// speak is dial with a TLS handshake for a protocol.
 func (i intruder) speak(to *testhost.Host, as *tls.Config, protocol string) (*tls.Conn, error) {
 	raw, err := i.dial(to, testcluster.RPCPort)
 	if err != nil {
@@ -105,14 +105,14 @@ func (i intruder) speak(to *testhost.Host, as *tls.Config, protocol string) (*tl
 	return conn, nil
 }
 
-// heard is how a silent connection ends: the error of the first read.
+// heard returns the error with which a silent connection ends, at its first read.
 func heard(conn net.Conn) error {
 	_ = conn.SetReadDeadline(time.Now().Add(testhost.Wait))
 	_, err := conn.Read(make([]byte, 1))
 	return err
 }
 
-// agent is a connection for calls between agents.
+// agent returns a connection for calls between agents.
 func (i intruder) agent(to *testhost.Host, as *tls.Config) *grpc.ClientConn {
 	i.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+to.Name,
@@ -126,14 +126,14 @@ func (i intruder) agent(to *testhost.Host, as *tls.Config) *grpc.ClientConn {
 	return conn
 }
 
-// raw sends messages as they are.
+// raw is a codec that sends messages unchanged.
 type raw struct{}
 
 func (raw) Marshal(v any) ([]byte, error)      { return v.([]byte), nil }
 func (raw) Unmarshal(data []byte, v any) error { *v.(*[]byte) = bytes.Clone(data); return nil }
 func (raw) Name() string                       { return "proto" }
 
-// message has the fields node (1) and, if there is one, another (2).
+// message returns a message with the fields node (1) and, unless it is empty, another one (2).
 func message(node string, second []byte) []byte {
 	m := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), node)
 	if second != nil {
@@ -142,7 +142,7 @@ func message(node string, second []byte) []byte {
 	return m
 }
 
-// call makes one call, with a node's secret if there is one.
+// call makes one call, with a node's secret unless it is empty.
 func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte) error {
 	ctx, cancel := context.WithTimeout(i.t.Context(), testhost.Wait)
 	defer cancel()
@@ -154,7 +154,7 @@ func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte)
 	if err := conn.Invoke(ctx, method, msg, &answer); err != nil || !strings.HasSuffix(method, "/Apply") {
 		return err
 	}
-	// A command's outcome is in the answer.
+	// The answer contains the outcome of a command.
 	applied, _ := field(answer, 1)
 	refused, ok := field(applied, 2)
 	if !ok {
@@ -167,7 +167,7 @@ func (i intruder) call(conn *grpc.ClientConn, method, secret string, msg []byte)
 	return status.ErrorProto(s)
 }
 
-// field is the first field of a message with that number.
+// field returns the first field of a message with that number.
 func field(message []byte, number protowire.Number) (value []byte, ok bool) {
 	for len(message) > 0 {
 		num, kind, n := protowire.ConsumeField(message)
@@ -184,7 +184,7 @@ func field(message []byte, number protowire.Number) (value []byte, ok bool) {
 	return nil, false
 }
 
-// ask makes one call to the leader, which may change.
+// ask makes a call to the leader, which may change meanwhile.
 func (i intruder) ask(servers []*grpc.ClientConn, method, secret string, msg []byte) (err error) {
 	i.c.Hosts[0].Eventually("the server that leads answers", func() error {
 		for _, conn := range servers {
@@ -198,7 +198,7 @@ func (i intruder) ask(servers []*grpc.ClientConn, method, secret string, msg []b
 	return err
 }
 
-// methods are those of a service between agents, from its protobuf file.
+// methods returns the methods of a service between agents, from its protobuf file.
 func methods(t *testing.T, file, service string) (paths []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(testbin.Root(), file))
@@ -240,7 +240,7 @@ func denied(t *testing.T, what string, err error) {
 	}
 }
 
-// goesOn checks that the cluster works: a workload of a node gets its volume and releases it.
+// goesOn checks that the cluster still works: a workload on a node gets its volume and releases it.
 func goesOn(t *testing.T, c *testcluster.Cluster) {
 	t.Helper()
 	n := c.Host("node-1")
@@ -248,7 +248,7 @@ func goesOn(t *testing.T, c *testcluster.Cluster) {
 	n.Run("workload", "stop", "meanwhile")
 }
 
-// logged waits for a line in some host's log that has all of these words.
+// logged waits until a line in the log of any host has all of these words.
 func logged(hosts []*testhost.Host, words ...string) {
 	hosts[0].Eventually("a log says "+strings.Join(words, " … "), func() error {
 		for _, h := range hosts {

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-// A caller with a certificate, a network or a socket, but without the right, is refused, logged,
-// and harmless: a workload's claim stands throughout, and other claims are granted.
+// A caller with a certificate, a network or a socket but without permission is refused, logged, and harmless.
+// A workload keeps its claim throughout, and other claims are granted.
 func TestIntruders(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 2})
@@ -54,15 +54,15 @@ func TestIntruders(t *testing.T) {
 			}
 			if claims := n1.Claims("held"); len(claims) != 1 || claims[0].GetIndex() != before.GetIndex() ||
 				claims[0].GetState() != before.GetState() {
-				t.Fatalf("the claims are %v, and were %v", claims, before)
+				t.Fatalf("the claims changed to %v from %v", claims, before)
 			}
 		})
 	}
 	n1.Run("workload", "stop", "db")
 }
 
-// Only servers speak raft, only agents call agents, and only peers that the cluster's authority
-// signed are served at all.
+// Only servers may use raft, only agents may call agents, and only peers with a certificate of the cluster's
+// authority are served at all.
 func wrongCertificates(t *testing.T, i intruder) {
 	i.c.Cert("cli", "operator")
 	other := t.TempDir()
@@ -107,7 +107,7 @@ func wrongCertificates(t *testing.T, i intruder) {
 	logged(i.c.Servers(), "a connection was refused", "may not speak "+raftProtocol)
 }
 
-// A node that was taken over has its certificate and its secret, and acts for itself only.
+// A compromised node has its certificate and its secret, and can act only for itself.
 func callsOfANode(t *testing.T, i intruder) {
 	n1, n2 := i.c.Host("node-1"), i.c.Host("node-2")
 	own, others := secretOf(t, n2), secretOf(t, n1)
@@ -166,7 +166,7 @@ func callsOfANode(t *testing.T, i intruder) {
 	} {
 		denied(t, what, i.ask(toServers, "/pannier.peer.v1.ServersService/Apply", own, message(n2.Name, entry(t, c))))
 	}
-	// Secrets and attachments are for nodes with a claim.
+	// Secrets and attachments are given only to nodes with a claim.
 	for _, m := range []string{"VolumeSecrets", "Attach"} {
 		msg := message(n2.Name, []byte("default"))
 		msg = append(msg, 0x1a, 4)
@@ -177,7 +177,7 @@ func callsOfANode(t *testing.T, i intruder) {
 
 const huge = 100 << 20
 
-// 100 MB are refused before they are read.
+// Requests of 100 MB are refused before they are read.
 func hugeRequests(t *testing.T, i intruder) {
 	leader, n2 := i.c.Leader(), i.c.Host("node-2")
 	body := bytes.Repeat([]byte("x"), huge)

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testns.Main(m, 3) }
 
-// password is a secret of a volume: no file may contain it.
+// password is a secret of a volume. No file may contain it in plain text.
 const password = "correct-horse-battery"
 
 // secretVolume registers a volume with a secret.
@@ -48,7 +48,7 @@ secrets {
 	}
 }
 
-// keys are the secrets keys as an operator sees them.
+// keys returns the secrets keys as an operator sees them.
 func keys(t *testing.T, h *testhost.Host) []*hostv1.SecretsKey {
 	t.Helper()
 	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t),
@@ -59,7 +59,7 @@ func keys(t *testing.T, h *testhost.Host) []*hostv1.SecretsKey {
 	return resp.Msg.GetKeys()
 }
 
-// onDisk are the ids of the keys that a server has.
+// onDisk returns the ids of the keys that a server has on its disk.
 func onDisk(t *testing.T, h *testhost.Host) (ids []string) {
 	t.Helper()
 	entries, err := os.ReadDir(h.Path("data/secrets.keys"))
@@ -79,8 +79,8 @@ func onDisk(t *testing.T, h *testhost.Host) (ids []string) {
 	return ids
 }
 
-// awaitOnly waits until a key is the only one, on all servers and in the ledger, and returns how
-// many secrets it seals.
+// awaitOnly waits until a key is the only one, on all servers and in the ledger, and returns the number of
+// secrets that it encrypts.
 func awaitOnly(t *testing.T, c *testcluster.Cluster, id string) (sealed int64) {
 	t.Helper()
 	for _, h := range c.Servers() {
@@ -120,8 +120,8 @@ func rotate(h *testhost.Host) (id string) {
 	return id
 }
 
-// A cluster's key is on every server before it seals, and a rotation ends with the new key alone,
-// also when the leader changes meanwhile. The driver gets the same secrets throughout.
+// A key of a cluster is on every server before it is used. A rotation ends with only the new key left, even
+// if the leader changes meanwhile. The driver gets the same secrets throughout.
 func TestKeysOfACluster(t *testing.T) {
 	t.Parallel()
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 1})
@@ -164,7 +164,7 @@ func TestKeysOfACluster(t *testing.T) {
 		}
 	}
 	third := rotate(n)
-	c.Leader().Kill() // the next leader finishes
+	c.Leader().Kill() // the next leader finishes the rotation
 	c.Leader()
 	for _, h := range c.Servers() {
 		if !h.Alive() {
@@ -174,7 +174,7 @@ func TestKeysOfACluster(t *testing.T) {
 	if sealed := awaitOnly(t, c, third); sealed != 20 {
 		t.Fatalf("the last key seals %d records", sealed)
 	}
-	n.Run("workload", "start", c.Workload(n, "w", "v7")) // its secrets are unsealed
+	n.Run("workload", "start", c.Workload(n, "w", "v7")) // this decrypts the volume's secrets
 	n.Run("workload", "stop", "w")
 
 	backup := n.Path("ledger.snapshot")
@@ -182,7 +182,7 @@ func TestKeysOfACluster(t *testing.T) {
 	nowhere(t, append(files(t, c.Servers()), backup))
 }
 
-// files are all files that hosts have written.
+// files returns all files that the hosts have written.
 func files(t *testing.T, hosts []*testhost.Host) (paths []string) {
 	t.Helper()
 	for _, h := range hosts {
@@ -202,19 +202,18 @@ func files(t *testing.T, hosts []*testhost.Host) (paths []string) {
 	return paths
 }
 
-// nowhere checks that no file has a secret in the clear.
+// nowhere checks that no file contains a secret in plain text.
 func nowhere(t *testing.T, paths []string) {
 	t.Helper()
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if err == nil && bytes.Contains(data, []byte(password)) {
-			t.Errorf("%s has a secret in clear", path)
+			t.Errorf("%s has a secret in plain text", path)
 		}
 	}
 }
 
-// A standalone host has a key of its own, which becomes the first key of the cluster that the host
-// becomes.
+// A standalone host has its own key, which becomes the first key of the cluster that the host becomes.
 func TestKeysOfAHostThatBecomesACluster(t *testing.T) {
 	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{Servers: 1})
@@ -258,7 +257,8 @@ func TestKeysOfAHostThatBecomesACluster(t *testing.T) {
 	h.Start()
 	use()
 
-	// A needed key whose file is missing is asked for by name, and used as soon as it is back.
+	// If the file of a needed key is missing, the agent names the key, and uses the file as soon as it is
+	// back.
 	h.Stop()
 	file := h.Path("data/secrets.keys/" + changed + ".key")
 	key, err := os.ReadFile(file)

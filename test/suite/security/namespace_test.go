@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// A team that knows the ids of another team's volumes, and the driver's ids for them, gets nothing
-// with them, and does not learn whether they exist.
+// A team that knows the ids of another team's volumes, and the driver's ids for them, cannot do anything with
+// them, and cannot find out whether they exist.
 func TestAVolumeOfAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t)+`

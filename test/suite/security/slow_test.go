@@ -26,7 +26,7 @@ func dialSocket(t *testing.T, h *testhost.Host) net.Conn {
 
 const request = "POST /pannier.host.v1.VolumeService/RegisterVolume HTTP/1.1\r\nHost: pannier\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
-// post sends a request over a connection and returns the first line of the answer; empty if the
+// post sends a request over a connection and returns the first line of the answer. It is empty if the
 // connection was closed before one could be read.
 func post(t *testing.T, conn net.Conn, body []byte) string {
 	t.Helper()
@@ -68,9 +68,8 @@ func refusedHTTP(line string) bool {
 	return line == "" || strings.HasPrefix(line, "HTTP/1.1 4") || strings.HasPrefix(line, "HTTP/1.1 5")
 }
 
-// Clients that send nothing, or one byte at a time, and thousands of connections wait in a place of
-// their own: others are served meanwhile. A client that does not identify itself or send its
-// request in time is disconnected.
+// Clients that send nothing, or one byte at a time, and thousands of connections do not prevent others from
+// being served. A client that does not identify itself or send its request in time is disconnected.
 func slowClients(t *testing.T, i intruder) {
 	leader := i.c.Leader()
 	operator := i.ours("cli", "operator")
@@ -105,13 +104,13 @@ func slowClients(t *testing.T, i intruder) {
 		all = append(all, silent, header, body, local)
 		toBeCut = append(toBeCut, silent, header)
 	}
-	// A hundred strangers from one address are served, the others are disconnected at once.
+	// Only a hundred unidentified connections from one address are served; the others are closed at once.
 	strangers := i.connect(leader, testcluster.RPCPort, 2000)
 	all = append(append(all, strangers...), i.connect(leader, httpPort, 1000)...)
 	goesOn(t, i.c)
 	for _, conn := range append(toBeCut, strangers...) {
 		if err := heard(conn); !cutOff(err) {
-			t.Fatalf("a slow client is not cut off: %v", err)
+			t.Fatalf("a slow client is not disconnected: %v", err)
 		}
 	}
 	logged(i.c.Servers(), "a connection was refused", "not_told=")

@@ -1,5 +1,5 @@
-// Command hostpath-build builds the foreign CSI driver of the tests into the
-// folder named by its argument and prints the program's path.
+// Command hostpath-build builds the third-party CSI driver that the tests use into the directory given as its
+// argument, and prints the program's path.
 package main
 
 import (
