@@ -95,11 +95,14 @@ func join(namespace int) error {
 	return nil
 }
 
-// execProgram drops to the program's user and executes the program.
+// execProgram drops to the program's user, for good, and executes the program.
 func execProgram(plan Plan) error {
 	if u := plan.User; u != nil {
 		if err := drop(u); err != nil {
 			return fmt.Errorf("become user %d: %w", u.UID, err)
+		}
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("give up new privileges: %w", err)
 		}
 	}
 	// A change of user clears the parent-death signal of the thread.
@@ -167,36 +170,6 @@ func lookPath(command string, env []string) (string, error) {
 	return "", fmt.Errorf("%w: not in %s", exec.ErrNotFound, path)
 }
 
-// bindAll binds every mount at its destination. All sources are opened first, because a destination may cover another
-// source.
-func bindAll(mounts []Mount) error {
-	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("make the mount namespace a slave of the host's: %w", err)
-	}
-	// The descriptors close at the exec, or with the child.
-	sources := make([]int, len(mounts))
-	for i, m := range mounts {
-		var err error
-		if sources[i], err = unix.Open(m.Source, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
-			return fmt.Errorf("open the volume's mount %s: %w", m.Source, err)
-		}
-	}
-	// Destinations inside another one come after it.
-	order := make([]int, len(mounts))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return len(mounts[a].Destination) - len(mounts[b].Destination)
-	})
-	for _, i := range order {
-		if err := bind(sources[i], mounts[i]); err != nil {
-			return fmt.Errorf("bind %s at %s: %w", mounts[i].Source, mounts[i].Destination, err)
-		}
-	}
-	return nil
-}
-
 // detachVolumes unmounts this namespace's copies of the host's mounts of volumes. Where
 // the host's mounts do not propagate, the copies would keep other workloads' volumes
 // in use for as long as the program runs.
@@ -216,49 +189,4 @@ func detachVolumes(dir string) error {
 		}
 	}
 	return nil
-}
-
-func bind(source int, m Mount) error {
-	if err := makeDestination(m); err != nil {
-		return err
-	}
-	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", source), m.Destination, "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	if err := unix.Mount("", m.Destination, "", unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make it private: %w", err)
-	}
-	if !m.ReadOnly {
-		return nil
-	}
-	// A remount replaces all flags: keep those of the volume's own mount.
-	var st unix.Statfs_t
-	if err := unix.Statfs(m.Destination, &st); err != nil {
-		return fmt.Errorf("read its flags: %w", err)
-	}
-	const kept = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
-	flags := uintptr(st.Flags)&kept | unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY
-	if err := unix.Mount("", m.Destination, "", flags, ""); err != nil {
-		return fmt.Errorf("make it read-only: %w", err)
-	}
-	return nil
-}
-
-// makeDestination creates the folder to bind on or, for a device or a file, a file. It is created in the host's file
-// system, as by docker run -v.
-func makeDestination(m Mount) error {
-	if !m.Block {
-		return os.MkdirAll(m.Destination, 0o755)
-	}
-	if err := os.MkdirAll(filepath.Dir(m.Destination), 0o755); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(m.Destination, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return f.Close()
 }

@@ -1,0 +1,104 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// nobody is the user of the programs, and of whoever prepares their destinations.
+const nobody = 65534
+
+// A user who can write in a volume, or in a directory above a destination, must not choose what the host's root mounts
+// on, or where it makes directories.
+func TestDestinationsThatAUserHasPrepared(t *testing.T) {
+	requireRoot(t)
+	for name, c := range map[string]struct {
+		// prepare makes what the user has prepared in dir, which root owns.
+		prepare     func(dir string) error
+		destination string
+		block       bool
+		want        string
+	}{
+		"a link in a volume of the workload": {
+			func(dir string) error { return os.Symlink(dir+"/etc", dir+"/volume/inner") }, "data/inner", false, "symbolic link",
+		},
+		"a link above the destination": {
+			func(dir string) error { return os.Symlink(dir+"/etc", dir+"/link") }, "link/sub", false, "symbolic link",
+		},
+		"a link in the place of a file": {
+			func(dir string) error { return os.Symlink(dir+"/etc/passwd", dir+"/volume/file") }, "data/file", true, "symbolic link",
+		},
+		"a directory of a user": {
+			func(dir string) error { return mkdirOf(dir+"/home", 0o755, nobody) }, "home/new/data", false, "user 65534 can write",
+		},
+		"a directory of everyone": {
+			func(dir string) error { return mkdirOf(dir+"/shared", 0o777, 0) }, "shared/data", false, "everyone can write",
+		},
+		"a user's directory in a sticky one": {
+			func(dir string) error {
+				return errors.Join(mkdirOf(dir+"/tmp", 0o1777, 0), mkdirOf(dir+"/tmp/data", 0o755, nobody))
+			}, "tmp/data", false, "everyone can write",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			check.NoError(t, mkdirOf(dir+"/volume", 0o755, nobody))
+			check.NoError(t, mkdirOf(dir+"/etc", 0o755, 0))
+			check.NoError(t, os.WriteFile(dir+"/etc/passwd", nil, 0o644))
+			check.NoError(t, c.prepare(dir))
+			source := dir + "/volume"
+			if c.block {
+				source = dir + "/etc/passwd"
+			}
+			p, err := Start(Plan{Command: "true", Mounts: []Mount{
+				{Source: dir + "/volume", Destination: dir + "/data"},
+				{Source: source, Destination: filepath.Join(dir, c.destination), Block: c.block},
+			}})
+			if err == nil {
+				mounts, _ := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.PID()))
+				p.Abort()
+				t.Fatalf("it is bound:\n%s", mounts)
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			for _, made := range []string{"etc/sub", "home/new"} {
+				if _, err := os.Lstat(filepath.Join(dir, made)); err == nil {
+					t.Errorf("%s was made on the host", made)
+				}
+			}
+		})
+	}
+}
+
+// mkdirOf makes a directory with exactly this mode and owner.
+func mkdirOf(path string, mode uint32, uid int) error {
+	return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, uid, uid), unix.Chmod(path, mode))
+}
+
+// A volume gives nobody root, even if somebody has put a set-uid program into it.
+func TestNoNewPrivileges(t *testing.T) {
+	requireRoot(t)
+	dir := t.TempDir()
+	check.NoError(t, os.Mkdir(dir+"/volume", 0o755))
+	plan := Plan{
+		Env:    []string{"PATH=" + os.Getenv("PATH")},
+		User:   &User{UID: nobody, GID: nobody, Groups: []int{nobody}},
+		Mounts: []Mount{{Source: dir + "/volume", Destination: dir + "/data"}},
+	}
+	script := `
+grep -q '^NoNewPrivs:.*1$' /proc/self/status || exit 1
+grep /data\  /proc/self/mountinfo | grep nosuid | grep -q nodev || exit 2
+exit 42`
+	if code := run(t, plan, script); code != 42 {
+		t.Fatalf("exit code %d", code)
+	}
+}
