@@ -69,7 +69,6 @@ func Holders(path, ignore, destination string) ([]Holder, error) {
 	if s.at == nil {
 		return nil, nil
 	}
-	s.spot = spot(table, s.at)
 	if s.device, err = deviceAt(path); err != nil {
 		return nil, err
 	}
@@ -91,7 +90,7 @@ type copySearch struct {
 	at                  *mountinfo.Info
 	device              uint64 // 0: it is no block device
 	ignore, destination string
-	spot                place // where at is mounted
+	spots               []place // where the volume is mounted: at, where it is staged, and for other workloads
 
 	found    []candidate
 	receives map[string][]string // the peer groups from which a group receives
@@ -128,7 +127,7 @@ func (s *copySearch) lookHere(table []*mountinfo.Info) {
 		switch {
 		case Within(m.Mountpoint, s.ignore):
 			if Shows(m, s.at) || Shows(s.at, m) {
-				volume = append(volume, m)
+				volume, s.spots = append(volume, m), append(s.spots, spot(table, m))
 			}
 		case len(volume) > 0 && Shows(m, s.at) && !OfAnAgent(m.Mountpoint):
 			s.found = append(s.found, candidate{
@@ -175,22 +174,22 @@ func (s *copySearch) learn(table []*mountinfo.Info) {
 
 func (s *copySearch) holders() (held []Holder) {
 	for _, c := range s.found {
-		if !s.reaches(c.spot) {
+		if !slices.ContainsFunc(s.spots, func(from place) bool { return s.reaches(from, c.spot) }) {
 			held = append(held, c.Holder)
 		}
 	}
 	return held
 }
 
-// reaches reports whether unmounting the original also unmounts what is mounted at a place.
-func (s *copySearch) reaches(at place) bool {
-	if s.spot.group == "" || at.dir != s.spot.dir {
+// reaches reports whether unmounting what is mounted at one place also unmounts what is mounted at another.
+func (s *copySearch) reaches(from, at place) bool {
+	if from.group == "" || at.dir != from.dir {
 		return false
 	}
 	groups := append(slices.Clone(at.masters), at.group)
 	for seen := map[string]bool{"": true}; len(groups) > 0; groups = groups[1:] {
 		group := groups[0]
-		if group == s.spot.group {
+		if group == from.group {
 			return true
 		}
 		if !seen[group] {

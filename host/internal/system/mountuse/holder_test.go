@@ -2,6 +2,7 @@ package mountuse
 
 import (
 	"bufio"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,7 +151,7 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 		"mount --rbind $1 $2; mount --make-rshared $2": 0,
 		"mount --rbind $1 $2; mount --make-rslave $2":  0,
 		"mount --rbind $1 $2; mount --make-rslave $2; mount --make-rshared $2; exec unshare -m --propagation slave sh -c 'echo ready; exec cat'": 0,
-		"mount --rbind $1 $2; mount --make-rprivate $2":                      1,
+		"mount --rbind $1 $2; mount --make-rprivate $2":                      2,
 		"mount --make-slave $1; mkdir $1/x; mount --bind $1/csi/volume $1/x": 1,
 	} {
 		t.Run(script, func(t *testing.T) {
@@ -161,11 +162,14 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 			path := filepath.Join(csi, "volume")
 			check.NoError(t, os.MkdirAll(path, 0o700))
 			mount(t, "volume", path, "tmpfs", 0)
+			staged := filepath.Join(csi, "staged")
+			check.NoError(t, os.Mkdir(staged, 0o700))
+			mount(t, path, staged, "", unix.MS_BIND)
 			pid := inNamespace(t, "unchanged", "mount --make-private $2 2>/dev/null || true\n"+script, own, dir)
 			if got := held(t, csi, path, "", pid); len(got) != want {
 				t.Errorf("it is held by %v", got)
 			}
-			check.NoError(t, unix.Unmount(path, 0))
+			check.NoError(t, errors.Join(unix.Unmount(path, 0), unix.Unmount(staged, 0)))
 			left, err := exec.Command("sh", "-c", "grep -c ' - tmpfs volume' /proc/$1/mountinfo", "sh",
 				strconv.Itoa(pid)).Output()
 			if (err == nil) != (want > 0) {
