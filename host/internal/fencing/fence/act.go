@@ -40,8 +40,9 @@ type actor struct {
 	due func() bool
 
 	search   mountuse.Search
-	guards   map[string]Mount         // the mounts to take away at this deadline, by their paths
-	copies   map[mountuse.Copy]string // as of the last round
+	guards   map[string]Mount                  // the mounts to take away at this deadline, by their paths
+	copies   map[mountuse.Copy]mountuse.Origin // as of the last round
+	disks    map[mountuse.Disk]bool            // those of the mounts, until nothing uses them any more
 	unmounts unmounts
 	// unmounts that the kernel has not finished, by key; the mount table may not list them any more
 	slow      map[string]try
@@ -73,14 +74,15 @@ func (a *actor) close() {
 // reset forgets a deadline that was postponed.
 func (a *actor) reset() {
 	a.guards, a.copies, a.slow, a.stuck = map[string]Mount{}, nil, map[string]try{}, map[string]time.Time{}
+	a.disks = map[mountuse.Disk]bool{}
 	a.refused, a.forbidden = map[string]int{}, map[uint64]bool{}
 	a.report, a.written = nil, Report{}
 }
 
 // round kills the processes that use a guarded mount, and unmounts what no process uses. It reports whether it found
-// anything; if so, another round has to follow.
+// anything that it can do; if so, another round has to follow.
 func (a *actor) round(s State) (left bool) {
-	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 && len(a.slow) == 0 {
+	if len(s.Mounts) == 0 && len(s.Processes) == 0 && len(a.copies) == 0 && len(a.slow) == 0 && len(a.disks) == 0 {
 		a.done()
 		return false
 	}
@@ -93,9 +95,13 @@ func (a *actor) round(s State) (left bool) {
 		return true
 	}
 	a.copies = sc.Copies
+	for d := range sc.Disks {
+		a.disks[d] = true
+	}
 	holders := workloads(sc, s.Processes)
-	if len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(a.slow) == 0 {
-		a.done()
+	nothing := len(holders) == 0 && len(sc.Places) == 0 && len(sc.Copies) == 0 && len(sc.Loops) == 0 && len(a.slow) == 0
+	if nothing {
+		a.proveUnused(sc.Swaps)
 		return false
 	}
 	if a.report == nil || a.report.Done != 0 {
@@ -117,7 +123,7 @@ func (a *actor) round(s State) (left bool) {
 	return true
 }
 
-func look(s State, before map[mountuse.Copy]string) (*mountuse.Scene, error) {
+func look(s State, before map[mountuse.Copy]mountuse.Origin) (*mountuse.Scene, error) {
 	paths := make([]string, 0, len(s.Mounts))
 	for _, m := range s.Mounts {
 		paths = append(paths, m.Path)
@@ -194,6 +200,20 @@ func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 	})
 	busy := map[string]bool{}
 	tries := a.unseen(sc)
+	for c, of := range sc.Copies {
+		if guard := a.guards[of.Path]; of.Layer && !held(guard) {
+			tries = append(tries, a.tryCopy(sc, c, guard))
+		}
+	}
+	a.wait(tries, busy)
+	tries = nil
+	for name, path := range sc.Loops {
+		if guard := a.guards[path]; !held(guard) {
+			tries = append(tries, a.try("loop device "+name, guard, func(int) error { return detachLoop(name) }))
+		}
+	}
+	a.wait(tries, busy)
+	tries = nil
 	for _, staging := range []bool{false, true} {
 		for _, p := range places {
 			guard := a.guards[p.Path]
@@ -206,17 +226,13 @@ func (a *actor) unmountAll(sc *mountuse.Scene, holders []holder) {
 		a.wait(tries, busy)
 		tries = nil
 	}
-	for c, path := range sc.Copies {
-		guard := a.guards[path]
-		if held(guard) || slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return p.Path == path }) {
+	for c, of := range sc.Copies {
+		guard := a.guards[of.Path]
+		if of.Layer || held(guard) ||
+			slices.ContainsFunc(sc.Places, func(p mountuse.Place) bool { return p.Path == of.Path }) {
 			continue // unmounting the original removes most copies
 		}
-		pid := sc.Member(c.Tree)
-		tries = append(tries, a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard,
-			func(flags int) error {
-				return unmountIn(pid, c.Path, flags)
-			}))
-		tries[len(tries)-1].namespace = c.Tree.Namespace
+		tries = append(tries, a.tryCopy(sc, c, guard))
 	}
 	a.wait(tries, busy)
 	for key := range a.stuck {
@@ -270,6 +286,16 @@ func (a *actor) try(key string, guard Mount, call func(flags int) error) try {
 	return try{key: key, guard: guard, lazy: lazy, unmount: a.unmounts.begin(key, func() error { return call(flags) })}
 }
 
+// tryCopy begins to unmount a copy in its namespace.
+func (a *actor) tryCopy(sc *mountuse.Scene, c mountuse.Copy, guard Mount) try {
+	pid := sc.Member(c.Tree)
+	t := a.try(fmt.Sprintf("%d %s in the namespace of process %d", c.ID, c.Path, pid), guard, func(flags int) error {
+		return unmountIn(pid, c.Path, flags)
+	})
+	t.namespace = c.Tree.Namespace
+	return t
+}
+
 // wait waits up to unmountTimeout for all of tries, and records which mounts are busy.
 func (a *actor) wait(tries []try, busy map[string]bool) {
 	timeout := time.NewTimer(unmountTimeout)
@@ -294,7 +320,7 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 			a.report.unmounted(t.guard)
 		case err == nil:
 			a.report.unmounted(t.guard)
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENXIO):
 			// Usually it is gone already, as a copy goes with its original. A mount that is seen again after each
 			// attempt is locked in its namespace.
 			if a.refused[t.key]++; a.refused[t.key] >= maxRefusals {
@@ -314,20 +340,51 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 // locked lists the processes of namespaces that show a volume and in which it cannot be unmounted
 // (mount_namespaces(7), locked mounts).
 func (a *actor) locked(sc *mountuse.Scene) (found []mountuse.User) {
-	for c, path := range sc.Copies {
+	for c, of := range sc.Copies {
 		if !a.forbidden[c.Tree.Namespace] {
 			continue
 		}
 		for pid, ns := range sc.Namespaces {
 			if ns == c.Tree.Namespace && pid != 1 {
 				found = append(found, mountuse.User{
-					PID: pid, StartTime: sc.Processes[pid].StartTime, Path: path,
+					PID: pid, StartTime: sc.Processes[pid].StartTime, Path: of.Path,
 					Why: "it is in a mount namespace that shows the volume at " + c.Path,
 				})
 			}
 		}
 	}
 	return found
+}
+
+// proveUnused is done if nothing uses the volumes' disks any more. What no mount table shows can still write to them,
+// such as an overlay whose directory has no name any more.
+func (a *actor) proveUnused(swaps []string) {
+	var left []string
+	for _, swap := range swaps {
+		left = append(left, fmt.Sprintf("the kernel swaps to %s: run swapoff %s", swap, swap))
+	}
+	timeout := time.NewTimer(unmountTimeout)
+	defer timeout.Stop()
+	for d := range a.disks {
+		u := a.unmounts.begin("disk "+d.Number, d.Free)
+		select {
+		case <-u.done:
+			if u.err == nil {
+				delete(a.disks, d)
+				continue
+			}
+			left = append(left, u.err.Error())
+		case <-timeout.C:
+			timeout.Reset(0) // do not wait for the others
+			left = append(left, "block device "+d.Number+" does not answer whether something uses it")
+		}
+	}
+	if len(left) == 0 || a.report == nil || a.report.Done != 0 {
+		a.done()
+		return
+	}
+	a.report.Left = left
+	a.write()
 }
 
 // done records that nothing is left to do.

@@ -75,3 +75,13 @@ func unmountBelow(namespace, root int, path string, flags int) error {
 	}
 	return unix.Unmount(path, flags)
 }
+
+// detachLoop detaches a loop device from its file, or lets the kernel do so when nothing uses it any more (loop(4)).
+func detachLoop(name string) error {
+	fd, err := unix.Open("/dev/"+name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0)
+}

@@ -15,8 +15,13 @@ import (
 // Scene is what is mounted at and below some paths at one moment, where this and other mount namespaces have copies of
 // it, and all processes of the machine. Users finds the processes that have files of those mounts open.
 type Scene struct {
-	Places     []Place             // in this process's mount namespace, in the order of mounting
-	Copies     map[Copy]string     // the copies in all namespaces, and the path whose mount each shows
+	Places []Place           // in this process's mount namespace, in the order of mounting
+	Copies map[Copy]Origin   // the copies in all namespaces
+	Loops  map[string]string // loop devices whose file is in a place: their names, and the scene's paths
+	Swaps  []string          // what the kernel swaps to, in places and copies
+	// Disks are the block devices that only places and copies are mounted from, and those that are places, or are
+	// stacked on one; with the scene's paths.
+	Disks      map[Disk]string
 	Processes  map[int]procfs.Stat // without those that have ended with all their threads
 	Namespaces map[int]uint64      // the mount namespaces of Processes
 
@@ -52,6 +57,13 @@ type Copy struct {
 	device uint64
 }
 
+// Origin is where a copy comes from.
+type Origin struct {
+	Path string // the scene's path
+	// Layer says that it is another file system, which lies on the place's: an overlay, or one on a block device.
+	Layer bool
+}
+
 // shown is where the processes of a namespace see a mount: at, and the scene's path it belongs to.
 type shown struct{ at, path string }
 
@@ -64,10 +76,11 @@ type view struct {
 
 // Look reads the mounts and the processes. before are the Copies of an earlier scene: their originals may have been
 // unmounted since.
-func Look(paths []string, before map[Copy]string) (*Scene, error) {
+func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
 	s := &Scene{
-		Copies: map[Copy]string{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
+		Copies: map[Copy]Origin{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
 		devices: map[uint64]string{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
+		Loops: map[string]string{}, Disks: map[Disk]string{},
 	}
 	for _, path := range paths {
 		s.asked[path] = true
@@ -88,6 +101,9 @@ func Look(paths []string, before map[Copy]string) (*Scene, error) {
 	own := Tree{s.own, "/"}
 	s.views[own] = view{own, os.Getpid(), table}
 	s.findCopies(before)
+	s.findLayers()
+	s.findSwaps()
+	s.findDisks()
 	return s, nil
 }
 
@@ -123,27 +139,34 @@ func (s *Scene) askedAbove(path string) string {
 }
 
 // findCopies finds the mounts that show a place, or did before.
-func (s *Scene) findCopies(before map[Copy]string) {
+func (s *Scene) findCopies(before map[Copy]Origin) {
 	for t, v := range s.views {
 		for i, m := range v.mounts {
 			s.known[m.ID] = true
 			if t.Namespace == s.own && s.ids[m.ID] != "" {
 				continue // a place
 			}
-			c := Copy{Tree: t, ID: m.ID, Path: m.Mountpoint, device: Device(m)}
-			path := before[c]
+			of := before[newCopy(t, m)]
 			if p := s.shownBy(m, t, i); p != "" {
-				path = p
+				of = Origin{Path: p}
 			}
-			if path == "" {
-				delete(s.devices, c.device)
+			if of.Path == "" {
+				delete(s.devices, Device(m))
 				continue
 			}
-			s.Copies[c] = path
-			s.ids[m.ID] = path
-			s.seen[t.Namespace] = append(s.seen[t.Namespace], shown{filepath.Join(t.Root, m.Mountpoint), path})
+			s.addCopy(t, m, of)
 		}
 	}
+}
+
+func newCopy(t Tree, m *mountinfo.Info) Copy {
+	return Copy{Tree: t, ID: m.ID, Path: m.Mountpoint, device: Device(m)}
+}
+
+func (s *Scene) addCopy(t Tree, m *mountinfo.Info, of Origin) {
+	s.Copies[newCopy(t, m)] = of
+	s.ids[m.ID] = of.Path
+	s.seen[t.Namespace] = append(s.seen[t.Namespace], shown{filepath.Join(t.Root, m.Mountpoint), of.Path})
 }
 
 // shownBy returns the path whose mount is shown by the mount that is the i-th of a tree; empty: it is no copy.

@@ -1,0 +1,98 @@
+package mountuse
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/procfs"
+)
+
+// Disk is a block device that a volume was mounted from, or published as.
+type Disk struct {
+	Number string `json:"number"` // MAJOR:MINOR
+	// Seq distinguishes it from a later device with the same number, in one boot (sysfs, diskseq). Empty: the kernel
+	// is older than 5.15.
+	Seq string `json:"seq,omitempty"`
+}
+
+// DiskOf returns the block device on which a mounted file system lies, or which is bound at the mount. ok is false if
+// there is none.
+func DiskOf(m *mountinfo.Info) (d Disk, ok bool) {
+	number, ok := blockNumber(m)
+	if !ok && m.Major != 0 {
+		number, ok = Device(m), true
+	}
+	if !ok {
+		return Disk{}, false
+	}
+	return diskNumbered(number), true
+}
+
+func diskNumbered(number uint64) Disk {
+	d := Disk{Number: fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))}
+	d.Seq = d.seq()
+	return d
+}
+
+func (d Disk) dir() string { return "/sys/dev/block/" + d.Number }
+
+func (d Disk) seq() string {
+	if text, err := os.ReadFile(d.dir() + "/diskseq"); err == nil {
+		return strings.TrimSpace(string(text))
+	}
+	text, _ := os.ReadFile(d.dir() + "/../diskseq") // it is a partition
+	return strings.TrimSpace(string(text))
+}
+
+// Free returns nil if nothing has the device exclusively (open(2), O_EXCL): no file system on it is mounted, in
+// whichever namespace or detached from all, nothing is stacked on it, and nothing swaps to it. The error says what
+// does. It is nil as well if the device is gone, or this machine has no file for it in /dev. It takes as long as the
+// device takes to open.
+func (d Disk) Free() error {
+	event, err := os.ReadFile(d.dir() + "/uevent")
+	if err != nil || d.seq() != d.Seq {
+		return nil //nolint:nilerr // the device is gone
+	}
+	_, name, _ := strings.Cut(string(event), "DEVNAME=")
+	name, _, _ = strings.Cut(name, "\n")
+	node := "/dev/" + name
+	fd, err := unix.Open(node, unix.O_RDONLY|unix.O_EXCL|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		return unix.Close(fd)
+	}
+	if !errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	return fmt.Errorf("%s is in use: %s", node, d.users())
+}
+
+// users describes for an operator what uses the device.
+func (d Disk) users() string {
+	above, _ := filepath.Glob(d.dir() + "/holders/*")
+	for i := range above {
+		above[i] = "/dev/" + filepath.Base(above[i]) + " is stacked on it"
+	}
+	pids, _ := procfs.Numbers(procfs.Root)
+	slices.Sort(pids)
+	views, _ := readViews(pids, 0)
+	for _, v := range views {
+		for _, m := range v.mounts {
+			if d.Number == strconv.Itoa(m.Major)+":"+strconv.Itoa(m.Minor) {
+				above = append(above, fmt.Sprintf("process %d (%s) has it mounted at %s", v.pid, procfs.Command(v.pid),
+					m.Mountpoint))
+			}
+		}
+	}
+	if len(above) == 0 {
+		return "no mount table shows its file system, but the kernel still has it (an overlay, a detached mount or swap)"
+	}
+	return strings.Join(above, ", ")
+}
