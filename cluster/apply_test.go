@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 )
 
-// TestWithCall repeats a call: commands that were applied are answered as before, including a command that the
-// call made twice, and what others have done since is kept.
+// TestWithCall repeats a call under the same key. Commands that were applied return the same result again,
+// including a command that the call made twice, and later changes of other callers are kept.
 func TestWithCall(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})

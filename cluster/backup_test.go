@@ -34,10 +34,10 @@ func TestBackup(t *testing.T) {
 	register(t, c.Client(), "ours")
 	everywhere(t, c, "ours")
 	if _, err := c.Follower(t).Restore(within(t), bytes.NewReader(backup.Bytes())); !errors.Is(err, command.ErrNotLeader) {
-		t.Errorf("restored on a follower: %v", err)
+		t.Errorf("restore on a follower: %v", err)
 	}
 	var restored cluster.Backup
-	clustertest.Eventually(t, "the ledger is restored by who leads then", func() bool {
+	clustertest.Eventually(t, "the ledger is restored through the present leader", func() bool {
 		restored, err = c.WaitLeader(t).Restore(within(t), bytes.NewReader(backup.Bytes()))
 		return !errors.Is(err, command.ErrUncertain) && !errors.Is(err, command.ErrNotLeader)
 	})
@@ -49,7 +49,7 @@ func TestBackup(t *testing.T) {
 		everywhere(t, c, "theirs")
 		for _, h := range c.Up() {
 			if has(t, h.Node, "ours") {
-				t.Errorf("%s still has what was replaced", h.Name)
+				t.Errorf("%s still has a record of the replaced ledger", h.Name)
 			}
 		}
 	}

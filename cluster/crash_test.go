@@ -24,15 +24,15 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// crashDir makes this test program a server that changes its ledger until it is
-// killed; crashRound numbers its lives.
+// crashDir makes this test program run as a server that changes its ledger until it is killed. crashRound is
+// the number of its current run.
 const (
 	crashDir   = "PANNIER_TEST_CRASH_DIR"
 	crashRound = "PANNIER_TEST_CRASH_ROUND"
 	crashers   = 8 // concurrent callers
 )
 
-// sideBySide is how many tests run at the same time: they mostly wait for elections.
+// sideBySide is the number of parallel tests. They mostly wait for elections.
 const sideBySide = 5
 
 func TestMain(m *testing.M) {
@@ -44,12 +44,12 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testns.SideBySide(sideBySide)
-	// memberlist does not wait, when it is closed, for a probe that is in progress.
+	// memberlist's shutdown does not wait for a probe in progress.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
-// changeUntilKilled starts, ends and frees one workload after another, on a volume of
-// its own and with a token in each caller, and prints each step when the ledger has acknowledged it.
+// changeUntilKilled starts, ends and frees workloads, each caller with its own volume and a token, and prints
+// each step that the ledger has acknowledged.
 func changeUntilKilled(dir, round string) error {
 	ctx := context.Background()
 	n, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1})
@@ -97,7 +97,7 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
 		left, err = tx.Claims(v.VolumeRef)
 		return err
 	})
-	for _, c := range left { // of the life before
+	for _, c := range left { // from the previous run
 		err = errors.Join(err, free(c))
 	}
 	if err != nil {
@@ -125,34 +125,34 @@ func cycle(ctx context.Context, n *cluster.Node, v claim.Volume, prefix string,
 	}
 }
 
-// crashToken is the id of a workload's token: the same in all lives, and no other's.
+// crashToken returns the id of a workload's token. It is the same in all runs, and unique for each workload.
 func crashToken(w claim.WorkloadRef) string {
 	sum := sha256.Sum256([]byte(w.ID))
 	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 }
 
-// last is the last step that a caller saw acknowledged.
+// last is the last step of a caller that was acknowledged.
 type last struct {
 	i     int
 	step  string
 	index uint64 // of the start
 }
 
-// TestKilledInMidLoad kills a real process while it changes its ledger and takes snapshots: every acknowledged
-// change is there exactly once, and nothing else is.
+// TestKilledInMidLoad kills a real process while it changes its ledger and takes snapshots. Every
+// acknowledged change is present exactly once, and nothing else is.
 func TestKilledInMidLoad(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 3 {
 		acknowledged := runAndKill(t, dir, round)
 		checkAcknowledged(t, dir, round, acknowledged)
 	}
-	// Raft alone has everything, too.
+	// Raft's log and snapshot also contain everything without the ledger's own files.
 	before := allWorkloads(t, dir)
 	if err := os.RemoveAll(filepath.Join(dir, "state")); err != nil {
 		t.Fatal(err)
 	}
 	if after := allWorkloads(t, dir); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("built again from raft, the ledger has %d workloads, had %d", len(after), len(before))
+		t.Errorf("rebuilt from raft, the ledger has %d workloads instead of %d", len(after), len(before))
 	}
 }
 
@@ -180,7 +180,7 @@ func runAndKill(t *testing.T, dir string, round int) map[int]last {
 		var step string
 		var index uint64
 		if _, err := fmt.Sscan(scanner.Text(), &g, &i, &step, &index); err != nil {
-			continue // the last line may be cut off
+			continue // the last line may be incomplete
 		}
 		if step != "started" {
 			index = seen[g].index
@@ -233,8 +233,8 @@ func checkAcknowledged(t *testing.T, dir string, round int, acknowledged map[int
 	}
 }
 
-// mayStand says whether a claim can be there after the last acknowledged step: of
-// that step, or of the one that was under way.
+// mayStand reports whether a claim may exist after the last acknowledged step, because of that step or the
+// one that was in progress.
 func mayStand(c claim.Claim, l last, name func(int) claim.WorkloadRef) bool {
 	switch l.step {
 	case "started":

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// newest is the file that a server's log was written to last, and its content up to the zeros.
+// newest returns the log file that was written last, and its content without the trailing zeros.
 func newest(t *testing.T, h *clustertest.Host) (path string, written []byte) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(h.Dir, "raft", "wal", "*.wal"))
@@ -54,8 +54,8 @@ func is(t *testing.T, path string) bool {
 	return err == nil
 }
 
-// TestDamagedServers damages the files of a stopped server. It recovers everything from the others, and is a full
-// server again.
+// TestDamagedServers damages the files of a stopped server. It recovers everything from the others, and
+// becomes a full server again.
 func TestDamagedServers(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(t *testing.T, h *clustertest.Host) (aside bool){
@@ -64,14 +64,14 @@ func TestDamagedServers(t *testing.T) {
 			overwrite(t, path, int64(len(written)/2), make([]byte, len(written)/2+8))
 			return false
 		},
-		"a byte of the log is another": func(t *testing.T, h *clustertest.Host) (aside bool) {
+		"a byte of the log is changed": func(t *testing.T, h *clustertest.Host) (aside bool) {
 			path, written := newest(t, h)
-			at := bytes.LastIndex(written, []byte(`"ext-v`)) // not in the last batch: the other volume's
+			at := bytes.LastIndex(written, []byte(`"ext-v`)) // not the last batch, but the one with the other volume
 			at = bytes.LastIndex(written[:at], []byte(`"ext-v`))
 			overwrite(t, path, int64(at)+1, []byte("E"))
 			return true
 		},
-		"a file of the log has another's name in it": func(t *testing.T, h *clustertest.Host) (aside bool) {
+		"a file of the log contains the name of another one": func(t *testing.T, h *clustertest.Host) (aside bool) {
 			path, _ := newest(t, h)
 			overwrite(t, path, 16, binary.LittleEndian.AppendUint64(nil, 1<<40))
 			return true
@@ -106,7 +106,7 @@ func TestDamagedServers(t *testing.T) {
 				register(t, c.Client(), fmt.Sprint("v", i))
 			}
 			everywhere(t, c, "v18")
-			register(t, c.Client(), "v19") // in a batch of its own, the last one
+			register(t, c.Client(), "v19") // in a separate batch, which is the last one
 			everywhere(t, c, "v19")
 			h.Stop(t)
 			aside := damage(t, h)
@@ -177,8 +177,8 @@ func TestVoteOfALostLog(t *testing.T) {
 	}
 }
 
-// TestFullDiskOfOneServer fills the disk of one of three servers, while it follows and while it leads: the cluster
-// continues, and so does the server when there is room again.
+// TestFullDiskOfOneServer fills the disk of one of three servers, while it follows and while it leads. The
+// cluster continues, and so does the server when space is free again.
 func TestFullDiskOfOneServer(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	t.Parallel()
@@ -212,25 +212,25 @@ func TestFullDiskOfOneServer(t *testing.T) {
 	register(t, c.Client(), "b")
 	everywhere(t, c, "b")
 	if err := full.Stats().Full; !errors.Is(err, command.ErrDiskFull) {
-		t.Errorf("the server says %v", err)
+		t.Errorf("the server returned %v", err)
 	}
 
 	leave(t, disk, filler, 0)
-	for i := range 400 { // more than its disk could hold
+	for i := range 400 { // more than its disk has space for
 		big.ID = fmt.Sprint("big", i)
 		if _, err := c.Client().RegisterVolume(within(t), big); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if has(t, full.Node, "big399") {
-		t.Error("a server without room has taken an entry")
+		t.Error("a server with a full disk accepted an entry")
 	}
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
 	everywhere(t, c, "big399")
 	if err := full.Stats().Full; err != nil {
-		t.Errorf("with room again the server says %v", err)
+		t.Errorf("with free space the server returned %v", err)
 	}
 	register(t, c.Client(), "c")
 	everywhere(t, c, "c")

@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// deciding returns the context in which a leader decides, without its end: a leader may act on a decision after it was
-// deposed, until it knows.
+// deciding returns the context of a leader's decisions without its cancellation. A deposed leader may act on
+// a decision until it notices that it was deposed.
 func deciding(t *testing.T, leader *clustertest.Host) context.Context {
 	t.Helper()
 	ctx, stop := context.WithCancel(within(t))
@@ -28,8 +28,8 @@ func deciding(t *testing.T, leader *clustertest.Host) context.Context {
 	return got
 }
 
-// TestDecisionOfADeposedLeader: what a leader decided is applied in its own term or never, whether the leader was cut
-// off when it decided, has a successor, or leads again.
+// TestDecisionOfADeposedLeader: a leader's decision is applied in its own term or never, whether the leader
+// was cut off when it decided, has a successor, or leads again.
 func TestDecisionOfADeposedLeader(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -49,11 +49,11 @@ func TestDecisionOfADeposedLeader(t *testing.T) {
 		t.Helper()
 		_, err := old.SetNodeStatus(ctx, "n", claim.NodeDown, "")
 		if !errors.Is(err, command.ErrNotLeader) && !errors.Is(err, command.ErrUncertain) {
-			t.Errorf("%s, it lets go of a node's claims: %v", what, err)
+			t.Errorf("%s, it releases a node's claims: %v", what, err)
 		}
 		if _, err := old.PutLiveness(ctx, promise); !errors.Is(err, command.ErrNotLeader) &&
 			!errors.Is(err, command.ErrUncertain) {
-			t.Errorf("%s, it changes what nodes are promised: %v", what, err)
+			t.Errorf("%s, it changes the promised lease: %v", what, err)
 		}
 	}
 	stands := func(what string) {
@@ -92,21 +92,21 @@ func TestDecisionOfADeposedLeader(t *testing.T) {
 
 	clustertest.Eventually(t, "it leads again", func() bool {
 		if leader := c.WaitLeader(t); leader != old {
-			_ = leader.TransferLeadership(within(t), old.Name) // again, until it has worked
+			_ = leader.TransferLeadership(within(t), old.Name) // repeat until it succeeds
 		}
 		return old.Leader()
 	})
 	refused("in a later term")
 	stands("in a later term")
 
-	// In its own term a decision is applied.
+	// In its own term the decision is applied.
 	if _, err := old.SetNodeStatus(deciding(t, old), "n", claim.NodeDown, ""); err != nil {
 		t.Errorf("the present leader: %v", err)
 	}
 	everywhereDown(t, c, "n")
 }
 
-// everywhereDown waits until all servers have a node as down.
+// everywhereDown waits until a node is down in the ledgers of all servers.
 func everywhereDown(t *testing.T, c *clustertest.Cluster, name string) {
 	t.Helper()
 	for _, h := range c.Up() {

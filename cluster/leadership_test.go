@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestLeadershipComesAndGoes gains, loses and regains the leadership, as one of several servers does.
+// TestLeadershipComesAndGoes gains, loses and regains leadership, as one of several servers does.
 func TestLeadershipComesAndGoes(t *testing.T) {
 	n := &Node{}
 	n.running, n.stop = context.WithCancel(t.Context())
@@ -22,10 +22,10 @@ func TestLeadershipComesAndGoes(t *testing.T) {
 	}()
 	for range 3 {
 		if n.Leader() {
-			t.Fatal("leads before it was told")
+			t.Fatal("leads before it was elected")
 		}
 		n.leadership.set(7)
-		n.leadership.set(7) // raft may repeat itself
+		n.leadership.set(7) // raft may report the same term twice
 		<-begun
 		if !n.Leader() {
 			t.Fatal("does not lead")

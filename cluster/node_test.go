@@ -116,7 +116,8 @@ func TestOneOfManyWins(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndRestart restarts from the ledger's own files, and without them from raft's snapshot and log.
+// TestSnapshotAndRestart restarts from the ledger's own files, and then without them from raft's snapshot and
+// log.
 func TestSnapshotAndRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
@@ -179,12 +180,12 @@ func TestWhileLeader(t *testing.T) {
 	}()
 	leading := <-calls
 	if leading.Err() != nil {
-		t.Error("leadership has ended before it began")
+		t.Error("the leadership's context ended at once")
 	}
 	cancel()
 	<-returned
 	if leading.Err() == nil {
-		t.Error("the caller's context has ended, the leader's has not")
+		t.Error("the caller's context has ended, but the leader's has not")
 	}
 
 	returned = make(chan struct{})
@@ -202,7 +203,8 @@ func TestWhileLeader(t *testing.T) {
 	}
 }
 
-// TestCloseUnderLoad closes while callers are active: each gets an answer, and acknowledged changes are there.
+// TestCloseUnderLoad closes a node while callers are active. Each of them gets an answer, and acknowledged
+// changes are kept.
 func TestCloseUnderLoad(t *testing.T) {
 	s := clustertest.Start(t)
 	var acknowledged sync.Map
@@ -251,8 +253,8 @@ func TestCloseUnderLoad(t *testing.T) {
 	}
 }
 
-// TestCallerGivesUp cancels before a command, when nothing can have happened, and during one, when the outcome is
-// unknown.
+// TestCallerGivesUp cancels a call before its command was sent, when nothing can have happened, and after
+// that, when the outcome is unknown.
 func TestCallerGivesUp(t *testing.T) {
 	s := clustertest.Start(t)
 	cause := errors.New("shutting down")
@@ -296,7 +298,7 @@ func TestNoLeader(t *testing.T) {
 		t.Errorf("wait on a closed node: %v", err)
 	}
 	if _, err := cluster.Open(t.Context(), cluster.Config{Dir: t.TempDir(), Name: "a/b"}); err == nil {
-		t.Error("a name that is none is taken")
+		t.Error("an invalid name is accepted")
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// TestLedgersOfThePreviousRelease opens ledgers that an earlier program wrote (testdata/README.md), repairs what
-// is missing in them, and continues with them.
+// TestLedgersOfThePreviousRelease opens ledgers that an earlier release wrote (testdata/README.md), adds the
+// fields that are missing in them, and continues with them.
 func TestLedgersOfThePreviousRelease(t *testing.T) {
 	for name, row := range map[string]struct {
 		archive string
@@ -28,7 +28,7 @@ func TestLedgersOfThePreviousRelease(t *testing.T) {
 	}{
 		"closed": {"previous-closed.tar.gz", func(*testing.T, string) {}, []string{"plain"}},
 		"killed": {"previous-killed.tar.gz", markOpen, []string{"last", "plain"}},
-		// Another boot: all of it is made again from the snapshot and the log.
+		// After a reboot, everything is rebuilt from the snapshot and the log.
 		"rebuilt": {"previous-killed.tar.gz", func(t *testing.T, dir string) {
 			if err := os.WriteFile(filepath.Join(dir, "state", "open"), []byte("another boot"), 0o600); err != nil {
 				t.Fatal(err)
@@ -59,7 +59,7 @@ func TestLedgersOfThePreviousRelease(t *testing.T) {
 	}
 }
 
-// checkPrevious looks at what the earlier program wrote.
+// checkPrevious checks the records that the earlier release wrote.
 func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 	t.Helper()
 	want := map[string]claim.State{
@@ -121,7 +121,7 @@ func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 	}
 }
 
-// goOnFromPrevious does with it what the earlier program did not know.
+// goOnFromPrevious uses features that the earlier release did not have.
 func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	t.Helper()
 	ctx := t.Context()
@@ -141,7 +141,7 @@ func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 		freed[c.Volume.ID+" "+c.Workload.ID] = true
 	}
 	if want := map[string]bool{"v0 w0": true, "v5 w0": true, "v5 w2": true, "v5 w4": true}; !maps.Equal(freed, want) {
-		t.Errorf("let go of %v, want %v", freed, want)
+		t.Errorf("released %v, want %v", freed, want)
 	}
 	var free []command.Advance
 	for _, c := range down.Freed {
@@ -152,7 +152,7 @@ func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	}
 }
 
-// markOpen makes it a ledger that a process of this boot had open.
+// markOpen marks the ledger as open by a process of this boot.
 func markOpen(t *testing.T, dir string) {
 	t.Helper()
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

@@ -11,7 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// Reads that wait are answered by a change of what they read, not by one of something else.
+// Blocking reads return when something that they read changes, and not when something else does.
 func TestReadsWaitForAChange(t *testing.T) {
 	s := clustertest.Start(t)
 	put := func(name, boot string) {
@@ -47,14 +47,14 @@ func TestReadsWaitForAChange(t *testing.T) {
 			put("b", before+"b")
 			select {
 			case <-answered:
-				t.Error("answered although nothing that it reads has changed")
+				t.Error("returned although nothing that it reads has changed")
 			case <-time.After(50 * time.Millisecond):
 			}
 			put("a", before+"2")
 			if next := <-answered; next <= index || boot != before+"2" {
 				t.Errorf("index %d after %d, boot %q", next, index, boot)
 			}
-			// The wait may end too, and so may the caller.
+			// A read also returns when the wait is over, or when the caller gives up.
 			index, err = do(t.Context(), cluster.Blocking{MinIndex: 1 << 40, Wait: time.Millisecond}, topics, look)
 			if err != nil || index == 0 {
 				t.Error(index, err)
@@ -62,7 +62,7 @@ func TestReadsWaitForAChange(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
 			if _, err := do(ctx, cluster.Blocking{MinIndex: 1 << 40, Wait: time.Minute}, topics, look); err == nil {
-				t.Error("answered a caller that has gone")
+				t.Error("answered a caller that gave up")
 			}
 		})
 	}

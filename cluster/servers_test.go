@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// within is a context for one call that may have to wait for an election.
+// within returns a context for one call that may have to wait for an election.
 func within(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), clustertest.Deadline)
@@ -41,7 +41,7 @@ func register(t *testing.T, to registrar, ids ...string) {
 	}
 }
 
-// has says whether a server's own ledger has the volume.
+// has reports whether a server's own ledger has the volume.
 func has(t *testing.T, n *cluster.Node, id string) bool {
 	t.Helper()
 	err := n.Read(within(t), func(tx *state.ReadTx) error {
@@ -54,7 +54,7 @@ func has(t *testing.T, n *cluster.Node, id string) bool {
 	return err == nil
 }
 
-// everywhere waits until all servers that run have the volume.
+// everywhere waits until all running servers have the volume.
 func everywhere(t *testing.T, c *clustertest.Cluster, id string) {
 	t.Helper()
 	for _, h := range c.Up() {
@@ -100,7 +100,7 @@ func TestForm(t *testing.T) {
 			c.WaitVoters(t, names(c.Hosts())...)
 			for _, h := range c.Hosts() {
 				if after := identity(t, h.Node); after != before {
-					t.Errorf("%s is of the cluster %q, not %q", h.Name, after, before)
+					t.Errorf("%s belongs to the cluster %q, not %q", h.Name, after, before)
 				}
 			}
 		})
@@ -123,7 +123,7 @@ func TestFollowerForwards(t *testing.T) {
 	var refusal *claim.Refusal
 	if !errors.Is(err, claim.ErrHeld) || !errors.As(err, &refusal) || len(refusal.Holders) != 1 ||
 		refusal.Holders[0].Workload != workload("db-1") {
-		t.Errorf("refused from afar: %v", err)
+		t.Errorf("refused by another server: %v", err)
 	}
 	for name, q := range map[string]cluster.Queries{
 		"follower": follower.Queries, "client": client.Queries,
@@ -144,7 +144,7 @@ func TestFollowerForwards(t *testing.T) {
 	}
 	if err := follower.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err,
 		command.ErrNotLeader) {
-		t.Errorf("the latest from a follower: %v", err)
+		t.Errorf("a consistent read from a follower: %v", err)
 	}
 	if err := follower.ApplyFor(within(t), &command.EndWorkload{Ref: workload("w")})[0].Err; !errors.Is(err,
 		command.ErrNotLeader) {
@@ -152,7 +152,7 @@ func TestFollowerForwards(t *testing.T) {
 	}
 }
 
-// TestBlockingQuery waits for a change through another server, also over a change of the leader.
+// TestBlockingQuery waits for a change through another server, even while the leader changes.
 func TestBlockingQuery(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -180,10 +180,10 @@ func TestBlockingQuery(t *testing.T) {
 				answers <- answer{v, err}
 				return
 			}
-			index = next // a leader that was just elected may answer early
+			index = next // a new leader may answer early
 		}
 	}()
-	clustertest.Eventually(t, "the lead is given away",
+	clustertest.Eventually(t, "leadership is transferred",
 		func() bool { return c.WaitLeader(t).TransferLeadership(within(t), "") == nil })
 	changed := volume("a")
 	changed.Name = "new"
@@ -195,7 +195,7 @@ func TestBlockingQuery(t *testing.T) {
 	}
 }
 
-// TestLeaderDies continues with another leader; the restarted server gets what it missed.
+// TestLeaderDies continues with another leader. The restarted server gets the entries that it missed.
 func TestLeaderDies(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -214,7 +214,7 @@ func TestLeaderDies(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 }
 
-// TestLeaderIsCutOff queries a leader that does not know yet that it was deposed.
+// TestLeaderIsCutOff queries a leader that was deposed and does not know it yet.
 func TestLeaderIsCutOff(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -229,10 +229,10 @@ func TestLeaderIsCutOff(t *testing.T) {
 	})
 	register(t, c.Client(), "b")
 	if err := old.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrNotLeader) {
-		t.Errorf("the latest from a leader that is none: %v", err)
+		t.Errorf("a consistent read from a deposed leader: %v", err)
 	}
 	if has(t, old.Node, "b") || !has(t, old.Node, "a") {
-		t.Error("a server that is cut off knows what came after, or nothing at all")
+		t.Error("a disconnected server has later changes, or no data at all")
 	}
 	clustertest.Eventually(t, "the age grows", func() bool { return old.Age() > time.Second })
 	if age := c.Leader().Age(); age != 0 {
@@ -241,13 +241,13 @@ func TestLeaderIsCutOff(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := old.RegisterVolume(ctx, volume("c")); !errors.Is(err, command.ErrUncertain) {
-		t.Errorf("a command of one that is cut off: %v", err)
+		t.Errorf("a command through a disconnected server: %v", err)
 	}
 	c.Heal()
 	everywhere(t, c, "b")
 }
 
-// TestOnceOnly loses answers: each acknowledged start was applied once.
+// TestOnceOnly drops answers. Each acknowledged start was applied once.
 func TestOnceOnly(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -312,8 +312,8 @@ func TestTransferLeadership(t *testing.T) {
 	register(t, leader, "a")
 }
 
-// TestNeverFormedTwice adds servers to a formed cluster that expect other numbers, or that belonged to another
-// cluster.
+// TestNeverFormedTwice adds servers that expect other numbers of servers, or that belonged to another
+// cluster, to a formed cluster.
 func TestNeverFormedTwice(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -324,17 +324,17 @@ func TestNeverFormedTwice(t *testing.T) {
 	c.WaitReady(t)
 	c.WaitVoters(t, names(c.Hosts())...)
 	c.Host(t, "server-1").Stop(t)
-	other := c.Add(t, "server-1", 1) // on the same ledger, it expects another number now
+	other := c.Add(t, "server-1", 1) // the same ledger, but it now expects another number
 	other.Start(t)
 	c.WaitReady(t)
 	for _, h := range c.Up() {
 		if got := identity(t, h.Node); got != before {
-			t.Errorf("%s is of the cluster %q, not %q", h.Name, got, before)
+			t.Errorf("%s belongs to the cluster %q, not %q", h.Name, got, before)
 		}
 	}
 }
 
-// TestForeignCluster refuses a server that has a cluster of its own.
+// TestForeignCluster refuses a server that already belongs to another cluster.
 func TestForeignCluster(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -348,16 +348,16 @@ func TestForeignCluster(t *testing.T) {
 	register(t, c.Client(), "ours")
 	c.Adopt(t, "server-9", dir, 3).Start(t)
 	foreign := c.Host(t, "server-9")
-	clustertest.Eventually(t, "it leads its own", func() bool { return foreign.Leader() })
+	clustertest.Eventually(t, "it leads its own cluster", func() bool { return foreign.Leader() })
 	fourth := c.Add(t, "server-4", 3)
 	fourth.Start(t)
-	clustertest.Eventually(t, "a server that came later is in", func() bool {
+	clustertest.Eventually(t, "a server of another cluster was added", func() bool {
 		peers, err := fourth.Peers(within(t))
 		return err == nil && len(peers) == 4 &&
 			!slices.ContainsFunc(peers, func(p cluster.Peer) bool { return p.ID == "server-9" })
 	})
 	if got := identity(t, foreign.Node); got != theirs || !has(t, foreign.Node, "theirs") || has(t, foreign.Node, "ours") {
-		t.Errorf("it is of the cluster %q now, was of %q", got, theirs)
+		t.Errorf("it belongs to the cluster %q now, was in %q", got, theirs)
 	}
 }
 
@@ -386,7 +386,7 @@ func TestFromOneToThree(t *testing.T) {
 	}
 }
 
-// TestDeadServerIsReplaced removes a dead server once another has replaced it.
+// TestDeadServerIsReplaced removes a dead server after another one has replaced it.
 func TestDeadServerIsReplaced(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -400,13 +400,13 @@ func TestDeadServerIsReplaced(t *testing.T) {
 		return m.Status == discovery.Failed
 	})
 	if peers, err := leader.Peers(within(t)); err != nil || len(peers) != 3 {
-		t.Errorf("with nobody in its place it was taken out: %+v, %v", peers, err)
+		t.Errorf("it was removed without a replacement: %+v, %v", peers, err)
 	}
 	c.Add(t, "server-4", 3).Start(t)
 	c.WaitReady(t)
 	everywhere(t, c, "a")
 	c.WaitVoters(t, names(c.Up())...)
-	dead.Start(t) // it comes back after all
+	dead.Start(t) // the dead server comes back
 	c.WaitReady(t)
 	c.WaitVoters(t, names(c.Hosts())...)
 }
@@ -431,15 +431,15 @@ func TestRemovePeer(t *testing.T) {
 		t.Errorf("from a follower: %v", err)
 	}
 	gone.Stop(t)
-	clustertest.Eventually(t, "it is taken out", func() bool {
+	clustertest.Eventually(t, "it is removed", func() bool {
 		err := c.WaitLeader(t).RemovePeer(within(t), gone.Name)
 		return err == nil || errors.Is(err, cluster.ErrNoPeer)
 	})
 	c.WaitVoters(t, names(c.Up())...)
 }
 
-// TestAutopilotIsTheClusters: an operator's setting applies on each server, and after a restart overrides the
-// server's configuration.
+// TestAutopilotIsTheClusters: an operator's setting applies to every server, and still overrides a server's
+// configuration after a restart.
 func TestAutopilotIsTheClusters(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -451,7 +451,7 @@ func TestAutopilotIsTheClusters(t *testing.T) {
 		t.Fatalf("set to %+v, %v, want %+v", got, err, want)
 	}
 	other := c.Follower(t)
-	clustertest.Eventually(t, "the follower goes by it", func() bool { return other.Autopilot() == want })
+	clustertest.Eventually(t, "the follower applies it", func() bool { return other.Autopilot() == want })
 	other.Stop(t)
 	other.Start(t)
 	c.WaitReady(t)
@@ -460,8 +460,8 @@ func TestAutopilotIsTheClusters(t *testing.T) {
 	}
 }
 
-// leaves takes a server out of its cluster. Raft gives it a second to hand over the lead, in which
-// a busy machine may not do it.
+// leaves makes a server leave its cluster. It is repeated, because raft allows one second for the transfer of
+// leadership, which may be too short on a busy machine.
 func leaves(t *testing.T, h *clustertest.Host) {
 	t.Helper()
 	var err error
@@ -473,7 +473,7 @@ func leaves(t *testing.T, h *clustertest.Host) {
 	t.Fatal(err)
 }
 
-// TestLeave makes the leader leave, and come back.
+// TestLeave makes the leader leave and join again.
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -515,7 +515,7 @@ func TestEmptyServerCatchesUp(t *testing.T) {
 	c.WaitVoters(t, names(c.Hosts())...)
 }
 
-// TestPeersFile gives the rest of a cluster without a quorum a new set of servers.
+// TestPeersFile gives the remaining servers of a cluster without a quorum a new configuration.
 func TestPeersFile(t *testing.T) {
 	t.Parallel()
 	c := clustertest.Form(t, 3, clustertest.Options{})
@@ -533,7 +533,7 @@ func TestPeersFile(t *testing.T) {
 	left.Start(t)
 	c.WaitReady(t)
 	if !has(t, left.Node, "a") {
-		t.Error("what was acknowledged is lost")
+		t.Error("an acknowledged change is lost")
 	}
 	c.WaitVoters(t, "server-1")
 	register(t, left, "b")

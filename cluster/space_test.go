@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestFullDisk fills a real disk under a node: it refuses commands, survives, and continues when there is room
-// again.
+// TestFullDisk fills a real disk under a node. The node refuses commands, survives, and continues when space
+// is free again.
 func TestFullDisk(t *testing.T) {
 	testbin.RequireRoot(t, "a full disk under the ledger")
 	disk := t.TempDir()
@@ -49,10 +49,10 @@ func TestFullDisk(t *testing.T) {
 	}
 	token := claim.Token{ID: tokenID(0), Workload: workload("w"), Node: "n", Service: "web", Consul: "default"}
 	if _, err := s.PutToken(ctx, token); !errors.Is(err, command.ErrDiskFull) {
-		t.Errorf("note a token with 32 MiB left: %v", err)
+		t.Errorf("add a token with 32 MiB left: %v", err)
 	}
 	if _, err := s.DeleteTokens(ctx, token.ID); err != nil {
-		t.Errorf("forget a token with 32 MiB left: %v", err)
+		t.Errorf("delete a token with 32 MiB left: %v", err)
 	}
 	if _, err := s.EndWorkload(ctx, workload("w")); err != nil {
 		t.Errorf("release with 32 MiB left: %v", err)
@@ -64,7 +64,7 @@ func TestFullDisk(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Errorf("close with nothing left: %v", err)
 	}
-	leave(t, disk, filler, 0) // what closing freed
+	leave(t, disk, filler, 0) // closing freed some space
 	if _, err := cluster.Open(ctx, cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1}); !errors.Is(err,
 		command.ErrDiskFull) {
 		t.Errorf("open with nothing left: %v", err)
@@ -74,11 +74,11 @@ func TestFullDisk(t *testing.T) {
 	}
 	s.Restart(t)
 	if _, err := s.RegisterVolume(ctx, volume("b")); err != nil {
-		t.Errorf("with room again: %v", err)
+		t.Errorf("with free space: %v", err)
 	}
 }
 
-// leave fills a disk up to so many free bytes.
+// leave fills a disk until only the given number of bytes is free.
 func leave(t *testing.T, disk, filler string, free int64) {
 	t.Helper()
 	var stat syscall.Statfs_t

@@ -20,7 +20,7 @@ func intent(n int, workload claim.WorkloadRef) claim.Token {
 	return claim.Token{ID: tokenID(n), Workload: workload, Node: "a", Service: "web", Consul: "default"}
 }
 
-// TestTokensAreKept restarts, restores a snapshot, and loses all files but raft's.
+// TestTokensAreKept restarts, restores a snapshot, and deletes all files except raft's.
 func TestTokensAreKept(t *testing.T) {
 	dir := t.TempDir()
 	s := clustertest.StartWith(t, cluster.Config{Dir: dir})
@@ -86,14 +86,14 @@ func TestTokensAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Restart(t)
-	check("built again from raft", want...)
+	check("rebuilt from raft", want...)
 	again, err := s.PutSigningKey(ctx, claim.SigningKey{ID: "other", Public: []byte("{}"), Sealed: []byte("sealed")})
 	if err != nil || again.ID != key.ID || !again.CreatedAt.Equal(key.CreatedAt) {
 		t.Errorf("the signing key is %+v, was %+v, %v", again, key, err)
 	}
 }
 
-// TestOneSigningKey makes many keys concurrently: all callers get the same one.
+// TestOneSigningKey creates many keys concurrently. All callers get the same one.
 func TestOneSigningKey(t *testing.T) {
 	s := clustertest.Start(t)
 	got := make([]string, 16)

@@ -34,7 +34,7 @@ func TestValidate(t *testing.T) {
 	role := func(r acl.Role) error { return r.Validate() }
 	for name, row := range map[string]struct {
 		err   error
-		field string // empty: it is valid
+		field string // empty: the value is valid
 	}{
 		"policy": {policy(acl.Policy{
 			Name: "p", Rules: strings.Repeat("x", acl.MaxRules),
@@ -69,7 +69,7 @@ func TestValidate(t *testing.T) {
 		case row.field != "" && (!errors.As(row.err, &wrong) || wrong.Field != row.field):
 			t.Errorf("%s: %v, want one of %s", name, row.err, row.field)
 		case row.err != nil && strings.Contains(row.err.Error(), "secret\""):
-			t.Errorf("%s tells the secret: %v", name, row.err)
+			t.Errorf("the error of %s contains the secret: %v", name, row.err)
 		}
 	}
 }

@@ -21,7 +21,7 @@ func TestStates(t *testing.T) {
 		}
 	}
 	if claim.CanAdvance("", claim.Freed) || claim.CanAdvance(claim.Taken, "gone") || claim.State("").Releasing() {
-		t.Error("an unknown state is let through")
+		t.Error("an unknown state is accepted")
 	}
 }
 
@@ -33,7 +33,7 @@ func TestIDs(t *testing.T) {
 	}
 	for _, bad := range []string{"", ".", "..", "a/b", "../etc", "a b", "a\x00", "ä", strings.Repeat("x", 129), "a\n"} {
 		if err := claim.CheckID(bad); err == nil {
-			t.Errorf("%q is taken as an id", bad)
+			t.Errorf("%q is accepted as an id", bad)
 		}
 	}
 }
@@ -123,18 +123,18 @@ func TestRepair(t *testing.T) {
 			row.have(&c)
 		}
 		if !c.Damaged() {
-			t.Errorf("%s: not seen to be damaged", name)
+			t.Errorf("%s: the damage was not detected", name)
 		}
 		c.Repair(row.volume, "a")
 		if c.Damaged() || c.Mode != row.mode || c.AccessMode != row.access || c.State != row.state || c.Node != "a" {
 			t.Errorf("%s: repaired to %+v", name, c)
 		}
 	}
-	// A claim on an unknown node counts as one on another node.
+	// A claim on an unknown node counts as a claim on a different node.
 	lost := standing(claim.SingleNodeMultiWriter, claim.Write, "old", "")
 	v := volume(claim.SingleNodeMultiWriter)
 	if _, _, err := claim.Take(v, []claim.Claim{lost}, wanted(claim.SingleNodeMultiWriter, claim.Read, "me", "a"),
 		now); !errors.Is(err, claim.ErrHeld) {
-		t.Errorf("a claim on an unknown node was let share: %v", err)
+		t.Errorf("a claim on an unknown node was shared: %v", err)
 	}
 }

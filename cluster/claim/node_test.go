@@ -12,7 +12,7 @@ import (
 func TestLivenessIsInOrder(t *testing.T) {
 	for name, row := range map[string]struct {
 		l     claim.Liveness
-		field string // empty: it is valid
+		field string // empty: the value is valid
 	}{
 		"as by default": {claim.Liveness{
 			HeartbeatTTL: 30 * time.Second, StopAfter: time.Minute,

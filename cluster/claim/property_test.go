@@ -59,8 +59,7 @@ func TestNoSequenceBreaksTheModes(t *testing.T) {
 	})
 }
 
-// checkTogether states the modes in another way than the rules do: by what the
-// set of claims as a whole must be.
+// checkTogether states the access modes independently of the rules, as invariants of the whole set of claims.
 func checkTogether(t *rapid.T, held []claim.Claim) {
 	writers, on, workloads := 0, map[string]bool{}, map[claim.WorkloadRef]bool{}
 	for _, c := range held {
@@ -93,11 +92,11 @@ func checkTogether(t *rapid.T, held []claim.Claim) {
 		ok = writers <= 1
 	}
 	if !ok {
-		t.Fatalf("these cannot stand together: %+v", held)
+		t.Fatalf("these claims are not compatible: %+v", held)
 	}
 }
 
-// TestCountsOfDrivers replaces reports of nodes in any order: the counts are those of the present reports.
+// TestCountsOfDrivers replaces the reports of nodes in any order. The counts must match the present reports.
 func TestCountsOfDrivers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d claim.Driver

@@ -30,7 +30,7 @@ func wanted(access claim.AccessMode, mode claim.Mode, who, node string) claim.Cl
 	}
 }
 
-// standing is a claim that was taken 4 minutes ago.
+// standing returns a claim that was taken 4 minutes ago.
 func standing(access claim.AccessMode, mode claim.Mode, who, node string) claim.Claim {
 	c := wanted(access, mode, who, node)
 	c.State, c.TakenAt, c.Index = claim.Taken, now.Add(-4*time.Minute), 7
@@ -43,7 +43,7 @@ func TestModeTable(t *testing.T) {
 	const (
 		yes, held, readOnly = "yes", "held", "read-only"
 	)
-	// In this order: no claim; reader here, writer here, reader elsewhere, writer elsewhere. A dash is a
+	// The order is: no claim, reader here, writer here, reader elsewhere, writer elsewhere. A dash is a
 	// combination that cannot exist.
 	table := []struct {
 		access claim.AccessMode
@@ -118,7 +118,7 @@ func TestSameWorkloadAgain(t *testing.T) {
 	}
 	got, created, err := claim.Take(v, []claim.Claim{own}, other(func(c *claim.Claim) { c.DriverNodeID = "new" }), now)
 	if err != nil || created || got != own {
-		t.Errorf("the same again: %+v, new: %v, %v", got, created, err)
+		t.Errorf("the same claim again: %+v, new: %v, %v", got, created, err)
 	}
 	for name, want := range map[string]claim.Claim{
 		"node":   other(func(c *claim.Claim) { c.Node = "b" }),

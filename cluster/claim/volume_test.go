@@ -21,7 +21,7 @@ func TestVolumesAreReachedFromTheirPlaces(t *testing.T) {
 	for name, test := range map[string]struct {
 		volume claim.Volume
 		node   map[string]string
-		says   string // empty: it can be reached
+		says   string // empty: the volume can be reached
 	}{
 		"no topology":      {volume: vol, node: rack("R1")},
 		"the node is free": {volume: in(rack("R1"))},

@@ -104,8 +104,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestFingerprint: a command has the same fingerprint whatever its time stamp, decoded from the log or not, and
-// other commands have others.
+// TestFingerprint: a command has the same fingerprint regardless of its time stamp, and before and after
+// decoding. Different commands have different fingerprints.
 func TestFingerprint(t *testing.T) {
 	seen := map[string]command.Command{}
 	for _, c := range commands() {
@@ -130,14 +130,14 @@ func TestFingerprint(t *testing.T) {
 			}
 		}
 		if other := seen[string(first)]; other != nil {
-			t.Errorf("%T has the fingerprint of %T", c, other)
+			t.Errorf("%T has the same fingerprint as %T", c, other)
 		}
 		seen[string(first)] = c
 	}
 }
 
-// TestEntriesOfTheFirstVersion decodes what the first version wrote. Changing this test means changing the format
-// of users' logs.
+// TestEntriesOfTheFirstVersion decodes entries of the first version. A change to this test means a change to
+// the format of existing logs.
 func TestEntriesOfTheFirstVersion(t *testing.T) {
 	for entry, want := range map[string]command.Command{
 		"\x01\x04" +
@@ -209,7 +209,7 @@ func TestLevels(t *testing.T) {
 		if back, err := command.DecodeAsSent(got); err != nil || !reflect.DeepEqual(back, c) {
 			t.Errorf("%q: got %+v, %v", entry, back, err)
 		}
-		// An entry of level 1 must not contain what only level 2 knows.
+		// An entry of level 1 must not contain fields of level 2.
 		if _, err := command.Decode(append([]byte{1}, got[1:]...)); (err != nil) != (entry[0] > 1) {
 			t.Errorf("%q at level 1: %v", entry, err)
 		}
@@ -271,10 +271,10 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		if err != nil {
-			t.Fatalf("what was decoded cannot be encoded: %v", err)
+			t.Fatalf("a decoded command cannot be encoded: %v", err)
 		}
 		if _, err := command.Decode(again); err != nil {
-			t.Fatalf("what was encoded cannot be decoded: %v", err)
+			t.Fatalf("an encoded command cannot be decoded: %v", err)
 		}
 	})
 }

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Reasons are the errors that travel by name.
+// Reasons returns the errors that are encoded by name.
 func Reasons() []error { return slices.Collect(maps.Values(reasons)) }
 
-// Kinds is how many kinds of commands and of queries there are.
+// Kinds returns the number of command kinds and of query kinds.
 func Kinds() (int, int) { return len(kinds), len(queries) }
 
-// DecodeAsSent is Decode without what is noted of the entry itself.
+// DecodeAsSent is Decode without the fields that are derived from the entry itself.
 func DecodeAsSent(entry []byte) (Command, error) {
 	c, err := Decode(entry)
 	if err == nil {

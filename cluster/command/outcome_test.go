@@ -77,7 +77,7 @@ func TestErrorsTravel(t *testing.T) {
 			command.ErrUnknownCommand, command.ErrNotLeader,
 		} {
 			if errors.Is(got, reason) != errors.Is(sent, reason) {
-				t.Errorf("%s: is it %q: %v", name, reason, errors.Is(got, reason))
+				t.Errorf("%s: errors.Is for %q returned %v", name, reason, errors.Is(got, reason))
 			}
 		}
 		var r *claim.Refusal
@@ -100,7 +100,8 @@ func TestErrorsTravel(t *testing.T) {
 	}
 }
 
-// TestEachReasonTravels finds the sentinels in the source, so that none is missing in reasons.
+// TestEachReasonTravels reads the sentinel errors from the source, to check that reasons contains all of
+// them.
 func TestEachReasonTravels(t *testing.T) {
 	known := map[string]bool{}
 	for _, err := range command.Reasons() {
@@ -120,7 +121,7 @@ func TestEachReasonTravels(t *testing.T) {
 			found++
 			text := spec.Values[0].(*ast.CallExpr).Args[0].(*ast.BasicLit).Value
 			if !known[strings.Trim(text, `"`)] {
-				t.Errorf("%s: %s does not travel: give it a name in reasons", file, spec.Names[0].Name)
+				t.Errorf("%s: %s is not in reasons, so other servers cannot decode it", file, spec.Names[0].Name)
 			}
 			return true
 		})

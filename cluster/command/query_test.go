@@ -106,7 +106,7 @@ func FuzzDecodeQuery(f *testing.F) {
 		}
 		if again, err := command.EncodeQuery(q); err == nil {
 			if _, err := command.DecodeQuery(again); err != nil {
-				t.Fatalf("what was encoded cannot be decoded: %v", err)
+				t.Fatalf("an encoded query cannot be decoded: %v", err)
 			}
 		}
 	})

@@ -21,12 +21,12 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// memberlist does not wait, when it is closed, for a probe that is in progress.
+// memberlist's shutdown does not wait for a probe in progress.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
-// deadline bounds what gossip needs at most.
+// deadline is the maximum time that gossip may need.
 const deadline = 60 * time.Second
 
 func self(name string) discovery.Self {
@@ -36,7 +36,7 @@ func self(name string) discovery.Self {
 	}
 }
 
-// quick are timings for loopback.
+// quick returns timings for loopback.
 func quick() *memberlist.Config {
 	c := memberlist.DefaultLocalConfig()
 	c.ProbeInterval, c.ProbeTimeout = 200*time.Millisecond, 100*time.Millisecond
@@ -67,7 +67,7 @@ func shut(t *testing.T, d *discovery.Discovery) {
 	}
 }
 
-// until waits for what a member sees, woken by its news.
+// until waits until the members that d sees fulfil a condition. It checks after each notification.
 func until(t *testing.T, d *discovery.Discovery, what string, ok func([]discovery.Member) bool) {
 	t.Helper()
 	late := time.After(deadline)
@@ -79,7 +79,7 @@ func until(t *testing.T, d *discovery.Discovery, what string, ok func([]discover
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("%s did not come: the members are %+v", what, d.Members())
+			t.Fatalf("%s did not happen: the members are %+v", what, d.Members())
 		}
 	}
 }
@@ -110,14 +110,14 @@ func TestFindOneAnother(t *testing.T) {
 		t.Errorf("of two, a knows %d and b %d", a.Alive(), b.Alive())
 	}
 	a.SetFormed()
-	until(t, b, "the news that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
+	until(t, b, "b learns that a is formed", func([]discovery.Member) bool { m, _ := b.Member("a"); return m.Formed })
 	if err := b.Leave(); err != nil {
 		t.Fatal(err)
 	}
 	until(t, a, "the leave", sees("b", discovery.Left))
 }
 
-// TestNobodyIsJoinedAfterLeave: Leave ends the attempts to reach an address that never answers.
+// TestNobodyIsJoinedAfterLeave: Leave stops the attempts to join an address that never answers.
 func TestNobodyIsJoinedAfterLeave(t *testing.T) {
 	d := open(t, discovery.Config{Self: self("a"), RetryJoin: []string{"127.0.0.1:1"}})
 	await := func(joins bool) {
@@ -137,7 +137,7 @@ func TestNobodyIsJoinedAfterLeave(t *testing.T) {
 	await(false)
 }
 
-// TestForceLeave makes a failed member count as one that has left.
+// TestForceLeave makes a failed member count as a member that has left.
 func TestForceLeave(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a")})
 	b := open(t, discovery.Config{Self: self("b"), RetryJoin: []string{a.Addr()}})
@@ -153,11 +153,12 @@ func TestForceLeave(t *testing.T) {
 	}
 	until(t, a, "its end", func(all []discovery.Member) bool { return len(all) == 1 })
 	if err := a.ForceLeave("b", true); err == nil || !strings.Contains(err.Error(), "no such member") {
-		t.Errorf("a member that is not there: %v", err)
+		t.Errorf("an unknown member: %v", err)
 	}
 }
 
-// TestJoinsLater starts an agent before the one that it has to join, and after that one has gone.
+// TestJoinsLater starts an agent before the one that it must join. That one then starts, stops and starts
+// again.
 func TestJoinsLater(t *testing.T) {
 	first := open(t, discovery.Config{Self: self("a")})
 	address := first.Addr()
@@ -171,8 +172,8 @@ func TestJoinsLater(t *testing.T) {
 	until(t, b, "a again", sees("a", discovery.Alive))
 }
 
-// TestComesBack restarts an agent at another address; only its snapshot says whom to join, although nobody
-// answered when it was stopped.
+// TestComesBack restarts an agent at another address. It finds the other members only through its snapshot,
+// although nobody answered when it was stopped.
 func TestComesBack(t *testing.T) {
 	snapshot := filepath.Join(t.TempDir(), "serf.snapshot")
 	a := open(t, discovery.Config{Self: self("a")})
@@ -194,8 +195,8 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
-// TestMoves restarts an agent at another address. Others accept it as soon as the old address has failed, and
-// learn of it although members exchange their full state only when one joins.
+// TestMoves restarts an agent at another address. The others accept it as soon as the old address has failed,
+// and learn of it even though members exchange their full state only when one of them joins.
 func TestMoves(t *testing.T) {
 	rare := quick()
 	rare.PushPullInterval, rare.GossipToTheDeadTime = time.Hour, time.Hour
@@ -223,7 +224,7 @@ func key(b byte) string { return base64.StdEncoding.EncodeToString(bytes.Repeat(
 func TestOthersAreKeptOut(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a"), Key: key(1)})
 	if !a.Encrypted() {
-		t.Error("gossip is in clear")
+		t.Error("gossip is not encrypted")
 	}
 	open(t, discovery.Config{Self: self("b"), Key: key(1), RetryJoin: []string{a.Addr()}})
 	until(t, a, "b", sees("b", discovery.Alive))
@@ -244,8 +245,8 @@ func TestOthersAreKeptOut(t *testing.T) {
 	}
 }
 
-// TestForeignSerf learns of members from another program's serf, which compresses its packets, and refuses those
-// whose names no agent may have.
+// TestForeignSerf receives members from another program's serf, which compresses its packets. Members whose
+// names no agent may have are refused.
 func TestForeignSerf(t *testing.T) {
 	a := open(t, discovery.Config{Self: self("a")})
 	for _, name := range []string{"b", "b_1", "b\nc", strings.Repeat("b", 129)} {
@@ -291,12 +292,12 @@ func TestRotateKeys(t *testing.T) {
 	until(t, a, "b", sees("b", discovery.Alive))
 	until(t, b, "a", sees("a", discovery.Alive))
 	if _, err := a.InstallKey("short"); err == nil {
-		t.Error("a key that is none is taken")
+		t.Error("an invalid key is accepted")
 	}
 	if _, err := a.RemoveKey(key(1)); err == nil {
-		t.Error("the key in use is removed")
+		t.Error("the key in use was removed")
 	}
-	// Serf may time out on a busy machine before all answers have arrived; each step may be repeated.
+	// Serf may time out on a busy machine before all answers have arrived, so each step is repeated.
 	step := func(do func() (discovery.Keys, error)) discovery.Keys {
 		t.Helper()
 		for late := time.Now().Add(deadline); ; {
@@ -325,7 +326,7 @@ func TestRotateKeys(t *testing.T) {
 	until(t, a, "b again", sees("b", discovery.Alive))
 	if _, err := open(t, discovery.Config{Self: self("c")}).ListKeys(); err == nil ||
 		!strings.Contains(err.Error(), "not encrypted") {
-		t.Errorf("keys of an agent in clear: %v", err)
+		t.Errorf("keys of an agent without encryption: %v", err)
 	}
 }
 

@@ -67,7 +67,7 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// TestMalformed continues after an entry that every server refuses.
+// TestMalformed: an entry that every server refuses is skipped.
 func TestMalformed(t *testing.T) {
 	f, s := open(t)
 	responses := f.ApplyBatch([]*raft.Log{
@@ -83,7 +83,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestNewerVersion stops before an entry that another server may understand.
+// TestNewerVersion: the FSM stops before an entry that a newer server may understand.
 func TestNewerVersion(t *testing.T) {
 	f, s := open(t)
 	responses := f.ApplyBatch([]*raft.Log{
@@ -142,7 +142,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	full := &sink{fails: true}
 	if err := persist(full); err == nil || !full.cancelled || full.closed {
-		t.Errorf("a disk that is full: %v, cancelled: %v, closed: %v", err, full.cancelled, full.closed)
+		t.Errorf("a full disk: %v, cancelled: %v, closed: %v", err, full.cancelled, full.closed)
 	}
 	good := &sink{}
 	if err := persist(good); err != nil || !good.closed {

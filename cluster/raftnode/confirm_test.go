@@ -11,17 +11,16 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// long is a timeout of raft that does not pass during a test: only the test elects leaders.
+// long is a raft timeout that does not pass during a test, so that only the test causes elections.
 const long = 10 * time.Minute
 
-// slowNet is one server's network. While it is slow, answers to heartbeats are held back after the other server has
-// given them.
+// slowNet is one server's network. While it is slow, the answers of other servers to heartbeats are delayed.
 type slowNet struct {
 	*raft.InmemTransport
 	confirmations *confirmations
-	slow          chan struct{}   // closed: answers are held back
-	held          chan<- struct{} // filled for each of them
-	deliver       <-chan struct{} // closed: they arrive
+	slow          chan struct{}   // if closed, answers are delayed
+	held          chan<- struct{} // gets a value for each delayed answer
+	deliver       <-chan struct{} // if closed, delayed answers arrive
 }
 
 func (s *slowNet) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
@@ -48,7 +47,7 @@ func (ignoring) Apply(*raft.Log) any                 { return nil }
 func (ignoring) Snapshot() (raft.FSMSnapshot, error) { return nil, errors.ErrUnsupported }
 func (ignoring) Restore(r io.ReadCloser) error       { return r.Close() }
 
-// threeServers makes three servers, of which the first leads.
+// threeServers starts three servers. The first one leads.
 func threeServers(t *testing.T, nets [3]*slowNet) (nodes [3]*Node) {
 	t.Helper()
 	names := []raft.ServerID{"a", "b", "c"}
@@ -77,7 +76,7 @@ func threeServers(t *testing.T, nets [3]*slowNet) (nodes [3]*Node) {
 		nodes[i] = &Node{Raft: r, cfg: Config{ID: string(name)}, confirmations: nets[i].confirmations}
 	}
 	t.Cleanup(func() {
-		for _, n := range nets { // a leader would send its last entries, and wait for answers
+		for _, n := range nets { // a leader that is closed sends its last entries and waits for answers
 			n.DisconnectAll()
 		}
 		for _, n := range nodes {
@@ -90,7 +89,7 @@ func threeServers(t *testing.T, nets [3]*slowNet) (nodes [3]*Node) {
 	return nodes
 }
 
-// elect makes a server the leader at once, as at the end of a leadership transfer.
+// elect makes a server the leader at once, like the end of a leadership transfer.
 func elect(t *testing.T, from *slowNet, n *Node) {
 	t.Helper()
 	id := raft.ServerID(n.cfg.ID)
@@ -109,9 +108,9 @@ func elect(t *testing.T, from *slowNet, n *Node) {
 	}
 }
 
-// TestAnswersFromBeforeTheQuestion confirms no leader that was deposed before the question: the answers that arrive
-// after it were given before it. Raft's own VerifyLeader is satisfied with them, which the test shows as well: when it
-// no longer is, ConfirmLeader is not needed.
+// TestAnswersFromBeforeTheQuestion: a leader that was deposed before ConfirmLeader was called is not
+// confirmed by delayed answers to earlier heartbeats. Raft's VerifyLeader accepts such answers, which this
+// test checks too: if that changes, ConfirmLeader is no longer needed.
 func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 	var nets [3]*slowNet
 	held, deliver := make(chan struct{}, 8), make(chan struct{})
@@ -126,7 +125,7 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 		t.Fatalf("the only leader: %v", err)
 	}
 
-	// Both followers answer a heartbeat, and the answers are on their way while another server is elected.
+	// Both followers answer a heartbeat. The answers are delayed while another server is elected.
 	close(nets[0].slow)
 	old.VerifyLeader()
 	for range 2 {
@@ -143,7 +142,7 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 
 	question := old.confirmations.ask()
 	own := old.VerifyLeader()
-	for range 64 { // raft takes questions and commands in random order: after these it has taken the question
+	for range 64 { // raft takes requests and commands in random order: by now it has taken the request
 		old.Apply(nil, 0)
 	}
 	close(deliver)
@@ -152,20 +151,20 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 	}
 	servers := old.GetConfiguration().Configuration().Servers
 	if old.confirmations.majority(servers, "a", term, question) {
-		t.Error("a deposed leader is confirmed by answers from before it was asked")
+		t.Error("a deposed leader was confirmed by earlier answers")
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	answered := make(chan error)
 	go func() { answered <- old.confirmed(ctx, term, question) }()
-	for i, n := range nets { // it hears of the new leader
+	for i, n := range nets { // the old leader hears of the new one
 		for j, other := range nets {
 			if i != j {
 				n.Connect(raft.ServerAddress("abc"[j:j+1]), other.InmemTransport)
 			}
 		}
 	}
-	next.VerifyLeader() // sends heartbeats
+	next.VerifyLeader() // this sends heartbeats
 	select {
 	case leads := <-old.LeaderCh():
 		if leads {
@@ -183,7 +182,7 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 	}
 }
 
-// TestMajorityOfVoters counts voters only, each for the term and the question of its last answer.
+// TestMajorityOfVoters: only voters count, and only if their last answer has the current term and request.
 func TestMajorityOfVoters(t *testing.T) {
 	server := func(id string, suffrage raft.ServerSuffrage) raft.Server {
 		return raft.Server{ID: raft.ServerID(id), Suffrage: suffrage}
@@ -216,7 +215,7 @@ func TestMajorityOfVoters(t *testing.T) {
 			servers:  []raft.Server{server("a", voter), server("b", voter), server("c", voter), server("d", guest)},
 			answered: map[raft.ServerID]answer{"d": {7, 3}},
 		},
-		"it has no vote itself": {
+		"it is not a voter itself": {
 			servers:  []raft.Server{server("a", guest), server("b", voter), server("c", voter)},
 			answered: map[raft.ServerID]answer{"b": {7, 3}},
 		},

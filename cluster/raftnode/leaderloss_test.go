@@ -18,19 +18,19 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 )
 
-// TestDeadLeaderIsNoticedAtOnce stops leaders, by a clock that advances only while all servers wait, so the load
-// of the machine does not matter. Raft alone needs 2 s on average and up to 3 s; more if servers lack an entry and
-// are refused by others.
+// TestDeadLeaderIsNoticedAtOnce stops leaders. It uses a clock that advances only while all servers wait, so
+// the machine's load does not matter. Raft alone needs 2 s on average and up to 3 s, or more if servers lack
+// an entry and lose elections.
 func TestDeadLeaderIsNoticedAtOnce(t *testing.T) {
 	for i, of := range []struct{ servers, lacking int }{{3, 0}, {3, 0}, {3, 1}, {3, 1}, {5, 0}, {5, 1}, {5, 2}} {
 		t.Run(fmt.Sprintf("%d: %d servers, %d lack an entry", i+1, of.servers, of.lacking), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := startServers(t, of.servers)
 				first := s.leader(t)
-				time.Sleep(time.Minute) // the others hear from it
+				time.Sleep(time.Minute) // its heartbeats reach the others
 				lacking := 0
 				for _, name := range slices.Backward(slices.Sorted(maps.Keys(s.nodes))) {
-					// Those that look first have it, and are refused.
+					// The servers that check first lack the entry, and lose their elections.
 					if name != first && lacking < of.lacking {
 						s.full[name].Store(true)
 						lacking++
@@ -43,14 +43,14 @@ func TestDeadLeaderIsNoticedAtOnce(t *testing.T) {
 				ended := time.Now()
 				s.leader(t)
 				if took, atMost := time.Since(ended), 1100*time.Millisecond; took > atMost {
-					t.Errorf("nobody led for %s after the end of %s, more than %s", took, first, atMost)
+					t.Errorf("no leader for %s after the end of %s, want at most %s", took, first, atMost)
 				}
 			})
 		})
 	}
 }
 
-// TestOneOfTwoWins lets two servers become candidates before either hears of the other.
+// TestOneOfTwoWins lets two servers become candidates before either of them hears of the other.
 func TestOneOfTwoWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startServers(t, 3)
@@ -60,18 +60,18 @@ func TestOneOfTwoWins(t *testing.T) {
 		ended := time.Now()
 		s.late.Store(int64(400 * time.Millisecond))
 		s.leader(t)
-		// The heartbeat timeout, and two requests to the other server. With split votes it would take an election
-		// timeout more.
+		// The time for the heartbeat timeout and two requests to the other server. A split vote would take
+		// another election timeout.
 		if took, atMost := time.Since(ended), 2700*time.Millisecond; took > atMost {
-			t.Errorf("nobody led for %s after the end of %s, more than %s", took, first, atMost)
+			t.Errorf("no leader for %s after the end of %s, want at most %s", took, first, atMost)
 		}
 	})
 }
 
-// servers are connected by pipes, in one process.
+// servers are servers in one process, connected by pipes.
 type servers struct {
 	nodes map[string]*raftnode.Node
-	full  map[string]*atomic.Bool // whose log takes no entry
+	full  map[string]*atomic.Bool // set: the server's log accepts no entry
 	late  *atomic.Int64           // the delay of each write, in nanoseconds
 }
 
@@ -99,7 +99,7 @@ func startServers(t *testing.T, n int) servers {
 	return s
 }
 
-// end stops a leader at the moment at which the others have heard from it.
+// end stops a leader right after the others have heard from it.
 func (s servers) end(t *testing.T, leader string) {
 	t.Helper()
 	err := s.nodes[leader].Apply([]byte("the last entry"), 0).Error()
@@ -126,7 +126,7 @@ func (s servers) leader(t *testing.T) string {
 // pipes are the connections of servers in one process, and the servers' addresses in gossip.
 type pipes map[string]*pipe
 
-// pipe is one server's raft.StreamLayer.
+// pipe is the raft.StreamLayer of one server.
 type pipe struct {
 	all      pipes
 	name     string
@@ -156,7 +156,7 @@ func (p *pipe) Dial(addr raft.ServerAddress, _ time.Duration) (net.Conn, error) 
 	}
 }
 
-// lateConn delays what is written to it.
+// lateConn delays writes.
 type lateConn struct {
 	net.Conn
 	by *atomic.Int64

@@ -12,12 +12,12 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 )
 
-// memberlist does not wait, when it is closed, for a probe that is in progress.
+// memberlist's shutdown does not wait for a probe in progress.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
-// empty is an FSM that keeps nothing.
+// empty is an FSM without state.
 type empty struct{}
 
 func (empty) Apply(*raft.Log) any                 { return nil }
@@ -55,7 +55,7 @@ func leads(t *testing.T, n *raftnode.Node) {
 	}
 }
 
-// TestBootstrapsOnce restarts a server: whatever bootstrap_expect says, it keeps its cluster.
+// TestBootstrapsOnce restarts a server. It keeps its cluster, whatever bootstrap_expect is.
 func TestBootstrapsOnce(t *testing.T) {
 	dir := t.TempDir()
 	for i, expect := range []int{1, 1, 3} {
@@ -77,8 +77,8 @@ func TestBootstrapsOnce(t *testing.T) {
 	}
 }
 
-// TestAloneStartsAtOnce requires a start in less than the heartbeat timeout that several servers wait for. A busy
-// machine may occasionally take longer.
+// TestAloneStartsAtOnce requires that a single server starts faster than the heartbeat timeout that several
+// servers need. It tries repeatedly, because a busy machine may occasionally take longer.
 func TestAloneStartsAtOnce(t *testing.T) {
 	var took time.Duration
 	for range 10 {
@@ -92,7 +92,7 @@ func TestAloneStartsAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Errorf("a server alone led after %s, ten times", took)
+	t.Errorf("a single server led only after %s, ten times", took)
 }
 
 func TestExpectsOthers(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// TestARefusedPipelineEnds keeps sending requests, as raft may, after it has read a refusal and reads nothing
-// more.
+// TestARefusedPipelineEnds keeps sending requests after it has read a refusal and stopped reading, as raft
+// may do.
 func TestARefusedPipelineEnds(t *testing.T) {
 	log := hclog.NewNullLogger()
 	transport := func() *raft.NetworkTransport {
@@ -58,7 +58,7 @@ func TestARefusedPipelineEnds(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(time.Minute):
-		t.Error("it waits for ever")
+		t.Error("sending blocks forever")
 		_ = p.Close()
 	}
 	if err := p.Close(); err != nil {

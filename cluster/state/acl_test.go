@@ -42,12 +42,12 @@ func TestBootstrapACLOnce(t *testing.T) {
 	l.sameAs(before, "bootstrapped before")
 	if _, err := l.do(&command.BootstrapACL{Token: management(1), ResetIndex: done.ResetIndex}); !errors.Is(err,
 		claim.ErrConflict) {
-		t.Errorf("with the token that is there: %v", err)
+		t.Errorf("with the existing token: %v", err)
 	}
 	l.must(&command.BootstrapACL{Token: management(2), ResetIndex: done.ResetIndex})
 	if _, err := l.do(&command.BootstrapACL{Token: management(3), ResetIndex: done.ResetIndex}); !errors.Is(err,
 		acl.ErrBootstrapped) {
-		t.Errorf("with an index that was used: %v", err)
+		t.Errorf("with a used index: %v", err)
 	}
 }
 
@@ -227,7 +227,7 @@ func TestSecretsKeys(t *testing.T) {
 	}
 	l.must(&command.PutSecretsKey{ID: "unknown", Gone: true})
 	if got = l.must(&command.PutSecretsKey{ID: "k1"}).(command.PutSecretsKeyResult).Keys; len(got.Removed) != 0 {
-		t.Errorf("a key that is there again is removed: %+v", got)
+		t.Errorf("a key that was added again counts as removed: %+v", got)
 	}
 	l.must(&command.PutSecretsKey{ID: "k1", Gone: true})
 	for i := 1; i < claim.MaxSecretsKeys; i++ {
@@ -238,7 +238,7 @@ func TestSecretsKeys(t *testing.T) {
 	}
 }
 
-// What was needed by nothing must not be needed again by what was under way.
+// When a key is no longer needed, a command that was already on its way must not make it needed again.
 func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	l := open(t)
 	v := volume("a", claim.SingleNodeWriter)
@@ -249,7 +249,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	l.must(&command.PutSecretsKey{ID: "k2", Active: true})
 
 	v.Name = "renamed"
-	// its secrets are those that stand
+	// The volume keeps the secrets that are stored.
 	read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume
 	late := v
 	late.SealedSecrets, late.SecretsKey = []byte("late"), "k1"
@@ -283,7 +283,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 		t.Errorf("the signing key is %+v", key)
 	}
 	if _, err := l.do(reseal); !errors.Is(err, claim.ErrConflict) {
-		t.Errorf("sealed anew by another: %v", err)
+		t.Errorf("re-encrypted with another key: %v", err)
 	}
 	if k := l.must(&command.PutSigningKey{Key: claim.SigningKey{
 		ID: "t", Public: []byte("{}"),
@@ -307,11 +307,11 @@ func TestLiveness(t *testing.T) {
 	if _, err := l.do(&command.PutLiveness{}); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("nothing promised: %v", err)
 	}
-	l.sameAs(before, "promised again, or refused")
+	l.sameAs(before, "a second promise, or an error")
 }
 
-// TestAutopilot: the first change applies to the settings of the server that makes it, later ones to those in the
-// ledger; a refused change has no effect.
+// TestAutopilot: the first change is based on the settings of the server that makes it, later ones on those
+// in the ledger. A refused change has no effect.
 func TestAutopilot(t *testing.T) {
 	l := open(t)
 	mine, others := claim.DefaultAutopilot(), claim.Autopilot{

@@ -8,7 +8,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// TestAnswersMoveWithWhatTheyRead: an answer's index grows when what the query reads changes, and only then.
+// TestAnswersMoveWithWhatTheyRead: an answer's index grows when something that the query reads changes, and
+// only then.
 func TestAnswersMoveWithWhatTheyRead(t *testing.T) {
 	l := filled(t)
 	l.must(&command.RegisterVolume{Volume: volume("mine", claim.SingleNodeWriter)})
@@ -55,7 +56,7 @@ func TestAnswersMoveWithWhatTheyRead(t *testing.T) {
 	expect(&command.DeleteTokens{IDs: []string{tokenID(7)}}, "tokens")
 	expect(&command.Identify{Cluster: claim.Cluster{ID: "c"}}, "cluster")
 	expect(&command.EndWorkload{Ref: workload("own")}, "volume", "workload", "claims", "on node", "left")
-	l.dropNode(t, ref("mine"), workload("own")) // as an older program may have written it
+	l.dropNode(t, ref("mine"), workload("own")) // a record as an older release may have written it
 	expect(&command.AdvanceClaims{Items: []command.Advance{{
 		Volume: ref("mine"), Workload: workload("own"),
 		To: claim.Freed,
@@ -89,7 +90,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestChangesForget: topics that are not remembered count as changed at the last entry.
+// TestChangesForget: a topic that is no longer stored counts as changed by the last entry.
 func TestChangesForget(t *testing.T) {
 	var c changes
 	c.reset(5)

@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// written is a ledger's log and what it comes to, and its directory, closed or as a killed process
-// leaves it.
+// written is a ledger with its log, its content and its directory, which was closed or left by a killed
+// process.
 type written struct {
 	dir     string
 	log     []Entry
@@ -55,8 +55,8 @@ func write50(t *testing.T, closed bool, options ...Option) written {
 	return w
 }
 
-// TestDamagedFiles changes each file in many places, one at a time. The ledger is then unchanged, older, or empty
-// with a reason in the log; never different. With the raft log it is complete again.
+// TestDamagedFiles changes each file in many places, one at a time. The ledger is then unchanged, or older or
+// empty with a reason in the log, but never wrong. With the raft log it becomes complete again.
 func TestDamagedFiles(t *testing.T) {
 	key := bytes.Repeat([]byte{7}, 32)
 	for name, row := range map[string]struct {
@@ -84,7 +84,7 @@ func TestDamagedFiles(t *testing.T) {
 				for _, at := range places(kept) {
 					bad := bytes.Clone(good)
 					bad[at] ^= 0x55
-					w.open(t, filepath.Base(path), bad, fmt.Sprintf("%s with another byte %d of %d", filepath.Base(path), at, kept),
+					w.open(t, filepath.Base(path), bad, fmt.Sprintf("%s with a changed byte %d of %d", filepath.Base(path), at, kept),
 						row.options)
 				}
 				if strings.HasSuffix(path, ".sst") || filepath.Base(path) == "MANIFEST" {
@@ -96,7 +96,7 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// places are the first bytes of a file, the last ones, and some between.
+// places returns the offsets of the first and last bytes of a file, and some between them.
 func places(size int) (at []int) {
 	for i := range size {
 		if i < 8 || i >= size-8 || i%(size/6+1) == 0 {
@@ -124,7 +124,7 @@ func (w written) open(t *testing.T, file string, content []byte, what string, op
 	}()
 	rest := w.log[s.AppliedIndex():]
 	if len(rest) == len(w.log) && !strings.Contains(out.String(), "is damaged") && filepath.Ext(file) != ".mem" {
-		t.Errorf("%s: it is empty, and nobody says why: %s", what, out.String())
+		t.Errorf("%s: it is empty, and the log has no reason: %s", what, out.String())
 	}
 	if _, err := s.Apply(rest); err != nil {
 		t.Errorf("%s: %v", what, err)
@@ -132,12 +132,12 @@ func (w written) open(t *testing.T, file string, content []byte, what string, op
 	}
 	l := &ledger{Store: s, t: t}
 	if !maps.Equal(l.dump(), w.content) {
-		t.Errorf("%s: it is another ledger, from index %d on", what, int(w.log[0].Index)+len(w.log)-len(rest))
+		t.Errorf("%s: it has a different content from index %d on", what, int(w.log[0].Index)+len(w.log)-len(rest))
 	}
 }
 
-// copyWith copies the ledger with one file replaced. The zeros at the ends of its files, most of
-// what they have, are left out as Badger left them out.
+// copyWith copies the ledger with one file replaced. The zeros at the ends of the files, which are most of
+// their content, become holes, as Badger leaves them.
 func (w written) copyWith(t *testing.T, file string, content []byte) string {
 	t.Helper()
 	to := t.TempDir()
@@ -179,11 +179,11 @@ func TestMissingFiles(t *testing.T) {
 	}
 	defer s.Close()
 	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), filepath.Base(tables[0])) {
-		t.Errorf("opened at %d, and said: %s", s.AppliedIndex(), out.String())
+		t.Errorf("opened at %d, and logged: %s", s.AppliedIndex(), out.String())
 	}
 }
 
-// TestTwoMemtables does not trust the older of two memtables, which Badger may have truncated.
+// TestTwoMemtables: the older one of two memtables is not trusted, because Badger may have truncated it.
 func TestTwoMemtables(t *testing.T) {
 	w := write50(t, false)
 	memtables, err := filepath.Glob(filepath.Join(w.dir, "db-0", "*.mem"))
@@ -212,7 +212,7 @@ func TestKeys(t *testing.T) {
 	for _, path := range files {
 		data, err := os.ReadFile(path)
 		if err != nil || bytes.Contains(data, []byte("hostpath")) || bytes.Contains(data, key) {
-			t.Errorf("%s has a record, or the key, in clear: %v", path, err)
+			t.Errorf("%s has a record, or the key, in plain text: %v", path, err)
 		}
 	}
 	for name, options := range map[string][]Option{
@@ -224,25 +224,25 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	if _, err := Open(t.TempDir(), nil, WithKey([]byte("short"))); err == nil {
-		t.Error("a key of 5 bytes is taken")
+		t.Error("a key of 5 bytes is accepted")
 	}
 	s, err := Open(w.dir, nil, WithKey(key))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if l := (&ledger{Store: s, t: t}); !maps.Equal(l.dump(), w.content) {
-		t.Error("with its key it is another ledger")
+		t.Error("opened with its key, the ledger has a different content")
 	}
 	l := &ledger{Store: s, t: t}
-	restore(t, l, snapshot(t, l)) // a generation beside it
+	restore(t, l, snapshot(t, l)) // this adds a second generation
 	if !maps.Equal(l.dump(), w.content) {
-		t.Error("restored, it is another ledger")
+		t.Error("the restored ledger has a different content")
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 
-	// A plain ledger is not trusted and is rebuilt.
+	// A ledger without encryption is not trusted and is rebuilt.
 	plain := write50(t, true)
 	var out bytes.Buffer
 	s, err = Open(plain.dir, hclog.New(&hclog.LoggerOptions{Output: &out}), WithKey(key))
@@ -252,7 +252,7 @@ func TestKeys(t *testing.T) {
 	defer s.Close()
 	if s.AppliedIndex() != 0 || !strings.Contains(out.String(), "was not encrypted") ||
 		strings.Contains(out.String(), "damaged") {
-		t.Errorf("a plain ledger is opened at %d, and it said: %s", s.AppliedIndex(), out.String())
+		t.Errorf("an unencrypted ledger is opened at %d, and it logged: %s", s.AppliedIndex(), out.String())
 	}
 	if _, err := s.Apply(plain.log); err != nil {
 		t.Fatal(err)

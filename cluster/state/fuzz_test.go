@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzReadSnapshot reads anything as a snapshot: it may refuse, not panic, and
-// what it takes is whole.
+// FuzzReadSnapshot reads arbitrary data as a snapshot. It may be refused, but must not cause a panic, and an
+// accepted snapshot is complete.
 func FuzzReadSnapshot(f *testing.F) {
 	good := snapshot(f, filled(f))
 	f.Add(good)
@@ -18,7 +18,7 @@ func FuzzReadSnapshot(f *testing.F) {
 			return err
 		})
 		if err == nil && !bytes.HasPrefix(data, good[:len(snapshotMagic)]) {
-			t.Fatalf("taken as a snapshot: %q", data)
+			t.Fatalf("accepted as a snapshot: %q", data)
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// keyed is the command as a forwarding server sends it: decoded afresh each time.
+// keyed returns a copy of the command with a key, as decoded from a forwarding server's request.
 func keyed(t fataler, c command.Command, key string) command.Command {
 	t.Helper()
 	command.SetKey(c, key)
@@ -28,7 +28,7 @@ func keyed(t fataler, c command.Command, key string) command.Command {
 }
 
 // TestRepeatedCommands repeats one command of each kind under its key, at once and after another command has
-// changed the same records: nothing changes, and the result is the same.
+// changed the same records. Nothing changes, and the result is the same.
 func TestRepeatedCommands(t *testing.T) {
 	v := volume("mine", claim.SingleNodeWriter)
 	claims := []claim.Claim{wanted("mine", claim.SingleNodeWriter, claim.Write)}
@@ -103,13 +103,13 @@ func TestRepeatedCommands(t *testing.T) {
 	}
 }
 
-// nodeLeft makes sure that there is a node.
+// nodeLeft makes sure that the ledger has a node, and returns its name.
 func nodeLeft(l *ledger) string {
 	l.must(&command.PutNode{Node: claim.Node{Name: "left"}})
 	return "left"
 }
 
-// unnamed takes out of a result what is not kept of it.
+// unnamed removes the parts of a result that are not stored.
 func unnamed(result any) any {
 	switch r := result.(type) {
 	case command.DeregisterVolumeResult:
@@ -130,7 +130,7 @@ func unnamed(result any) any {
 	}
 }
 
-// TestRepeatedStartIsNoNewStart: a delayed repetition may find that its run has ended meanwhile.
+// TestRepeatedStartIsNoNewStart: when a start is repeated late, its run may already have ended.
 func TestRepeatedStartIsNoNewStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
@@ -172,7 +172,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 		}
 	}
 	l.sameAs(before, "refused")
-	// A refusal is not kept: what caused it may be gone later.
+	// A refusal is not stored, because its cause may be gone later.
 	end := func() command.Command { return keyed(t, &command.DeleteNode{Name: "n", IfUnused: true}, "other") }
 	l.must(&command.PutNode{Node: claim.Node{Name: "n"}})
 	if _, err := l.do(end()); !errors.Is(err, claim.ErrNodeInUse) {
@@ -180,7 +180,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	}
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	l.must(end())
-	// A node that repeats its report writes nothing.
+	// A node that repeats its report causes no write.
 	put := func(key string) command.Command { return keyed(t, &command.PutNode{Node: claim.Node{Name: "n"}}, key) }
 	l.must(put("put"))
 	before = l.records()
@@ -188,7 +188,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	l.sameAs(before, "said again")
 }
 
-// TestKeptForAnHour prunes old outcomes, a few at a time, and continues after a restore.
+// TestKeptForAnHour deletes old outcomes, a few at a time, and continues after a restore.
 func TestKeptForAnHour(t *testing.T) {
 	l := open(t)
 	at := func(when time.Duration, key string) {
@@ -206,7 +206,7 @@ func TestKeptForAnHour(t *testing.T) {
 			kept, err := tx.keys(span{base: keptResults})
 			index, _ := tx.keys(span{base: keptByIndex})
 			if len(kept) != want || len(index) != want {
-				t.Errorf("%d are kept, and %d keys, want %d", len(kept), len(index), want)
+				t.Errorf("%d outcomes and %d keys are kept, want %d", len(kept), len(index), want)
 			}
 			return err
 		})
@@ -220,7 +220,7 @@ func TestKeptForAnHour(t *testing.T) {
 	count(11)
 	at(keptFor+2*time.Minute+time.Second, "later")
 	count(12 - 3)
-	restore(t, l, early) // an operator goes back to what was
+	restore(t, l, early) // as when an operator restores an old backup
 	at(5*keptFor, "much-later")
 	count(10 + 1 - pruneAtOnce)
 	at(5*keptFor, "much-later-2")

@@ -42,7 +42,7 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 	l.must(&command.SetNodeDuty{Name: "a", Ineligible: &ineligible, Drain: &claim.Drain{By: "root"}})
 	before := l.records()
 	if got, err := say(lies); err != nil || got.Changed || got.Node.Drain.By != "root" {
-		t.Errorf("it says the same: %+v, %v", got, err)
+		t.Errorf("after the same report: %+v, %v", got, err)
 	}
 	for name, hash := range map[string]string{"another secret": hashOf(2), "no secret": ""} {
 		_, err := say(func(n *claim.Node) { n.SecretHash = hash })
@@ -54,7 +54,7 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 	if _, err := say(func(n *claim.Node) { n.SecretHash = "secret" }); !errors.Is(err, claim.ErrInvalid) {
 		t.Errorf("no hash: %v", err)
 	}
-	l.sameAs(before, "said again, or refused")
+	l.sameAs(before, "a repeated report writes, or is refused")
 
 	for _, status := range []claim.NodeStatus{claim.NodeDisconnected, claim.NodeDown} {
 		l.must(&command.SetNodeStatus{Name: "a", Status: status})
@@ -64,17 +64,17 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 		got, err := say(nothing)
 		if err != nil || !got.Changed || got.Node.Status != claim.NodeReady || got.Node.StatusIndex != l.index ||
 			!got.Node.Ineligible || got.Node.Drain == nil {
-			t.Errorf("after %s it says that it is there: %+v, %v", status, got, err)
+			t.Errorf("a report after %s: %+v, %v", status, got, err)
 		}
 	}
 
-	// The first reported secret is stored.
+	// The secret of the first report is stored.
 	l.must(&command.PutNode{Node: claim.Node{Name: "b"}})
 	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(3)}})
 	if got := nodeOf(t, l, "b"); got.SecretHash != hashOf(3) {
 		t.Errorf("the secret's hash is %q", got.SecretHash)
 	}
-	// After a purge the node may report another one.
+	// After a purge the node may report a different secret.
 	l.must(&command.DeleteNode{Name: "b", IfUnused: true})
 	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(4)}})
 }
@@ -121,7 +121,7 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 			}
 			l.sameAs(before, "refused")
 			if name != "down" {
-				l.must(&command.StartWorkload{Ref: workload("runs"), Node: "a"}) // is there already
+				l.must(&command.StartWorkload{Ref: workload("runs"), Node: "a"}) // it exists already
 			}
 			l.must(&command.StartWorkload{Ref: workload("elsewhere"), Node: "b"})
 			l.must(row.undo)
@@ -137,7 +137,7 @@ func TestNodeDuty(t *testing.T) {
 		return l.must(&command.SetNodeDuty{Name: "a", Drain: &d}).(command.SetNodeDutyResult).Node.Drain
 	}
 	if got := drain(claim.Drain{DoneAt: now}); got != nil {
-		t.Errorf("done with a drain that is not: %+v", got)
+		t.Errorf("completed a drain that does not exist: %+v", got)
 	}
 	begun := drain(claim.Drain{By: "root"})
 	if begun.By != "root" || begun.StartedAt.IsZero() || !begun.DoneAt.IsZero() {
@@ -168,8 +168,8 @@ func TestNodeDuty(t *testing.T) {
 	}
 }
 
-// TestDownTakesAll releases a node with more than one command can, with claims of ended workloads, and with a
-// record that an older program wrote.
+// TestDownTakesAll releases a node that has more than one command can release, with claims of ended
+// workloads, and with a record that an older release wrote.
 func TestDownTakesAll(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -209,20 +209,20 @@ func TestDownTakesAll(t *testing.T) {
 		ended += len(result.Ended)
 		for _, f := range result.Freed {
 			if f.State != claim.NodeDetached || f.ForcedBy != "root" || f.Node != "a" || freed[f.Workload] {
-				t.Fatalf("let go of %+v", f)
+				t.Fatalf("released %+v", f)
 			}
 			freed[f.Workload] = true
 		}
 		c.Continues, c.After, more = result.Node.StatusIndex, result.Next, result.More
 		if commands++; commands > 20 {
-			t.Fatalf("no end in sight: ended %d of %d, let go of %d of %d", ended, many+1, len(freed), 2*many)
+			t.Fatalf("it does not end: ended %d of %d, released %d of %d", ended, many+1, len(freed), 2*many)
 		}
 		if commands == 3 {
-			c.Continues, c.After = 0, "" // another leader begins again
+			c.Continues, c.After = 0, "" // another leader starts over
 		}
 	}
 	if ended != many+1 || len(freed) != 2*many {
-		t.Errorf("ended %d of %d, let go of %d of %d", ended, many+1, len(freed), 2*many)
+		t.Errorf("ended %d of %d, released %d of %d", ended, many+1, len(freed), 2*many)
 	}
 	view(t, l, func(tx *ReadTx) error {
 		held, err := tx.ClaimsOn("a")
@@ -249,12 +249,12 @@ func TestDownTakesAll(t *testing.T) {
 		Name:   "a",
 		Status: claim.NodeDisconnected,
 	}).(command.SetNodeStatusResult); got.Node.Status != claim.NodeDown {
-		t.Errorf("one that is down became %s", got.Node.Status)
+		t.Errorf("a node that was down became %s", got.Node.Status)
 	}
 	l.sameAs(before, "down already")
 }
 
-// dropNode takes the node out of a claim's record, as an older program may have written it.
+// dropNode removes the node from a claim's record, as an older release may have written it.
 func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) {
 	t.Helper()
 	tx := newWriteTx(l.gen.db)
@@ -269,8 +269,8 @@ func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) 
 	}
 }
 
-// TestDownStopsWhereANodeIsBack: what was started after a node came back is not released by a command that was
-// sent before.
+// TestDownStopsWhereANodeIsBack: a command that was sent before a node came back does not release workloads
+// that were started afterwards.
 func TestDownStopsWhereANodeIsBack(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -280,7 +280,7 @@ func TestDownStopsWhereANodeIsBack(t *testing.T) {
 	}
 	first := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}).(command.SetNodeStatusResult)
 	if !first.More {
-		t.Fatal("all was let go of at once")
+		t.Fatal("everything was released at once")
 	}
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	l.must(&command.StartWorkload{
@@ -293,12 +293,12 @@ func TestDownStopsWhereANodeIsBack(t *testing.T) {
 		After: first.Next,
 	}).(command.SetNodeStatusResult)
 	if second.More || len(second.Ended) > 0 || len(second.Freed) > 0 || second.Node.Status != claim.NodeReady {
-		t.Errorf("let go of %+v", second)
+		t.Errorf("released %+v", second)
 	}
 	l.sameAs(before, "the node is back")
 }
 
-// TestDeleteNodeThatIsBack: the node is removed only if it is still down as it was read.
+// TestDeleteNodeThatIsBack: the node is removed only if it has not changed since it was read as down.
 func TestDeleteNodeThatIsBack(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -353,7 +353,7 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 	if got := l.must(&command.DeleteNode{Name: "a", IfUnused: true}).(command.DeleteNodeResult); !got.Found {
 		t.Error("not found")
 	}
-	// As in logs of the first level.
+	// Such records are in logs of the first level.
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	l.must(&command.StartWorkload{Ref: workload("x"), Node: "a"})
 	l.must(&command.DeleteNode{Name: "a"})
@@ -366,7 +366,8 @@ func (l *ledger) start(id, node, held string) {
 	l.must(&command.StartWorkload{Ref: workload(id), Node: node, Claims: []claim.Claim{want}})
 }
 
-// TestAnotherBootWaits: after a boot a node is known again when nothing of its earlier boot can use its claims.
+// TestAnotherBootWaits: after a reboot a node becomes ready only when nothing of its earlier boot can use its
+// claims.
 func TestAnotherBootWaits(t *testing.T) {
 	l := open(t)
 	boot := func(id string) error {
@@ -375,9 +376,9 @@ func TestAnotherBootWaits(t *testing.T) {
 	}
 	check.NoError(t, boot("first"))
 	if first := nodeOf(t, l, "a"); first.LostIndex != first.CreateIndex {
-		t.Errorf("a new node need not compare: %+v", first)
+		t.Errorf("a new node does not have to compare: %+v", first)
 	}
-	check.NoError(t, boot("second")) // it has no claims
+	check.NoError(t, boot("second")) // the node has no claims
 	for _, v := range []string{"v", "w"} {
 		l.must(&command.RegisterVolume{Volume: volume(v, claim.SingleNodeWriter)})
 	}
@@ -395,14 +396,14 @@ func TestAnotherBootWaits(t *testing.T) {
 	l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown})
 	check.NoError(t, boot("third"))
 
-	// A host in no cluster has no lease.
+	// A standalone host has no lease.
 	l.must(&command.PutNode{Node: claim.Node{Name: "alone", BootID: "first"}})
 	l.start("two", "alone", "w")
 	l.must(&command.PutNode{Node: claim.Node{Name: "alone", BootID: "second"}})
 }
 
-// TestNodeIsToldOfLostClaims: a claim that an operator releases is noted in the record of its node, one that the node
-// releases is not.
+// TestNodeIsToldOfLostClaims: a claim that an operator releases is recorded in its node, and a claim that the
+// node itself releases is not.
 func TestNodeIsToldOfLostClaims(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a", BootID: "boot", SecretHash: hashOf(1)}})

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPending reads a transaction in any state between two commits: stored, written, overwritten and deleted keys
-// come in one order, as from a plain map.
+// TestPending reads a transaction in any state between two commits. Stored, written, overwritten and deleted
+// keys are returned in one order, as from a plain map.
 func TestPending(t *testing.T) {
 	s, err := Open(t.TempDir(), nil)
 	if err != nil {

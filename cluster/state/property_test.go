@@ -17,9 +17,9 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// TestAnyLog applies random commands and checks the whole ledger after each: index keys, drivers' counts,
-// compatible claims; that a refusal has no effect; that the same log in other batches, and a snapshot, give the
-// same ledger.
+// TestAnyLog applies random commands and checks the whole ledger after each: index keys, drivers' counts, and
+// that claims are compatible. A refusal must have no effect. The same log in other batches, and a snapshot,
+// must give the same ledger.
 func TestAnyLog(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -34,7 +34,7 @@ func TestAnyLog(t *testing.T) {
 					command.SetKey(c, rapid.SampledFrom([]string{"k1", "k2", "k3"}).Draw(t, "key"))
 				}
 				_, err := l.do(decodedAgain(t, c))
-				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second)) // as do has stamped it
+				command.SetAt(c, now.Add(time.Duration(l.index)*time.Second)) // the same time as in do
 				log = append(log, Entry{Index: l.index, Command: decodedAgain(t, c)})
 				if err != nil {
 					l.sameAs(before, fmt.Sprintf("%T was refused (%v)", c, err))
@@ -73,7 +73,8 @@ func TestAnyLog(t *testing.T) {
 	})
 }
 
-// decodedAgain is the command as each server reads it from its log: applying one may change it.
+// decodedAgain returns the command as each server decodes it from its log, because applying a command may
+// change it.
 func decodedAgain(t *rapid.T, c command.Command) command.Command {
 	entry, err := command.Encode(c)
 	if err != nil {
@@ -271,7 +272,7 @@ func drawACL(t *rapid.T) command.Command {
 	}
 }
 
-// checkDown: nothing is left on a node that is down, but what waits for the watcher.
+// checkDown checks that a node that is down has nothing left except claims that wait for the watcher.
 func checkDown(t *rapid.T, l *ledger) {
 	err := l.View(func(tx *ReadTx) error {
 		all, err := tx.Nodes()
@@ -303,7 +304,7 @@ func checkDown(t *rapid.T, l *ledger) {
 	}
 }
 
-// checkWaiting: from no workload that waits there is a way back to it.
+// checkWaiting checks that no workload waits, directly or indirectly, for itself.
 func checkWaiting(t *rapid.T, l *ledger) {
 	err := l.View(func(tx *ReadTx) error {
 		all, _, err := tx.Workloads("", Page{})
@@ -332,7 +333,7 @@ func checkWaiting(t *rapid.T, l *ledger) {
 	}
 }
 
-// checkIndexKeys makes all keys again from the records alone.
+// checkIndexKeys rebuilds all index keys from the records.
 func checkIndexKeys(t *rapid.T, l *ledger) {
 	have := l.records()
 	want := map[string]string{}
@@ -380,7 +381,7 @@ func checkCounts(t *rapid.T, l *ledger) {
 			}
 			if d.ControllersExpected != w.ControllersExpected || d.ControllersHealthy != w.ControllersHealthy ||
 				d.NodesExpected != w.NodesExpected || d.NodesHealthy != w.NodesHealthy {
-				t.Fatalf("driver %+v, its nodes say %+v", d, *w)
+				t.Fatalf("driver %+v, its nodes report %+v", d, *w)
 			}
 		}
 		if len(want) > 0 {
@@ -403,7 +404,7 @@ func checkClaims(t *rapid.T, l *ledger) {
 			v, err := tx.Volume(ref(id))
 			if err != nil {
 				if len(held) > 0 {
-					t.Fatalf("volume %s is gone and its claims stand: %+v", id, held)
+					t.Fatalf("volume %s is gone but has claims: %+v", id, held)
 				}
 				continue
 			}
@@ -424,7 +425,7 @@ func checkClaims(t *rapid.T, l *ledger) {
 			}
 			exclusive := v.AccessMode == claim.SingleNodeWriter && len(held) > 1
 			if exclusive || v.AccessMode == claim.MultiNodeSingleWriter && writers > 1 {
-				t.Fatalf("volume %s: these cannot stand together: %+v", id, held)
+				t.Fatalf("volume %s: these claims are not compatible: %+v", id, held)
 			}
 		}
 		return nil
@@ -434,8 +435,8 @@ func checkClaims(t *rapid.T, l *ledger) {
 	}
 }
 
-// checkTokens: a token's record comes while its workload runs on its node, keeps its
-// purpose, and goes by DeleteTokens alone.
+// checkTokens checks that a token is recorded only while its workload runs on its node, keeps its purpose,
+// and is deleted only by DeleteTokens.
 func checkTokens(t *rapid.T, l *ledger, before map[string]string, c command.Command) {
 	err := l.View(func(tx *ReadTx) error {
 		all, err := tx.Tokens("")
@@ -448,14 +449,14 @@ func checkTokens(t *rapid.T, l *ledger, before map[string]string, c command.Comm
 			was, there := before[tokenKey(token.ID)]
 			if !there {
 				if w, err := tx.Workload(token.Workload); err != nil || !token.BelongsTo(w) {
-					t.Fatalf("%T noted %+v for workload %+v: %v", c, token, w, err)
+					t.Fatalf("%T recorded %+v for workload %+v: %v", c, token, w, err)
 				}
 				continue
 			}
 			old, err := decode[claim.Token]([]byte(was))
 			if err != nil || !token.SamePurpose(old) || token.CreateIndex != old.CreateIndex || old.Accessor != "" &&
 				token.Accessor == "" {
-				t.Fatalf("%T made %+v of %+v: %v", c, token, old, err)
+				t.Fatalf("%T stored %+v instead of %+v: %v", c, token, old, err)
 			}
 		}
 		_, deletes := c.(*command.DeleteTokens)

@@ -16,7 +16,7 @@ func view(t *testing.T, l *ledger, fn func(tx *ReadTx) error) {
 	}
 }
 
-// TestAnswersAreCopies changes everything that it reads: the ledger is not affected.
+// TestAnswersAreCopies changes everything that it reads. The ledger is not affected.
 func TestAnswersAreCopies(t *testing.T) {
 	l := filled(t)
 	before := l.dump()
@@ -52,7 +52,7 @@ func TestAnswersAreCopies(t *testing.T) {
 	v, held, d, nodes = read()
 	if v.Capabilities[0].AccessMode == "changed" || v.Parameters["a"] != "b" || held[0].Mode == "changed" ||
 		d.Nodes["n"].Topology["rack"] != "1" || len(d.Nodes) != 1 || nodes[0].Drivers["hostpath"].Topology["rack"] != "1" {
-		t.Errorf("a reader sees another's changes: %+v %+v %+v %+v", v, held, d, nodes)
+		t.Errorf("a reader sees the changes of another one: %+v %+v %+v %+v", v, held, d, nodes)
 	}
 }
 
@@ -133,14 +133,15 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestOldRecords reads records without fields that rules now depend on, and releases such claims.
+// TestOldRecords reads records without fields that rules now depend on, and releases claims that lack them.
 func TestOldRecords(t *testing.T) {
 	l := open(t)
 	plant(t, l, map[string]string{
-		// A volume that says that it is in use although nothing holds it.
+		// A volume that is marked as in use although nothing holds it.
 		"v/default/idle":    `{"v":1,"r":{"namespace":"default","id":"idle","plugin_id":"d","external_id":"x","access_mode":"single-node-writer","attachment_mode":"file-system"}}`,
 		"vd/d/default/idle": "",
-		// One that does not, although something does, whose claim lacks everything.
+		// A volume that is not marked as in use although something holds it, with a claim that lacks all
+		// newer fields.
 		"v/default/used":             `{"v":1,"r":{"namespace":"default","id":"used","plugin_id":"d","external_id":"y","capabilities":[{"access_mode":"multi-node-single-writer","attachment_mode":"block-device"}]}}`,
 		"vd/d/default/used":          "",
 		"w/default/w":                `{"v":1,"r":{"ref":{"namespace":"default","id":"w"},"node":"n","status":"running"}}`,

@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// framed is a snapshot of records as they are given, whole by its checksum.
+// framed returns a snapshot with a valid checksum and the given records.
 func framed(index uint64, values ...[]byte) []byte {
 	data := binary.BigEndian.AppendUint64(append([]byte(snapshotMagic), snapshotVersion), index)
 	for _, v := range values {
@@ -37,18 +37,18 @@ func encoded(t testing.TB, v any) []byte {
 	return data
 }
 
-// TestRestoreOfManyTables restores more than fits into one of Badger's tables, and more index keys than are sorted
-// in memory, into a plain and an encrypted ledger.
+// TestRestoreOfManyTables restores more data than one of Badger's tables holds, and more index keys than are
+// sorted in memory, into an unencrypted and an encrypted ledger.
 func TestRestoreOfManyTables(t *testing.T) {
 	const many = 60_000
 	want := map[string]string{}
 	values := make([][]byte, many)
 	for i := range values {
 		v := volume(fmt.Sprintf("v%06d", i), claim.SingleNodeWriter)
-		// The index has them in another order: some 10 MiB of keys.
+		// The index keys, some 10 MiB, have a different order than the records.
 		v.PluginID = fmt.Sprintf("%s-%06d", strings.Repeat("d", 120), many-i)
 		if i == many/2 {
-			v.Parameters = map[string]string{"big": strings.Repeat("x", 600<<10)} // a value of Badger's value log
+			v.Parameters = map[string]string{"big": strings.Repeat("x", 600<<10)} // a value in Badger's value log
 		}
 		values[i] = encoded(t, v)
 		want[volumeKey(v.VolumeRef)] = string(values[i])
@@ -84,7 +84,7 @@ func TestRestoreOfManyTables(t *testing.T) {
 			l.must(&command.RegisterVolume{Volume: volume("v000008", claim.MultiNodeMultiWriter)})
 			changed := l.records()
 			if len(changed) != 2*many-2 || maps.Equal(changed, want) {
-				t.Fatalf("%d keys after a change, before it %d", len(changed), len(want))
+				t.Fatalf("%d keys after a change, had %d", len(changed), len(want))
 			}
 			if err := l.Close(); err != nil {
 				t.Fatal(err)
@@ -101,7 +101,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// onlyGeneration checks that nothing is left of any other generation, nor of sorting.
+// onlyGeneration checks that no other generation and no files from sorting are left.
 func onlyGeneration(t *testing.T, dir string, number int) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "db-*"))
@@ -113,7 +113,7 @@ func onlyGeneration(t *testing.T, dir string, number int) {
 	}
 }
 
-// TestRestoreRefusesDisorder restores a snapshot with a valid checksum that no ledger wrote.
+// TestRestoreRefusesDisorder restores a snapshot that has a valid checksum but that no ledger would write.
 func TestRestoreRefusesDisorder(t *testing.T) {
 	a, b := encoded(t, volume("a", claim.SingleNodeWriter)), encoded(t, volume("b", claim.SingleNodeWriter))
 	l := filled(t)
@@ -138,7 +138,7 @@ func TestRestoreRefusesDisorder(t *testing.T) {
 	onlyGeneration(t, l.dir, 0)
 }
 
-// TestKeysOnly makes the keys of records without decoding them completely.
+// TestKeysOnly builds the keys of records without decoding them completely.
 func TestKeysOnly(t *testing.T) {
 	l := filled(t)
 	l.must(&command.EndWorkload{Ref: workload("w1")})
@@ -160,11 +160,11 @@ func TestKeysOnly(t *testing.T) {
 		}
 	}
 	if made[volumes[0]] == 0 || made[claims[0]] == 0 || made[workloads[0]] < 2 {
-		t.Errorf("there were only %v", made)
+		t.Errorf("only the kinds %v were tested", made)
 	}
 }
 
-// TestSorter sorts several runs, one of them empty, with a duplicate key that is returned once.
+// TestSorter sorts several runs, one of them empty. A duplicate key is returned once.
 func TestSorter(t *testing.T) {
 	for name, count := range map[string]int{"nothing": 0, "one run": 10, "several": 3 * runSize / 100} {
 		dir := t.TempDir()

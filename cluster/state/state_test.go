@@ -33,7 +33,7 @@ func wanted(id string, access claim.AccessMode, mode claim.Mode) claim.Claim {
 	return claim.Claim{Volume: ref(id), Mode: mode, AccessMode: access, AttachmentMode: claim.FileSystem}
 }
 
-// ledger is a store with a log of its own.
+// ledger is a store with its own log.
 type ledger struct {
 	*Store
 	t     fataler
@@ -85,7 +85,7 @@ func (l *ledger) must(c command.Command) any {
 	return result
 }
 
-// dump reads every key of the ledger.
+// dump returns every key of the ledger.
 func (l *ledger) dump() map[string]string {
 	l.t.Helper()
 	all := map[string]string{}
@@ -101,7 +101,7 @@ func (l *ledger) dump() map[string]string {
 	return all
 }
 
-// records is a dump without what each entry changes.
+// records is dump without the keys that each entry changes.
 func (l *ledger) records() map[string]string {
 	all := l.dump()
 	delete(all, string(appliedKey))
@@ -180,7 +180,7 @@ func TestStartWorkloadAgain(t *testing.T) {
 	again, err := start("n1", "a")
 	if err != nil || again.Created || again.Claims[0] != first.Claims[0] ||
 		!reflect.DeepEqual(again.Workload, first.Workload) {
-		t.Errorf("the same again: %+v, %v", again, err)
+		t.Errorf("the same start again: %+v, %v", again, err)
 	}
 	for name, args := range map[string][]string{
 		"another node": {"n2", "a"}, "one more": {"n1", "a", "b"}, "none": {"n1"},
@@ -193,10 +193,10 @@ func TestStartWorkloadAgain(t *testing.T) {
 	}
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	if _, err := start("n2", "a"); !errors.Is(err, claim.ErrHeld) {
-		t.Errorf("anew while its old claim is released: %v, want ErrHeld", err)
+		t.Errorf("a new start while its old claim is released: %v, want ErrHeld", err)
 	}
 	if r, err := start("n2", "b"); err != nil || !r.Created {
-		t.Errorf("anew with another volume: %v", err)
+		t.Errorf("a new start with another volume: %v", err)
 	}
 }
 
@@ -223,9 +223,9 @@ func TestFencing(t *testing.T) {
 	take()
 	before := l.records()
 	if a := free(old); !a.Gone {
-		t.Errorf("a claim that was freed before: %+v", a)
+		t.Errorf("freeing a claim twice: %+v", a)
 	}
-	l.sameAs(before, "a late free of the claim before")
+	l.sameAs(before, "a delayed free of the previous claim")
 	if a := free(0); !a.Gone {
 		t.Errorf("whichever stands: %+v", a)
 	}
@@ -331,11 +331,11 @@ func TestCollection(t *testing.T) {
 		return len(r.(command.DeleteDriversResult).Deleted)
 	}
 	if collect() != 0 {
-		t.Error("a driver that a node has was deleted")
+		t.Error("a driver in use by a node was deleted")
 	}
 	l.must(&command.DeleteNode{Name: "n"})
 	if collect() != 0 {
-		t.Error("a driver that a volume names was deleted")
+		t.Error("a driver in use by a volume was deleted")
 	}
 	l.must(&command.StartWorkload{
 		Ref: workload("w"), Node: "n",
@@ -352,14 +352,14 @@ func TestCollection(t *testing.T) {
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	l.must(&command.EndWorkload{Ref: workload("free")})
 	if workloadsLeft(now) != 0 {
-		t.Error("a workload that ended later was deleted")
+		t.Error("a workload that ended after the limit was deleted")
 	}
 	if n := workloadsLeft(now.Add(time.Hour)); n != 1 {
 		t.Errorf("%d workloads were deleted, not only the one without a claim", n)
 	}
 	l.must(&command.DeregisterVolume{Ref: ref("a"), Force: true})
 	if workloadsLeft(now.Add(time.Hour)) != 1 || collect() != 1 {
-		t.Error("what is unused was not deleted")
+		t.Error("an unused driver was not deleted")
 	}
 	if left := l.records(); len(left) != 0 {
 		t.Errorf("left: %v", left)
@@ -373,7 +373,7 @@ func TestAppliedOnce(t *testing.T) {
 	before := l.dump()
 	outcomes, err := l.Apply([]Entry{{Index: l.index, Command: &command.DeregisterVolume{Ref: ref("a")}}})
 	if err != nil || outcomes[0] != (Outcome{}) {
-		t.Errorf("an entry that was applied: %+v, %v", outcomes, err)
+		t.Errorf("an entry that was already applied: %+v, %v", outcomes, err)
 	}
 	if !maps.Equal(before, l.dump()) {
 		t.Error("an entry was applied twice")
@@ -403,8 +403,8 @@ func TestBigBatches(t *testing.T) {
 	}
 }
 
-// TestBiggestCommands fills a transaction to its limit and adds the commands with the most writes: they must still
-// fit.
+// TestBiggestCommands fills a transaction to its limit and adds the commands with the most writes, which must
+// still fit.
 func TestBiggestCommands(t *testing.T) {
 	l := open(t)
 	long := func(prefix string, i int) string {

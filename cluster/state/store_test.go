@@ -21,14 +21,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Each check opens three ledgers. -rapid.checks on the command line takes precedence.
+	// Each check opens three ledgers, so the default is low. -rapid.checks on the command line takes
+	// precedence.
 	if err := flag.Set("rapid.checks", "40"); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// filled has a record of each kind.
+// filled returns a ledger with a record of each kind.
 func filled(t testing.TB) *ledger {
 	l := open(t)
 	fill(l)
@@ -75,11 +76,11 @@ func TestAnotherBoot(t *testing.T) {
 	l := openIn(t, dir)
 	fill(l)
 	if _, err := Open(dir, nil); !errors.Is(err, syscall.EWOULDBLOCK) {
-		t.Errorf("opened while it is open: %v", err)
+		t.Errorf("opened twice: %v", err)
 	}
-	crashed := copyDir(t, dir) // as at the end of the process
+	crashed := copyDir(t, dir) // as if the process had been killed now
 	if got := openIn(t, crashed); got.AppliedIndex() != l.AppliedIndex() {
-		t.Errorf("after the process's end it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
+		t.Errorf("after a kill it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
 	}
 	rebooted := copyDir(t, dir)
 	path := filepath.Join(t.TempDir(), "boot_id")
@@ -89,7 +90,7 @@ func TestAnotherBoot(t *testing.T) {
 	defer func(old string) { bootIDPath = old }(bootIDPath)
 	bootIDPath = path
 	if got := openIn(t, rebooted); got.AppliedIndex() != 0 || len(got.records()) != 0 {
-		t.Errorf("after the machine's end %d entries are trusted", got.AppliedIndex())
+		t.Errorf("after a machine crash %d entries are trusted", got.AppliedIndex())
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -122,7 +123,7 @@ func TestRestoreReplacesAll(t *testing.T) {
 		damaged := bytes.Clone(data)
 		damaged[i] ^= 1
 		if err := l.Restore(bytes.NewReader(damaged)); err == nil {
-			t.Fatalf("byte %d of %d is wrong and the snapshot is taken", i, len(data))
+			t.Fatalf("byte %d of %d is wrong, but the snapshot is accepted", i, len(data))
 		}
 		if err := l.Restore(bytes.NewReader(data[:i])); !errors.Is(err, ErrBadSnapshot) {
 			t.Fatalf("cut off at %d of %d: %v", i, len(data), err)
@@ -143,7 +144,7 @@ func TestRestoreReplacesAll(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// What an interrupted restore leaves behind.
+	// A directory that an interrupted restore has left.
 	if err := os.MkdirAll(filepath.Join(dir, "db-2"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -153,8 +154,8 @@ func TestRestoreReplacesAll(t *testing.T) {
 	}
 }
 
-// TestSnapshotStandsStill writes a snapshot out after more entries were applied, and lets a reader finish during a
-// restore.
+// TestSnapshotStandsStill writes a snapshot after more entries were applied, and lets a reader finish during
+// a restore.
 func TestSnapshotStandsStill(t *testing.T) {
 	l := filled(t)
 	want := l.records()
@@ -177,7 +178,7 @@ func TestSnapshotStandsStill(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if _, err := tx.Volume(ref("v0")); !errors.Is(err, claim.ErrVolumeNotFound) {
-			t.Errorf("the reader sees another ledger: %v", err)
+			t.Errorf("the reader sees the restored ledger: %v", err)
 		}
 		return nil
 	})
@@ -187,8 +188,8 @@ func TestSnapshotStandsStill(t *testing.T) {
 	l.sameAs(want, "restored")
 }
 
-// TestFaultStopsTheStore applies an entry that cannot be applied: no later entry may be, and raft must get no
-// snapshot.
+// TestFaultStopsTheStore applies an entry that cannot be applied. No later entry may be applied, and raft
+// must not get a snapshot.
 func TestFaultStopsTheStore(t *testing.T) {
 	l := open(t)
 	plant(t, l, map[string]string{"v/default/broken": "{"})
@@ -211,7 +212,7 @@ func TestFaultStopsTheStore(t *testing.T) {
 	}
 }
 
-// plant writes raw records, as an older version or a fault may have left them.
+// plant writes raw records, like those of an older release or after a fault.
 func plant(t testing.TB, l *ledger, raw map[string]string) {
 	t.Helper()
 	g, release, err := l.acquire()
@@ -242,7 +243,7 @@ func TestClosed(t *testing.T) {
 		select {
 		case <-closed:
 			t.Error("closed under a reader")
-		case <-time.After(20 * time.Millisecond): // long enough to see it fail
+		case <-time.After(20 * time.Millisecond): // long enough that a failure would show
 		}
 		_, err := tx.Volume(ref("v0"))
 		return err

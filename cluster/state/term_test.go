@@ -9,8 +9,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// TestDecisionsHaveATerm: what a leader decided is refused in an entry of another term, and changes nothing, whichever
-// command it is; what others decided is applied in every term.
+// TestDecisionsHaveATerm: a leader's decision is refused in an entry of another term, and changes nothing,
+// for every kind of command. Commands of other callers are applied in every term.
 func TestDecisionsHaveATerm(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a", BootID: "boot"}})

@@ -13,7 +13,7 @@ import (
 
 func tokenID(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
 
-// intent is a token of workload id on node n.
+// intent returns a token of workload id on node n.
 func intent(n int, id string) claim.Token {
 	return claim.Token{ID: tokenID(n), Workload: workload(id), Node: "n", Service: "web", Consul: "default"}
 }
@@ -40,13 +40,13 @@ func TestStartNotesTokens(t *testing.T) {
 		want := intent(1, "w")
 		want.CreatedAt, want.CreateIndex, want.ModifyIndex = now.Add(time.Second), 1, 1
 		if err != nil || got != want {
-			t.Errorf("noted %+v, %v, want %+v", got, err, want)
+			t.Errorf("recorded %+v, %v, want %+v", got, err, want)
 		}
 		return nil
 	})
 	before := l.records()
 	if err := start("n", bare(1), bare(2)); err != nil {
-		t.Errorf("the same again: %v", err)
+		t.Errorf("the same token again: %v", err)
 	}
 	other := bare(1)
 	other.Service = "api"
@@ -74,11 +74,12 @@ func TestStartNotesTokens(t *testing.T) {
 		l.sameAs(before, name)
 	}
 
-	// Restarted on another node: the tokens of the earlier run remain, to be revoked.
+	// The workload was restarted on another node. The tokens of the earlier run remain, so that they can be
+	// revoked.
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	for _, node := range []string{"n", "m"} {
 		if err := start(node, bare(1)); !errors.Is(err, claim.ErrConflict) {
-			t.Errorf("the id of a run before, on node %s: %v", node, err)
+			t.Errorf("the id of an earlier run, on node %s: %v", node, err)
 		}
 	}
 	again := bare(5)
@@ -162,7 +163,7 @@ func TestPutToken(t *testing.T) {
 		t.Errorf("answered after its workload ended: %+v, %v", noted, err)
 	}
 	if again, err := put(intent(1, "w")); err != nil || again != noted {
-		t.Errorf("the intent again: %+v, %v", again, err)
+		t.Errorf("the same intent again: %+v, %v", again, err)
 	}
 }
 

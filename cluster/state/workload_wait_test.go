@@ -82,11 +82,12 @@ func TestCycles(t *testing.T) {
 		!strings.Contains(err.Error(), `"e" waits for "a" waits for "b" waits for "d" waits for "e"`) {
 		t.Errorf("got %v", err)
 	}
-	// A running workload waits for nobody, whatever it waited for before.
+	// A running workload waits for nothing, whatever it waited for before.
 	l.must(&command.StartWorkload{Ref: workload("d"), Node: "n"})
 	l.must(await("e", "n", "a"))
 
-	// Several paths to one workload are not a cycle, and are not followed one by one.
+	// Several paths to the same workload are not a cycle. They are not followed individually, which would
+	// take too long.
 	layer := []string{"end"}
 	for i := range 12 {
 		next := []string{}
@@ -111,7 +112,7 @@ func TestLongChains(t *testing.T) {
 	l.must(await("short", "n", "w10"))
 }
 
-// TestEndARun keeps a run that the caller does not know.
+// TestEndARun: ending a run does not end a different run that the caller does not know.
 func TestEndARun(t *testing.T) {
 	l := open(t)
 	first := l.must(&command.StartWorkload{Ref: workload("w"), Node: "a"}).(command.StartWorkloadResult).Workload
@@ -136,7 +137,7 @@ func TestEndARun(t *testing.T) {
 	}
 }
 
-// TestLateStart: commands of a run that arrive after its end take nothing.
+// TestLateStart: delayed commands of a run that has ended have no effect.
 func TestLateStart(t *testing.T) {
 	l := open(t)
 	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
@@ -172,7 +173,7 @@ func TestLateStart(t *testing.T) {
 	}
 
 	if end("a", "one", 0) {
-		t.Error("a run that the ledger never heard of was found")
+		t.Error("an unknown run was found")
 	}
 	late("a", "one")
 	two := l.must(start("a", "two")).(command.StartWorkloadResult)
@@ -184,7 +185,7 @@ func TestLateStart(t *testing.T) {
 	free()
 	late("a", "two")
 
-	// Ending an abandoned run keeps another run elsewhere.
+	// Ending an abandoned run does not end a different run elsewhere.
 	four := l.must(start("b", "four")).(command.StartWorkloadResult)
 	if end("a", "three", 0) {
 		t.Error("a run of another node was ended")
