@@ -58,7 +58,7 @@ func TestBlockVolume(t *testing.T) {
 	r.unstage(id)
 	r.checkNothingLeft()
 
-	// What a workload wrote is never overwritten by formatting.
+	// Data that a workload wrote to a block device is never overwritten by formatting.
 	expectCode(t, r.tryStage(id, r.path("stage", id), mount(writer, "")), codes.FailedPrecondition, "not overwritten")
 	r.checkNothingLeft()
 	r.stage(id, c)

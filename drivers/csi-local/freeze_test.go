@@ -57,7 +57,7 @@ func TestFreezeDoesNotOutliveTheDriver(t *testing.T) {
 // killWhileFrozen leaves the volume's file system frozen and no driver.
 func (r *rig) killWhileFrozen(id, stage string) {
 	r.t.Helper()
-	writeFile(r.t, filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 200)) // what takes time to copy
+	writeFile(r.t, filepath.Join(stage, "big"), bytes.Repeat(pattern(1, mib), 200)) // makes the copy slow
 	for try := range 5 {
 		snapshot := r.CreateSnapshot // of this connection
 		go snapshot(r.ctx, &csi.CreateSnapshotRequest{Name: "s" + strconv.Itoa(try), SourceVolumeId: id})
@@ -71,7 +71,7 @@ func (r *rig) killWhileFrozen(id, stage string) {
 	r.t.Fatal("killed too late each time: nothing was tested")
 }
 
-// needSlowCopies skips a test that needs time during a snapshot.
+// needSlowCopies skips a test that needs a snapshot to take some time.
 func (r *rig) needSlowCopies() {
 	r.t.Helper()
 	src, err := os.Create(filepath.Join(r.data, "tmp", "src"))
@@ -98,7 +98,7 @@ func (r *rig) copying() bool {
 	return false
 }
 
-// isFrozen asks the kernel, which refuses to freeze twice.
+// isFrozen reports whether a file system is frozen: the kernel refuses to freeze it again.
 func (r *rig) isFrozen(mountpoint string) bool {
 	r.t.Helper()
 	const freeze, thaw = 0xC0045877, 0xC0045878

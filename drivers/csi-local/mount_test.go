@@ -85,7 +85,7 @@ func TestMountedVolume(t *testing.T) {
 	})
 }
 
-// TestCapacityIsEnforced writes until there is no room left, which must happen before the volume's size is
+// TestCapacityIsEnforced writes until there is no space left, which must happen before the volume's size is
 // reached.
 func TestCapacityIsEnforced(t *testing.T) {
 	eachFS(t, func(t *testing.T, fsType string, size int64) {
@@ -258,7 +258,7 @@ func TestPublishRefusals(t *testing.T) {
 	expectCode(t, err, codes.FailedPrecondition, "tmpfs")
 	check.NoError(t, unix.Unmount(foreign, 0))
 
-	// So is a file of somebody else at the target.
+	// A foreign file at the target is left alone too.
 	writeFile(t, filepath.Join(foreign, "f"), []byte("x"))
 	_, err = r.NodeUnpublishVolume(r.ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: foreign})
 	expectCode(t, err, codes.FailedPrecondition, "not empty")

@@ -109,7 +109,7 @@ func checkReport(t *testing.T, path string) {
 			if _, ok := notApplicable[spec.Failure.Message]; !ok {
 				t.Errorf("skipped: %s: %q", name, spec.Failure.Message)
 			}
-		case spec.State == "pending": // switched off by the suite itself
+		case spec.State == "pending": // disabled by the suite itself
 			t.Logf("pending: %s", name)
 		default:
 			t.Errorf("%s: %s", spec.State, name)

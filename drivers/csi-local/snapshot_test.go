@@ -45,7 +45,7 @@ func TestSnapshotCloneRestore(t *testing.T) {
 		c := mount(writer, fsType)
 		id := r.create("v", size, c)
 		stage := r.stage(id, c)
-		// Not synced: the freeze has to write it to disk before the copy.
+		// The data is not synced, so the freeze has to write it to disk before the copy.
 		data := pattern(1, 5*mib)
 		check.NoError(t, os.WriteFile(filepath.Join(stage, "f"), data, 0o600))
 		snap := r.snapshot("s", id)
@@ -60,7 +60,7 @@ func TestSnapshotCloneRestore(t *testing.T) {
 		clone, err := r.CreateVolume(r.ctx, req)
 		check.NoError(t, err)
 
-		// All three at once: the copies have the same UUID.
+		// All three are staged at once, although the copies have the same UUID.
 		restoredID, cloneID := restored.GetVolume().GetVolumeId(), clone.GetVolume().GetVolumeId()
 		if readFile(t, filepath.Join(r.stage(restoredID, c), "f")) != string(data) {
 			t.Error("the restored volume has other data")
@@ -95,8 +95,8 @@ func TestSnapshotCloneRestore(t *testing.T) {
 	})
 }
 
-// TestSnapshotIsOfOneMoment takes snapshots while a program writes a number to one file after the other: in every
-// copy the numbers differ by at most one, and the file system is clean.
+// TestSnapshotIsOfOneMoment takes snapshots while a program writes a number to one file after the other. In
+// every copy the numbers differ by at most one, and the file system is clean.
 func TestSnapshotIsOfOneMoment(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -150,8 +150,8 @@ func TestSnapshotIsOfOneMoment(t *testing.T) {
 	r.checkNothingLeft()
 }
 
-// TestReflinks keeps the volumes on a disk that can share blocks: there a snapshot needs no space, and one of a
-// block device in use is possible.
+// TestReflinks uses a disk that can share blocks: a snapshot needs no space there, and a block device in use
+// can be copied.
 func TestReflinks(t *testing.T) {
 	t.Parallel()
 	r := newRigOnXFS(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// An author runs a plugin under a debugger: the agent uses that process, which may be
-// halted in the middle of a call for as long as the call may take, and then goes on.
+// A plugin runs under a debugger and the agent uses that process. It may be halted in the middle of a call
+// for as long as the call may take, and then continues.
 func TestPluginThatIsDebugged(t *testing.T) {
 	t.Parallel()
 	testbin.RequireRoot(t, "a plugin under a debugger")
@@ -55,7 +55,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	select {
 	case r := <-created:
 		t.Fatalf("answered while the process was halted: %+v", r)
-	case <-time.After(300 * time.Millisecond): // nothing tells that a call waits
+	case <-time.After(300 * time.Millisecond): // nothing reports that a call waits
 	}
 	must(0, author.Process.Signal(unix.SIGCONT))(t)
 	if r := <-created; r.Code != 0 {
@@ -67,13 +67,13 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	}
 	h.Run("workload", "run", "dirs/workload.hcl", "--", "sh", "-c", "echo hello > /data/hello")
 	if now := plugin(t, h, "dirs"); now.GetPid() != before.GetPid() || now.GetRestarts() != 0 {
-		t.Errorf("the agent has %v, and had %v", now, before)
+		t.Errorf("the agent's plugin changed to %v from %v", now, before)
 	}
 
-	// It ends when it is told to, and the agent says what is the matter.
+	// The process ends on SIGTERM, and the agent reports that it does not answer.
 	must(0, author.Process.Signal(unix.SIGTERM))(t)
 	must(0, author.Wait())(t)
-	h.Eventually("the agent says that it is away", func() error {
+	h.Eventually("the agent reports that it is gone", func() error {
 		if p := plugin(t, h, "dirs"); !strings.Contains(p.GetLastError(), "the debugged plugin does not answer") {
 			return fmt.Errorf("it says %q", p.GetLastError())
 		}
@@ -84,7 +84,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 		t.Errorf("the socket's folder: %v", err)
 	}
 
-	// Without it the agent's own process serves.
+	// Without that process, the agent's own plugin process serves.
 	h.Stop()
 	h.Env = nil
 	h.Start()

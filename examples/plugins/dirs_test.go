@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// The module of an author's own is tested as its author does.
+// The example module passes its own tests, run as its author runs them.
 func TestDirsTestsItself(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command("go", "test", "-count=1", "./...")
@@ -31,8 +31,8 @@ func TestDirsUnderAnAgent(t *testing.T) {
 	serves(t, "dirs", testbin.BuildDir(t, "dirs"))
 }
 
-// serves runs a workload with a volume of a storage plugin whose drivers are folders, lets
-// the next agent find the plugin, and swaps it.
+// serves runs a workload with a volume of a storage plugin whose drivers are directories, restarts the agent,
+// which must find the plugin again, and swaps the plugin.
 func serves(t *testing.T, name, program string) {
 	t.Helper()
 	testbin.RequireRoot(t, "a volume of the example plugin "+name)
@@ -40,7 +40,7 @@ func serves(t *testing.T, name, program string) {
 	h := testhost.New(t, fmt.Sprintf("csi_driver \"shared\" {\n  endpoint = \"unix://%s\"\n}\n", root))
 	data := must(os.ReadFile(program))(t)
 	install(t, h, name, data)
-	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t) // else it would be taken
+	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t) // otherwise csi-bridge would be used
 	h.Start()
 	if list := h.Run("plugin", "list"); !strings.Contains(list, name) || !strings.Contains(list, "storage.v1") {
 		t.Errorf("the plugins are\n%s", list)
@@ -51,7 +51,7 @@ func serves(t *testing.T, name, program string) {
 	h.Kill()
 	h.Start()
 	if now := plugin(t, h, name); now.GetPid() != before.GetPid() || now.GetGeneration() != before.GetGeneration() {
-		t.Errorf("the next agent has %v, and there was %v", now, before)
+		t.Errorf("the next agent has %v instead of %v", now, before)
 	}
 	install(t, h, name, append(data, "\n// another binary\n"...))
 	h.Eventually("the plugin is swapped", func() error {
@@ -82,8 +82,8 @@ func serves(t *testing.T, name, program string) {
 	}
 }
 
-// gone is an error while a plugin's process runs. One that ended may not have been
-// reaped yet (proc_pid_stat(5)).
+// gone returns an error while a plugin's process runs. A process that has ended may not have been reaped yet
+// (proc_pid_stat(5)).
 func gone(p *hostv1.Plugin) error {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.GetPid()))
 	if err != nil || strings.Contains(string(stat), ") Z ") || strings.Contains(string(stat), ") X ") {
@@ -100,7 +100,7 @@ func install(t *testing.T, h *testhost.Host, name string, data []byte) {
 	must(0, os.Rename(path+".new", path))(t)
 }
 
-// plugin is what the agent tells of a plugin.
+// plugin returns a plugin from the agent's status.
 func plugin(t *testing.T, h *testhost.Host, name string) *hostv1.Plugin {
 	t.Helper()
 	return must(find(h, name))(t)

@@ -1,3 +1,3 @@
-// Package plugins_test runs the plugins that are examples: their own tests, and their
-// built files under a real agent.
+// Package plugins_test tests the example plugins: it runs their own tests, and their binaries with a real
+// agent.
 package plugins_test

@@ -17,11 +17,11 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// fence is a block of the page: its language, what stands after it, and its text.
+// fence matches a code block: its language, the words after that, and its text.
 var fence = regexp.MustCompile("(?s)```(hcl|sh)([a-z ]*)\n(.*?)```")
 
-// The thirty minutes of docs/plugins.md, typed as they stand there: files are those that
-// their first line names, and the agent's block runs on beside what follows it.
+// TestGuide runs the tutorial in docs/plugins.md exactly as written. Files are named by their first line, and
+// the agent's block keeps running while the next blocks are run.
 func TestGuide(t *testing.T) {
 	t.Parallel()
 	testbin.RequireRoot(t, "the commands of docs/plugins.md")
@@ -33,7 +33,7 @@ func TestGuide(t *testing.T) {
 		t.Fatalf("%d blocks", len(blocks))
 	}
 
-	h := testhost.New(t, "") // its directory and what it sweeps; its agent is never started
+	h := testhost.New(t, "") // provides a directory and the cleanup; its agent is never started
 	bin := t.TempDir()
 	must(0, os.Symlink(h.Pannier, filepath.Join(bin, "pannier")))(t)
 	volumes := t.TempDir()
@@ -59,7 +59,7 @@ func TestGuide(t *testing.T) {
 				dir = filepath.Join(dir, "my-storage")
 			}
 		default:
-			t.Errorf("nobody runs a block of %q", kind)
+			t.Errorf("a block of %q would not be run", kind)
 		}
 	}
 	if hello := must(os.ReadFile(filepath.Join(volumes, "notes/hello")))(t); string(hello) != "hello\n" {
@@ -75,8 +75,8 @@ func TestGuide(t *testing.T) {
 	h.Run("agent", "stop", "-plugins")
 }
 
-// runAgent runs the agent's block beside the test, until its end at most, and waits
-// until the agent is ready.
+// runAgent runs the agent's block in the background until the end of the test, and waits until the agent is
+// ready.
 func runAgent(t *testing.T, h *testhost.Host, dir string, env []string, command string) {
 	t.Helper()
 	var log bytes.Buffer

@@ -9,7 +9,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// built is the path of the plugin in JavaScript, in one file.
+// built returns the path of the plugin in JavaScript, bundled into one file.
 func built(t *testing.T) string {
 	t.Helper()
 	testbin.CacheDir(t)
@@ -26,7 +26,7 @@ func built(t *testing.T) string {
 	return strings.TrimSpace(string(out))
 }
 
-// A plugin that is not in Go lives as any other.
+// A plugin that is not written in Go works like any other.
 func TestNodeUnderAnAgent(t *testing.T) {
 	t.Parallel()
 	serves(t, "node-dirs", built(t))

@@ -23,7 +23,7 @@ func TestConformance(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Not t.TempDir, whose path may be too long for a Unix socket's address.
+			// t.TempDir includes the test's name, which could make the path too long for a socket's address.
 			dir, err := os.MkdirTemp("", "bridge")
 			if err != nil {
 				t.Fatal(err)

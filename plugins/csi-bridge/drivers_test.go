@@ -22,8 +22,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
-// TestRealDrivers takes a volume through its whole life with the built plugin, on the bundled driver and on one of
-// another project.
+// TestRealDrivers takes a volume through its whole life with the built plugin, on the bundled driver and on a
+// third-party driver.
 func TestRealDrivers(t *testing.T) {
 	testbin.RequireRoot(t, "the plugin on real drivers")
 	plugin := storage.NewClient(testplugin.Start(t, "csi-bridge").Conn)
@@ -34,7 +34,7 @@ func TestRealDrivers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Not t.TempDir, whose path may be too long for a Unix socket's address.
+			// t.TempDir includes the test's name, which could make the path too long for a socket's address.
 			dir, err := os.MkdirTemp("", "bridge")
 			if err != nil {
 				t.Fatal(err)
@@ -102,7 +102,7 @@ func life(t *testing.T, plugin storage.Client, d storage.Driver, dir string) {
 
 	stats, err := plugin.VolumeStats(ctx, d, storage.StatsRequest{Volume: v, VolumePath: target, StagingPath: staging})
 	must("stats", err)
-	// hostpath recognises only mounts below kubelet's directory, and calls all others abnormal.
+	// hostpath recognises only mounts below kubelet's directory, and reports all others as abnormal.
 	if len(stats.Usage) == 0 || stats.Usage[0].Total == 0 || stats.Condition == nil || stats.Condition.Abnormal &&
 		d.ID != "hostpath" {
 		t.Errorf("got %+v %+v", stats, stats.Condition)
@@ -167,7 +167,7 @@ func releaseBelow(t *testing.T, dir string) {
 	for _, file := range files {
 		backing, err := os.ReadFile(file)
 		if err != nil || !strings.HasPrefix(string(backing), dir+"/") {
-			continue // gone meanwhile, or someone else's
+			continue // detached meanwhile, or not one of this test
 		}
 		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(file)))
 		if out, err := exec.Command("losetup", "-d", device).CombinedOutput(); err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// TestPluginProcess makes a bootstrap, and fails to make one, with a real plugin process, and searches for the
-// token wherever it must not be.
+// TestPluginProcess generates a bootstrap, and fails to generate one, with a real plugin process. It then
+// searches for the token wherever it must not be.
 func TestPluginProcess(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	const id = "web-1-sidecar-proxy"
@@ -58,7 +58,7 @@ func TestPluginProcess(t *testing.T) {
 		t.Errorf("want the proxy's id and token and its ready listener, got\n%s", out)
 	}
 
-	// The token may not read the agent's ports: the log has the warning.
+	// Without permission to read the agent's ports, the log has a warning.
 	at.GRPCAddress = ""
 	if _, err := plugin.Generate(ctx, at, req); err != nil {
 		t.Error(err)

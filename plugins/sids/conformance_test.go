@@ -10,7 +10,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestConformance proves sids as any author's plugin is proved, with a real Consul.
+// TestConformance runs the conformance kit on sids, with a real Consul.
 func TestConformance(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	c.Policy(t, "pannier-sids", `acl = "write"`)

@@ -17,9 +17,9 @@ import (
 	"github.com/pannier/pannier/test/lib/testplugin"
 )
 
-// TestPluginProcess follows a token through the process's border: configured, derived,
-// read, derived again by a new process after the first was killed, listed, revoked. No
-// secret is left in what anyone may read of the process.
+// TestPluginProcess uses a real plugin process: it is configured, and a token is derived, read, derived again
+// by a new process after the first one was killed, listed and revoked. Nothing that others can read of the
+// process contains a secret.
 func TestPluginProcess(t *testing.T) {
 	cluster := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	cluster.Policy(t, "pannier-sids", `acl = "write"`)
@@ -92,7 +92,7 @@ func TestPluginProcess(t *testing.T) {
 	}
 }
 
-// readable is what others may learn of a process.
+// readable returns everything about a process that others can read.
 func readable(t *testing.T, pid int) string {
 	t.Helper()
 	var out string

@@ -11,11 +11,11 @@ import (
 
 // config is the body of the agent's plugin "dirs" { config { } } block.
 type config struct {
-	// Mode of the folders that Create makes, in octal; default 0755.
+	// Mode is the mode of the directories that Create makes, in octal; default 0755.
 	Mode string `json:"mode"`
 }
 
-// parse reads a configuration. A key that nobody reads is a mistake of the operator's.
+// parse reads a configuration. An unknown key is an error.
 func parse(data []byte) (fs.FileMode, error) {
 	c := config{Mode: "0755"}
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -30,13 +30,13 @@ func parse(data []byte) (fs.FileMode, error) {
 	return fs.FileMode(mode), nil
 }
 
-// Validate is sdk.Validator.
+// Validate implements sdk.Validator.
 func (*dirs) Validate(_ context.Context, data []byte) error {
 	_, err := parse(data)
 	return err
 }
 
-// Configure is sdk.Configurer. Calls may run meanwhile.
+// Configure implements sdk.Configurer. It may be called while other calls run.
 func (d *dirs) Configure(_ context.Context, data []byte) error {
 	mode, err := parse(data)
 	if err != nil {

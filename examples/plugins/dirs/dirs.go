@@ -16,16 +16,16 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// dirs is the plugin. What lasts is in the file system alone: another process of the
-// plugin may take over between any two calls.
+// dirs is the plugin. All lasting state is in the file system, because another process of the plugin may take
+// over between any two calls.
 type dirs struct {
-	mode atomic.Uint32 // of folders that Create makes
+	mode atomic.Uint32 // of directories that Create makes
 }
 
-// root is the folder of a driver's volumes: its endpoint in the agent's csi_driver block.
+// root returns the directory with a driver's volumes: its endpoint in the agent's csi_driver block.
 func root(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
 
-// folder is a volume's folder.
+// folder returns the directory of a volume.
 func folder(d storage.Driver, id string) (string, error) {
 	if id == "" || id == "." || id == ".." || strings.ContainsRune(id, '/') {
 		return "", status.Errorf(codes.InvalidArgument, "%q is not the name of a folder", id)
@@ -33,7 +33,7 @@ func folder(d storage.Driver, id string) (string, error) {
 	return filepath.Join(root(d), id), nil
 }
 
-// existing is the folder of a volume that must be there.
+// existing returns the directory of a volume, or an error if it does not exist.
 func existing(d storage.Driver, id string) (string, error) {
 	path, err := folder(d, id)
 	if err != nil {
@@ -52,8 +52,7 @@ func existing(d storage.Driver, id string) (string, error) {
 	}
 }
 
-// fingerprint is what a driver is and can do now. A folder that is not there is
-// an unhealthy driver.
+// fingerprint returns the driver's present state and abilities. A driver without its directory is unhealthy.
 func fingerprint(d storage.Driver) storage.Fingerprint {
 	f := storage.Fingerprint{
 		Provider: "dirs", Version: "1.0.0",
@@ -104,12 +103,12 @@ func (*dirs) Fingerprint(ctx context.Context, d storage.Driver, opts storage.Fin
 	}
 }
 
-// Probe tells whether the folder is there.
+// Probe reports whether the driver's directory exists.
 func (*dirs) Probe(_ context.Context, d storage.Driver, _ time.Duration) (bool, error) {
 	return fingerprint(d).Healthy, nil
 }
 
-// ValidateVolume refuses what a bind mount cannot do.
+// ValidateVolume refuses requests that a bind mount cannot fulfil.
 func (*dirs) ValidateVolume(_ context.Context, d storage.Driver, req storage.ValidateRequest) ([]string, error) {
 	if _, err := existing(d, req.Volume.ExternalID); err != nil {
 		return nil, err
@@ -132,22 +131,21 @@ func check(c storage.Capability) error {
 	return nil
 }
 
-// Attach has nothing to do: the folders are on the node. Fingerprint says so.
+// Attach does nothing, because the directories are on the node. Fingerprint reports that it is not needed.
 func (*dirs) Attach(context.Context, storage.Driver, storage.AttachRequest) (map[string]string, error) {
 	return nil, nil
 }
 
-// Detach has nothing to do.
+// Detach does nothing.
 func (*dirs) Detach(context.Context, storage.Driver, storage.Volume, string) error { return nil }
 
-// Stage has nothing to do, as Fingerprint says.
+// Stage does nothing, as reported by Fingerprint.
 func (*dirs) Stage(context.Context, storage.Driver, storage.StageRequest) error { return nil }
 
-// Unstage has nothing to do.
+// Unstage does nothing.
 func (*dirs) Unstage(context.Context, storage.Driver, storage.Volume, string) error { return nil }
 
-// Publish bind-mounts the volume's folder. It may be called again: what is there
-// already is left.
+// Publish bind-mounts the volume's directory. It may be called again: an existing mount is kept.
 func (*dirs) Publish(_ context.Context, d storage.Driver, req storage.PublishRequest) error {
 	source, err := existing(d, req.Volume.ExternalID)
 	if err != nil {
@@ -159,7 +157,7 @@ func (*dirs) Publish(_ context.Context, d storage.Driver, req storage.PublishReq
 	return bind(source, req.TargetPath, req.ReadOnly)
 }
 
-// Unpublish takes the mount and its folder away. It may be called again.
+// Unpublish removes the mount and its directory. It may be called again.
 func (*dirs) Unpublish(_ context.Context, _ storage.Driver, _ storage.Volume, target string) error {
 	return unbind(target)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// serve gives the host's side of the plugin and a driver with an empty folder.
+// serve returns the host's side of the plugin and a driver with an empty directory.
 func serve(t *testing.T) (storage.Client, storage.Driver) {
 	t.Helper()
 	p := plugintest.Serve(t, storage.Plugin(&dirs{}))
@@ -153,7 +153,7 @@ func TestPublishedAndTakenAway(t *testing.T) {
 		t.Errorf("the target is left: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(root(d), "v", "file")); err != nil {
-		t.Errorf("what was written: %v", err)
+		t.Errorf("read what was written: %v", err)
 	}
 	if err := client.Publish(ctx, d, storage.PublishRequest{Volume: v, TargetPath: target, ReadOnly: true}); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,5 @@
-// Command dirs is a storage plugin for pannier: its volumes are folders below one
-// folder of the host, and a workload gets one by a bind mount. README.md tells how to
-// run it.
+// Command dirs is a storage plugin for pannier. Its volumes are directories below one directory of the host,
+// and a workload gets one by a bind mount. README.md describes how to run it.
 package main
 
 import (

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// bind shows the folder source at target too, which is made.
+// bind creates target and bind-mounts the directory source there.
 func bind(source, target string, readOnly bool) error {
 	if err := os.MkdirAll(target, 0o750); err != nil {
 		return status.Errorf(codes.Internal, "make the target: %v", err)
@@ -27,14 +27,14 @@ func bind(source, target string, readOnly bool) error {
 	if !readOnly {
 		return nil
 	}
-	// A bind mount takes its flags in a second call (mount(2)).
+	// The flags of a bind mount are set by a second call (mount(2)).
 	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
 		return status.Errorf(codes.Internal, "make %s read-only: %v", target, err)
 	}
 	return nil
 }
 
-// unbind undoes bind. A target that is not there is success.
+// unbind undoes bind. It succeeds if target does not exist.
 func unbind(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
@@ -45,14 +45,14 @@ func unbind(target string) error {
 			return status.Errorf(codes.Internal, "unmount %s: %v", target, err)
 		}
 	}
-	// Not RemoveAll: what is in it is not ours.
+	// Do not use RemoveAll: the directory may contain foreign files.
 	if err := os.Remove(target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return status.Errorf(codes.Internal, "remove the target: %v", err)
 	}
 	return nil
 }
 
-// same tells whether both paths lead to one folder.
+// same reports whether both paths are the same directory.
 func same(a, b string) (bool, error) {
 	first, err := os.Stat(a)
 	if err != nil {

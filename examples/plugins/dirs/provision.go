@@ -14,14 +14,13 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// The optional abilities: that dirs has these methods is all that tells the host of them.
+// These interfaces are optional. The host finds out by the methods which of them dirs implements.
 var (
 	_ storage.Provisioner = (*dirs)(nil)
 	_ storage.StatsReader = (*dirs)(nil)
 )
 
-// Create makes a folder. One of that name that is there is the volume of an
-// earlier try.
+// Create makes a directory. If it exists already, it is the volume of an earlier attempt.
 func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
 	error,
 ) {
@@ -42,13 +41,13 @@ func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.Crea
 	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return none, status.Errorf(codes.Unavailable, "make the volume: %v", err)
 	}
-	if err := os.Chmod(path, mode); err != nil { // whatever the umask is
+	if err := os.Chmod(path, mode); err != nil { // regardless of the umask
 		return none, status.Errorf(codes.Internal, "make the volume: %v", err)
 	}
 	return storage.CreateResponse{ExternalID: req.Name}, nil
 }
 
-// Delete removes a folder with all that is in it. One that is not there is success.
+// Delete removes a directory with its content. It succeeds if the directory does not exist.
 func (*dirs) Delete(_ context.Context, driver storage.Driver, v storage.Volume) error {
 	path, err := folder(driver, v.ExternalID)
 	if err != nil {
@@ -60,8 +59,7 @@ func (*dirs) Delete(_ context.Context, driver storage.Driver, v storage.Volume) 
 	return nil
 }
 
-// List lists the folders, a page at a time. A page's token is the number of the
-// folder that it begins with.
+// List lists the directories in pages. The token of a page is the number of its first directory.
 func (*dirs) List(_ context.Context, driver storage.Driver, page storage.Page) (storage.ListResponse, error) {
 	var res storage.ListResponse
 	entries, err := os.ReadDir(root(driver))
@@ -86,7 +84,7 @@ func (*dirs) List(_ context.Context, driver storage.Driver, page storage.Page) (
 	return res, nil
 }
 
-// VolumeStats tells of the file system that the folder is on.
+// VolumeStats reports the usage of the file system that contains the directory.
 func (*dirs) VolumeStats(_ context.Context, driver storage.Driver, req storage.StatsRequest) (storage.Stats, error) {
 	path, err := existing(driver, req.Volume.ExternalID)
 	if err != nil {

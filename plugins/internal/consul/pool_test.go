@@ -39,7 +39,7 @@ func newPool(t *testing.T) *Pool {
 	return p
 }
 
-// ask asks c for its leader like a plugin.
+// ask requests the leader from c, as a plugin does.
 func ask(ctx context.Context, p *Pool, c service.Consul) error {
 	client, err := p.Client(c, secret)
 	if err != nil {
@@ -196,14 +196,14 @@ func TestTLS(t *testing.T) {
 		for range 2 {
 			for path, code := range map[string]codes.Code{wrong.CAFile(): codes.FailedPrecondition, right.CAFile(): codes.OK} {
 				check.NoError(t, os.WriteFile(ca, read(path), 0o600))
-				p.transports[c] = nil // as after idleAfter
+				p.transports[c] = nil // as the pool does after idleAfter
 				wantCode(t, ask(t.Context(), p, c), code)
 			}
 		}
 	})
 }
 
-// TestEnvironment checks that the environment of the process does not matter.
+// TestEnvironment checks that environment variables of the process have no effect.
 func TestEnvironment(t *testing.T) {
 	var token, query string
 	s := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -232,7 +232,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestRedirect checks that a token does not follow a redirect.
+// TestRedirect checks that a token is not sent to the target of a redirect.
 func TestRedirect(t *testing.T) {
 	var asked atomic.Int32
 	thief := serve(t, func(http.ResponseWriter, *http.Request) { asked.Add(1) })
@@ -245,14 +245,15 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// TestConnections makes many requests, twice, and checks that few connections are used, and reused.
+// TestConnections makes many requests, twice, and checks that few connections are opened, and that they are
+// reused.
 func TestConnections(t *testing.T) {
 	var opened, arrived atomic.Int32
 	full := [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n := int(arrived.Add(1)) - 1
 		burst, n := n/(5*maxConns), n%(5*maxConns)
-		if n == maxConns-1 { // as many as may be are here, all at once
+		if n == maxConns-1 { // the maximum number of requests is now in flight
 			close(full[burst])
 		}
 		<-full[burst]
@@ -282,7 +283,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestFailedHandshake sees that the connection of one is closed.
+// TestFailedHandshake checks that the connection is closed if its handshake fails.
 func TestFailedHandshake(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -306,7 +307,7 @@ func TestFailedHandshake(t *testing.T) {
 	}
 }
 
-// TestDialling closes a pool while a call waits for a connection that is being made.
+// TestDialling closes a pool while a call waits for a connection attempt.
 func TestDialling(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	address, dialling := unansweredAddress(t)
@@ -318,13 +319,13 @@ func TestDialling(t *testing.T) {
 	select {
 	case <-ended:
 	case <-time.After(dialTimeout / 2):
-		t.Fatal("the call goes on")
+		t.Fatal("the call continues")
 	}
 	goleak.VerifyNone(t, before)
 }
 
-// unansweredAddress returns an address that answers no connection attempt, because its queue of waiting
-// connections is full; dialling says whether a connection is being attempted.
+// unansweredAddress returns an address that does not answer connection attempts, because its queue of waiting
+// connections is full. dialling reports whether a connection is being attempted.
 func unansweredAddress(t *testing.T) (address string, dialling func() bool) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -347,12 +348,12 @@ func unansweredAddress(t *testing.T) (address string, dialling func() bool) {
 		}
 		t.Cleanup(func() { _ = conn.Close() })
 	}
-	t.Fatal("the queue does not fill")
+	t.Fatal("the queue did not fill up")
 	return "", nil
 }
 
-// TestClose closes a pool with a call in flight, and with a connection that is being
-// made, and leaves nothing.
+// TestClose closes a pool while a call and a connection attempt are in progress. Both end, and nothing is
+// left.
 func TestClose(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	arrived := make(chan struct{})
@@ -369,7 +370,7 @@ func TestClose(t *testing.T) {
 	go func() { ended <- ask(context.Background(), p, service.Consul{Address: held.Listener.Addr().String()}) }()
 	<-arrived
 
-	// http.Transport goes on with a connection that nobody wants any more.
+	// http.Transport continues a connection attempt after its request was cancelled.
 	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	wantCode(t, ask(short, p, service.Consul{Address: "https://" + mute.Addr().String()}), codes.DeadlineExceeded)
@@ -381,7 +382,7 @@ func TestClose(t *testing.T) {
 	case err := <-ended:
 		wantCode(t, err, codes.Unavailable)
 	case <-time.After(time.Minute):
-		t.Fatal("the call in flight goes on")
+		t.Fatal("the call in flight continues")
 	}
 	wantCode(t, ask(t.Context(), p, service.Consul{Address: "127.0.0.1:1"}), codes.Unavailable, "closing")
 	_ = mute.Close()

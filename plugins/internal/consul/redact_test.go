@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Who repeats in an error what he was sent repeats no secret.
+// An error of a server that quotes the request contains no secret.
 func TestErrorsThatRepeatTheRequest(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

@@ -60,8 +60,8 @@ func TestDiskFits(t *testing.T) {
 	}
 }
 
-// TestPagesAreTheWholeList reads lists of any length in pages of any size,
-// while the last item of each page is deleted before the next is read.
+// TestPagesAreTheWholeList reads lists of any length in pages of any size. The last item of each page is
+// deleted before the next page is read.
 func TestPagesAreTheWholeList(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var ids []string

@@ -86,7 +86,7 @@ func TestAutoClear(t *testing.T) {
 	}
 }
 
-// TestAnotherFileOfTheSameName checks that such a file is not taken for the image.
+// TestAnotherFileOfTheSameName checks that a different file with the same name does not count as the image.
 func TestAnotherFileOfTheSameName(t *testing.T) {
 	path := image(t)
 	dev, hold, err := Acquire(t.Context(), path, Options{})

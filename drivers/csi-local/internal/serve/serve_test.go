@@ -56,7 +56,7 @@ func TestListen(t *testing.T) {
 	if _, err := Listen(t.Context(), path); !errors.Is(err, ErrInUse) {
 		t.Errorf("a second one: %v", err)
 	}
-	// As a killed process leaves it.
+	// A killed process leaves its socket.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	l, err = Listen(t.Context(), path)

@@ -14,7 +14,7 @@ import (
 
 var others = []string{"by", "others"}
 
-// othersTag changes a service's tags through the catalog.
+// othersTag changes a service's tags in the catalog, as another tool would.
 func (r *rig) othersTag(t *testing.T, i registration.Instance) {
 	t.Helper()
 	r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags = others })
@@ -27,8 +27,8 @@ func (r *rig) wantTags(t *testing.T, i registration.Instance, want ...string) {
 	}
 }
 
-// TestTagOverride changes tags through the catalog: with EnableTagOverride they survive Sync, and without it they
-// are repaired; a new registration replaces them in both cases.
+// TestTagOverride changes tags through the catalog. With EnableTagOverride they survive Sync, and without it
+// they are reverted. A new registration replaces them in both cases.
 func TestTagOverride(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -44,10 +44,10 @@ func TestTagOverride(t *testing.T) {
 		r.register(t, i)
 		r.wantTags(t, i, "a", "b")
 
-		// Other drift is repaired, at the agent and in the catalog, and the tags stay.
+		// Other changes are reverted, at the agent and in the catalog, and the tags stay.
 		r.repairs(t, func() {
 			r.agentHasPort(t, i, 1)
-			check.Eventually(t, "the catalog has the drift", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
+			check.Eventually(t, "the catalog has the change", func() bool { return r.inCatalog(t, i.ID).Port == 1 })
 			r.catalogHas(t, i.ID, func(s *api.AgentService) { s.Tags = []string{"unseen"} })
 		}, "registered web: port", i)
 		r.wantTags(t, i, "unseen")
@@ -62,7 +62,8 @@ func TestTagOverride(t *testing.T) {
 		r.wantTags(t, i, "new")
 		r.quiet(t, i)
 
-		// What the agent lost is restored with the tags that were last seen.
+		// A service that the agent has lost is registered again with the tags that were last seen in the
+		// catalog.
 		r.othersTag(t, i)
 		r.quiet(t, i)
 		check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))

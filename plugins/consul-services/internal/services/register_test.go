@@ -18,7 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// everything is a service with a sidecar that uses all fields.
+// everything changes a service to one that uses all fields and has a sidecar.
 func everything(s *service.Service) {
 	s.Address = "127.0.0.1"
 	s.TaggedAddresses = map[string]string{"lan": "10.0.0.1", "wan": "192.0.2.4:99"}
@@ -273,7 +273,7 @@ func deregisters(t *testing.T, r *rig) {
 	i, other := instance("ends", everything), instance("stays", sidecar())
 	r.register(t, i, other)
 	r.settled(t, i, other)
-	for range 2 { // unknown is success
+	for range 2 { // removing an unknown service succeeds
 		check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
 	}
 	check.Eventually(t, "the catalog has lost it", func() bool {
@@ -281,7 +281,7 @@ func deregisters(t *testing.T, r *rig) {
 	})
 	r.quiet(t, other)
 
-	// A sidecar whose service somebody has removed.
+	// A sidecar is left after another tool has removed its service.
 	r.register(t, i)
 	alone := instance("ends")
 	if err := r.admin.Agent().ServiceRegister(&api.AgentServiceRegistration{
@@ -293,11 +293,11 @@ func deregisters(t *testing.T, r *rig) {
 	check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))
 	check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
 	if _, there := r.Cluster.Services(t)[i.ID+sidecarSuffix]; there {
-		t.Error("the sidecar has outlived its service")
+		t.Error("the sidecar was not removed with its service")
 	}
 }
 
-// TestGateways registers the three kinds, and their config entries once.
+// TestGateways registers the three kinds of gateways. Their config entries are written only once.
 func TestGateways(t *testing.T) {
 	t.Parallel()
 	r := start(t, gatewayPolicy, consul.Options{})
@@ -371,7 +371,7 @@ func TestGateways(t *testing.T) {
 	r.register(t, all...)
 	if r.proxy.Count("PUT", "/v1/config") != 2 ||
 		read(api.IngressGateway, "in").GetModifyIndex() != ingress.GetModifyIndex() {
-		t.Error("an entry that says the same was written again")
+		t.Error("an unchanged entry was written again")
 	}
 	out.Service.Connect.Gateway.Terminating.Services[0].SNI = "other.test"
 	r.register(t, out)
@@ -379,7 +379,7 @@ func TestGateways(t *testing.T) {
 		t.Errorf("got %+v", e)
 	}
 	check.NoError(t, r.Deregister(t.Context(), r.consul, out.ID))
-	read(api.TerminatingGateway, "out") // which others may live by
+	read(api.TerminatingGateway, "out") // the entry is kept, because others may use it
 }
 
 // TestMeshPolicy checks that the basic policy is not enough for a gateway, and the error for that case.
@@ -402,7 +402,7 @@ func TestMeshPolicy(t *testing.T) {
 	wantCode(t, err, codes.PermissionDenied, `agent_prefix "" { policy = "read" }`)
 }
 
-// TestHeartbeat updates the check of the process, and no other.
+// TestHeartbeat updates the process check and no other check.
 func TestHeartbeat(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -438,7 +438,7 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// TestFaults checks that the errors of a Consul in trouble get codes that say whether to retry.
+// TestFaults checks that errors of a failing Consul have codes that say whether to retry.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -487,7 +487,7 @@ func TestFaults(t *testing.T) {
 			if err := call(); err != nil {
 				wantCode(t, err, codes.Unavailable)
 			} else {
-				t.Errorf("%s has not failed", name)
+				t.Errorf("%s did not fail", name)
 			}
 		}
 	})

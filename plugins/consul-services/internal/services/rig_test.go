@@ -20,7 +20,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// sideBySide is how many tests run in parallel: they mostly wait for their Consul.
+// sideBySide is the number of parallel tests. They mostly wait for their Consul.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// The policies of the package's documentation, and nothing else.
+// Exactly the policies in the package's documentation.
 const (
 	policy = `
 service_prefix "" { policy = "write" }
@@ -127,29 +127,29 @@ func (r *rig) syncFrom(t *testing.T, index uint64, instances ...registration.Ins
 	return index, done
 }
 
-// quiet fails unless a pass writes nothing, and makes no request but the one query.
+// quiet checks that a pass writes nothing, and makes only the one query.
 func (r *rig) quiet(t *testing.T, instances ...registration.Instance) {
 	t.Helper()
 	before := len(r.proxy.Requests())
 	if _, done := r.sync(t, instances...); len(done) > 0 {
-		t.Errorf("a pass without drift has done %v", done)
+		t.Errorf("a pass without drift did %v", done)
 	}
 	if asked := r.proxy.Requests()[before:]; len(asked) != 1 || !strings.HasPrefix(asked[0], "GET /v1/internal/ui/node/") {
-		t.Errorf("a pass without drift asked %v", asked)
+		t.Errorf("a pass without drift made the requests %v", asked)
 	}
 }
 
-// settled syncs until a pass has done nothing: the agent has updated the catalog.
+// settled runs Sync until a pass does nothing, which means that the agent has updated the catalog.
 func (r *rig) settled(t *testing.T, instances ...registration.Instance) uint64 {
 	t.Helper()
 	index, done := r.sync(t, instances...)
 	if len(done) > 0 {
-		t.Fatalf("the first pass after the registration has done %v", done)
+		t.Fatalf("the first pass after the registration did %v", done)
 	}
 	return index
 }
 
-// inCatalog returns the service in the catalog; nil if it is not there.
+// inCatalog returns the service in the catalog, or nil.
 func (r *rig) inCatalog(t *testing.T, id string) *api.AgentService {
 	t.Helper()
 	list, _, err := r.admin.Catalog().NodeServiceList("server-0", nil)
@@ -180,9 +180,9 @@ func (r *rig) checks(t *testing.T, id string) map[string]*api.HealthCheck {
 	return out
 }
 
-// repairs fails unless a pass after change does what is wanted. From time to time the agent itself compares with
-// the catalog and updates the health of checks, so it may have repaired a part, or all, before. Then the change is
-// repeated.
+// repairs checks that a pass after change makes the wanted repair. From time to time the agent itself
+// compares its state with the catalog and updates the health of checks, so it may have made the repair
+// before. Then the change is repeated.
 func (r *rig) repairs(t *testing.T, change func(), want string, instances ...registration.Instance) {
 	t.Helper()
 	index, done := r.sync(t, instances...)
@@ -192,7 +192,7 @@ func (r *rig) repairs(t *testing.T, change func(), want string, instances ...reg
 			return
 		}
 	}
-	t.Errorf("no pass has %s; the last has done %q", want, done)
+	t.Errorf("no pass did %s; the last one did %q", want, done)
 }
 
 func wantCode(t *testing.T, err error, code codes.Code, text ...string) {

@@ -20,10 +20,10 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// agentHas changes a registration at the agent, as somebody else would.
+// agentHas changes a registration at the agent, as another tool would.
 func (r *rig) agentHas(t *testing.T, i registration.Instance, change func(*api.AgentServiceRegistration)) {
 	t.Helper()
-	message, err := i.Service.ToProto() // its maps are the test's own
+	message, err := i.Service.ToProto() // a copy, because the maps belong to the test
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestDriftAtAgent(t *testing.T) {
 	}
 }
 
-// TestDriftInCatalog changes the catalog directly.
+// TestDriftInCatalog changes each field in the catalog, and checks that it is repaired.
 func TestDriftInCatalog(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -216,7 +216,7 @@ func TestRefused(t *testing.T) {
 	_, _, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Instances: all})
 	wantCode(t, err, codes.InvalidArgument, "Invalid service address")
 	if n := len(r.Cluster.Services(t)); n != len(all)-3 {
-		t.Errorf("%d services are there, want all but 3 of %d", n, len(all))
+		t.Errorf("%d services exist, want all but 3 of %d", n, len(all))
 	}
 }
 
@@ -239,7 +239,7 @@ func TestRenamed(t *testing.T) {
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	r.nodes[r.consul] = "old" // which has all that is wanted, and is not there
+	r.nodes[r.consul] = "old" // a node that has all wanted services but does not exist
 	_, done = r.sync(t, web)
 	wantDone(t, done)
 	if got := r.nodes[r.consul]; got != "server-0" {
@@ -248,7 +248,8 @@ func TestRenamed(t *testing.T) {
 	r.quiet(t, web)
 }
 
-// TestForeign checks that nothing of others is changed, and that all leftovers of the owner are removed.
+// TestForeign checks that services and checks of others are not changed, and that all leftovers of the owner
+// are removed.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -282,7 +283,7 @@ func TestForeign(t *testing.T) {
 	wantDone(t, done, "registered stays: port")
 	checks := r.checks(t, stays.ID)
 	if checks["_service_maintenance:"+stays.ID] == nil || checks["theirs"] == nil {
-		t.Errorf("a repair took others' checks: %v", checks)
+		t.Errorf("a repair removed the checks of others: %v", checks)
 	}
 	_, done = r.sync(t)
 	wantDone(t, done, "removed stays: not wanted", "removed stays-sidecar-proxy: not wanted")
@@ -292,12 +293,12 @@ func TestForeign(t *testing.T) {
 	}
 	for id := range foreign {
 		if r.inCatalog(t, id) == nil || len(r.checks(t, id)) != 1 {
-			t.Errorf("%s is not what it was", id)
+			t.Errorf("%s was changed", id)
 		}
 	}
 }
 
-// agentHasPort changes only the port, and leaves others' checks.
+// agentHasPort changes only the port, and keeps the checks of others.
 func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	t.Helper()
 	w, err := want(i)
@@ -308,7 +309,8 @@ func (r *rig) agentHasPort(t *testing.T, i registration.Instance, port int) {
 	check.NoError(t, r.admin.Agent().ServiceRegister(w.registration))
 }
 
-// TestCentralConfig checks that what Consul's own configuration adds to a proxy is no drift.
+// TestCentralConfig checks that settings that Consul's central configuration adds to a proxy do not count as
+// drift.
 func TestCentralConfig(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})
@@ -382,7 +384,7 @@ func TestOneQuery(t *testing.T) {
 			req.Wait)
 	}
 	if asked := r.proxy.Requests()[before:]; len(asked) != 1 {
-		t.Errorf("a pass asked %v", asked)
+		t.Errorf("a pass made the requests %v", asked)
 	}
 	req.Wait = time.Minute
 	woken := make(chan error, 1)
@@ -401,7 +403,7 @@ func TestOneQuery(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("a lost service has not woken it")
+		t.Fatal("it did not wake up when a service was lost")
 	}
 
 	began = time.Now()
@@ -439,12 +441,12 @@ func TestCancel(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	r.proxy.Down() // and with it the goroutines of its own connections
+	r.proxy.Down() // this also ends the goroutines of the proxy's connections
 	goleak.VerifyNone(t, before)
 	r.proxy.Up(t)
 }
 
-// TestLostState restarts an agent that has forgotten its services.
+// TestLostState restarts an agent that has lost its services.
 func TestLostState(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{Servers: 3})

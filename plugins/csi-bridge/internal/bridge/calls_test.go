@@ -36,7 +36,7 @@ var everyCode = map[codes.Code]bool{
 	codes.Unauthenticated:    false,
 }
 
-// fine are the answers besides OK that are no failure of a call.
+// fine has the error codes that count as success, by RPC.
 var fine = map[string]codes.Code{
 	"ControllerUnpublishVolume":  codes.NotFound,
 	"NodeUnstageVolume":          codes.NotFound,
@@ -70,14 +70,15 @@ func TestEveryCallByEveryCode(t *testing.T) {
 				case !retried && fine[op.rpc] != code && status.Code(err) != code:
 					t.Errorf("%s: got %s: %v", code, status.Code(err), err)
 				case !retried && err != nil && !strings.Contains(err.Error(), op.rpc+" answered "+code.String()+": as scripted"):
-					t.Errorf("%s: the message does not tell what the driver answered: %v", code, err)
+					t.Errorf("%s: the message does not contain the driver's answer: %v", code, err)
 				}
 			}
 		})
 	}
 }
 
-// TestQuestionsAreAskedOnce answers the RPCs of the fingerprint with every code, and checks that none is retried.
+// TestQuestionsAreAskedOnce answers the RPCs of the fingerprint with every code, and checks that none is
+// retried.
 func TestQuestionsAreAskedOnce(t *testing.T) {
 	for _, rpc := range []string{
 		"Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo",
@@ -181,7 +182,7 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestHungAttemptIsRepeated uses a driver that hangs once: the next attempt may take all the time that is left.
+// TestHungAttemptIsRepeated uses a driver that hangs once. The next attempt may take all the remaining time.
 func TestHungAttemptIsRepeated(t *testing.T) {
 	timing := brisk
 	timing.Attempt = 300 * time.Millisecond
@@ -197,8 +198,8 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 	}
 }
 
-// TestBudgetIsSpent uses a driver that never succeeds: the call ends with the budget, with the driver's code,
-// unless the driver may have done the work.
+// TestBudgetIsSpent uses a driver that never succeeds. The call ends with the budget and returns the driver's
+// code, unless the driver may have done the work.
 func TestBudgetIsSpent(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fault faultydriver.Fault
@@ -233,8 +234,8 @@ func TestBudgetIsSpent(t *testing.T) {
 			f := setup(t, timing, faultydriver.Config{})
 			f.faulty.Always(tc.rpc, tc.fault)
 			i := slices.IndexFunc(operations, func(o operation) bool { return o.rpc == tc.rpc })
-			// On a machine that stalls, one attempt may use up the whole budget, and the budget may end during an
-			// attempt, or during a request before it.
+			// On a slow machine, one attempt may use up the whole budget, or the budget may end during an
+			// attempt or during an earlier request. The test is repeated then.
 			for tries, exact := 0, false; !exact || len(f.faulty.Calls(tc.rpc)) <= tries; tries++ {
 				if tries == 10 {
 					t.Fatalf("%d calls with %d budgets, want retries, and %s with %q", len(f.faulty.Calls(tc.rpc)), tries, tc.code,
@@ -256,7 +257,7 @@ func TestBudgetIsSpent(t *testing.T) {
 	}
 }
 
-// TestDriverPanics lets a handler panic: the driver survives, and the call is not retried.
+// TestDriverPanics lets a handler panic. The driver survives, and the call is not retried.
 func TestDriverPanics(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	f.faulty.Script("NodeStageVolume", faultydriver.Panic("index out of range"))
@@ -303,7 +304,7 @@ func TestOneCallPerVolume(t *testing.T) {
 		v.ExternalID = "vol-y"
 		return f.bridge.Stage(t.Context(), f.driver, storage.StageRequest{Volume: v})
 	})
-	f.faulty.AwaitCalls("NodeStageVolume", before+2) // neither waits for the other
+	f.faulty.AwaitCalls("NodeStageVolume", before+2) // neither call waits for the other
 	close(release)
 	for _, done := range []<-chan error{first, second} {
 		if err := await(t, done); err != nil {

@@ -55,8 +55,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestRequestsCarryWhatTheDriverUnderstands makes all calls with and without the driver's capabilities that decide
-// about fields.
+// TestRequestsCarryWhatTheDriverUnderstands makes all calls with and without the capabilities that determine
+// which fields a request may have.
 func TestRequestsCarryWhatTheDriverUnderstands(t *testing.T) {
 	v := storage.Volume{
 		ExternalID: "vol-x", Context: map[string]string{"context": "c"}, Secrets: map[string]string{"k": "secret"},
@@ -132,12 +132,12 @@ func TestCapabilitiesAreForgottenWithTheirDriver(t *testing.T) {
 	f.faulty.Stop()
 	f.faulty.Reconfigure(func(c *faultydriver.Config) { c.Without = []string{"STAGE_UNSTAGE_VOLUME"} })
 	f.faulty.Restart()
-	for range 2 { // the old process's end may be seen only by a call
+	for range 2 { // the first call may be the one that notices that the old process has ended
 		if err := stage(t.Context(), f); status.Code(err) == codes.Unimplemented {
 			return
 		}
 	}
-	t.Error("the capabilities of the old driver are still believed")
+	t.Error("the capabilities of the old driver are still used")
 }
 
 // TestLackingCapabilities removes the capability that each call needs.
@@ -160,7 +160,7 @@ func TestLackingCapabilities(t *testing.T) {
 				t.Errorf("%s: got %v, want %q", op.rpc, err, text)
 			}
 			if n := len(f.faulty.Calls(op.rpc)); n != 0 {
-				t.Errorf("%s was called all the same", op.rpc)
+				t.Errorf("%s was called nevertheless", op.rpc)
 			}
 		}
 		if needs[op.rpc] != "" {

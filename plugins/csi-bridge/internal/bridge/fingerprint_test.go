@@ -97,7 +97,8 @@ func TestFingerprintSaysWhatTheDriverIs(t *testing.T) {
 	}
 }
 
-// TestDeathIsSeenAtOnce uses an interval that is longer than any test.
+// TestDeathIsSeenAtOnce uses an interval that is longer than any test, so that only the lost connection
+// reveals the driver's death.
 func TestDeathIsSeenAtOnce(t *testing.T) {
 	f := setup(t, brisk, faultydriver.Config{})
 	reports := watch(t, f, storage.FingerprintOptions{Interval: time.Hour})
@@ -110,7 +111,7 @@ func TestDeathIsSeenAtOnce(t *testing.T) {
 		t.Errorf("after the driver's death: %+v", fp)
 	}
 	if fp.Provider != "faulty.test" || fp.Node == nil || fp.Controller == nil {
-		t.Errorf("what was known is gone: %+v", fp)
+		t.Errorf("the last known values are gone: %+v", fp)
 	}
 	f.faulty.Reconfigure(func(c *faultydriver.Config) { c.Without = []string{"EXPAND_VOLUME"} })
 	f.faulty.Restart()

@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// TestSecretsAreNowhere uses a driver that prints all its input, in every common format, and searches for it in
-// the errors and in the trace log.
+// TestSecretsAreNowhere uses a driver that prints all its input, in every common format. The errors and the
+// trace log must not contain it.
 func TestSecretsAreNowhere(t *testing.T) {
 	leak := fmt.Sprintf("cannot use %s or %q or %s, pin=77, options noatime,%s (s3same)",
 		secretValue, secretValue, url.QueryEscape(secretValue), secretFlag)
@@ -38,8 +38,8 @@ func TestSecretsAreNowhere(t *testing.T) {
 					t.Errorf("%q is in the log:\n%s", secret, log)
 				}
 			}
-			// Only secrets that are in the request can be recognised: a list of volumes has none, and the calls
-			// for snapshots have no mount flags.
+			// Only secrets in the request can be recognised: the request for a list of volumes has none, and
+			// those for snapshots have no mount flags.
 			if op.rpc == "ListVolumes" {
 				return
 			}
@@ -70,6 +70,6 @@ func TestLogHasOneLineForACall(t *testing.T) {
 		t.Errorf("got %q", lines)
 	}
 	if strings.Contains(f.log.String(), "pending") {
-		t.Error("an error's text is logged beside being returned")
+		t.Error("an error is both logged and returned")
 	}
 }

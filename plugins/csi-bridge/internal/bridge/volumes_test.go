@@ -129,7 +129,7 @@ func TestExpand(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	v := f.volume()
-	v.Capability = storage.Capability{} // no one has claimed it
+	v.Capability = storage.Capability{} // no workload has claimed it
 	if _, err := f.bridge.Expand(t.Context(), f.driver, storage.ExpandRequest{Volume: v, CapacityMin: 5}); err != nil {
 		t.Error(err)
 	}

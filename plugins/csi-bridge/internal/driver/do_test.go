@@ -50,7 +50,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestPrintable checks the trace output when nothing else hides secrets.
+// TestPrintable checks that trace output contains no secrets even without redaction.
 func TestPrintable(t *testing.T) {
 	capability := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
 		FsType: "ext4", MountFlags: []string{"s3same"},

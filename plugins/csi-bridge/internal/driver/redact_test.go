@@ -43,7 +43,7 @@ func TestRedactor(t *testing.T) {
 // TestNoSecretIsLeft puts random secrets into random text.
 func TestNoSecretIsLeft(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// Letters that are not in the replacement, so that it cannot form a secret.
+		// These letters are not in the replacement, so the replacement cannot form a secret.
 		secrets := rapid.MapOf(rapid.StringMatching(`[a-z]{1,3}`), rapid.StringMatching(`[a-f "\\&%]{0,12}`)).Draw(t,
 			"secrets")
 		var b strings.Builder

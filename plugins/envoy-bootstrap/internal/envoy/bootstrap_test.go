@@ -14,7 +14,7 @@ import (
 
 const token = "7f2c1c5e-9a57-4d1e-b7b1-0f1e2d3c4b5a"
 
-// proxy returns a sidecar with this configuration.
+// proxy returns a sidecar with a configuration.
 func proxy(config map[string]any) Proxy {
 	return Proxy{
 		ID: "web-sidecar-proxy", Service: "web", Datacenter: "dc1", Config: config, Token: token,
@@ -121,7 +121,7 @@ func TestUnknownType(t *testing.T) {
 		check.NoError(t, json.Unmarshal(out, &got))
 		var compact bytes.Buffer
 		check.NoError(t, json.Compact(&compact, got.Tracing.HTTP.Config))
-		// Its keys are sorted.
+		// The keys of the copy are sorted.
 		want := `{"@type":"type.googleapis.com/acme.Tracer","deep":{"<list>":[1,{"a":null}],"big":9007199254740993},"value":"<&>"}`
 		if compact.String() != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, &compact, want)
@@ -129,8 +129,8 @@ func TestUnknownType(t *testing.T) {
 	}
 }
 
-// TestOneForAList checks that one value is accepted for a list, as by Envoy's parser, also in packed messages and
-// maps.
+// TestOneForAList checks that a single value is accepted instead of a list, as Envoy's parser does, also in
+// packed messages and maps.
 func TestOneForAList(t *testing.T) {
 	out, err := Bootstrap(proxy(map[string]any{keyStaticListeners: `{
 		"name": "a", "filter_chains": {"filters": {"name": "n", "typed_config": {

@@ -1,6 +1,6 @@
 package generator
 
-// The operators' own resources, as in Consul's documentation.
+// Resources of operators, as in Consul's documentation.
 const (
 	zipkinTracing = `{
   "http": {
@@ -59,7 +59,7 @@ const (
   "dynamic_resources": {"ads_config": {"api_type": "GRPC", "transport_api_version": "V3",
     "grpc_services": {"initial_metadata": [{"key": "x-consul-token", "value": "{{ .Token }}"}], "envoy_grpc": {"cluster_name": "{{ .LocalAgentClusterName }}"}}}}
 }`
-	// wholeTemplate uses everything that a template may use.
+	// wholeTemplate uses every feature of templates.
 	wholeTemplate = `{
   "admin": {
     {{- if .AdminAccessLogConfig }}

@@ -43,7 +43,7 @@ var differences = []struct {
 	},
 }
 
-// explain returns the name of the difference that allows this one; "" if none does.
+// explain returns the name of the difference that allows this deviation, or "".
 func explain(row, path string) string {
 	for _, d := range differences {
 		if regexp.MustCompile(d.rows).MatchString(row) && regexp.MustCompile(d.path).MatchString(path) {
@@ -53,7 +53,7 @@ func explain(row, path string) string {
 	return ""
 }
 
-// diff is one place where two bootstraps differ; nil where a side has nothing.
+// diff is one place where two bootstraps differ. A side without a value there is nil.
 type diff struct {
 	path         string
 	theirs, ours any
@@ -80,7 +80,7 @@ func diffBootstraps(t *testing.T, theirs, ours []byte) []diff {
 	return append(diffs, diffTrees("", canonical(t, "Consul's", theirs), canonical(t, "our", ours))...)
 }
 
-// canonical is a strictly parsed bootstrap, with every field that has a value.
+// canonical parses a bootstrap strictly and returns every field that has a value.
 func canonical(t *testing.T, whose string, text []byte) any {
 	t.Helper()
 	var b bootstrapv3.Bootstrap

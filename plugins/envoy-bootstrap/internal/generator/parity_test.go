@@ -17,8 +17,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// TestParity makes the bootstrap of every row with our code and with Consul's own command. They may differ only as
-// the table of differences says, and every entry of that table must be needed by a row.
+// TestParity generates the bootstrap of every row with our code and with Consul's own command. They may
+// differ only as listed in the table of differences, and every entry of that table must be needed by a row.
 func TestParity(t *testing.T) {
 	used := map[string]bool{}
 	rows := 0
@@ -151,7 +151,8 @@ func (r row) setDefaults(t *testing.T, c *consul.Cluster) {
 	})
 }
 
-// settle waits until the agent has merged this row's proxy-defaults into the registration, and no other row's.
+// settle waits until the agent has merged the proxy-defaults of this row, and of no other one, into the
+// registration.
 func (r row) settle(t *testing.T, c *consul.Cluster) {
 	t.Helper()
 	want, logs := map[string]any{}, &api.AccessLogsConfig{}

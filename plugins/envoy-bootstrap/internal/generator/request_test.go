@@ -55,7 +55,7 @@ func TestStable(t *testing.T) {
 	}
 }
 
-// TestRequests counts the requests for what the host does not provide.
+// TestRequests counts the requests for settings that the host does not provide.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -69,7 +69,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestTokenFile checks that a file without a token, or one of somebody else, is refused.
+// TestTokenFile checks that a file without a token, or of another user, is refused.
 func TestTokenFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -109,7 +109,8 @@ func TestTokenFile(t *testing.T) {
 	r.fails(t.Context(), t, r.req, codes.FailedPrecondition, r.at.TokenFile)
 }
 
-// TestTokenRotated checks that the token is read when it is needed.
+// TestTokenRotated replaces the token file while Generate waits for the proxy. The bootstrap must have the
+// new token.
 func TestTokenRotated(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// generate makes a bootstrap with a new Generator, and checks that no token is in its error or its log.
+// generate generates a bootstrap with a new Generator, and checks that its error and its log contain no
+// token.
 func generate(t *testing.T, c service.Consul, req bootstrap.Request, secrets ...string) ([]byte, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -75,7 +76,7 @@ func gateway(kind api.ServiceKind, id, name string, config map[string]any) *api.
 	}
 }
 
-// asked is the request of tests for which it does not matter.
+// asked returns a request for tests in which the other fields do not matter.
 func asked(proxyID, tokenFile string) bootstrap.Request {
 	return bootstrap.Request{
 		ProxyID: proxyID, TokenFile: tokenFile, Admin: bootstrap.Bind{

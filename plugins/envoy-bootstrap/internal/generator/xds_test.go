@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
-// TestStream opens the xDS stream to Consul with only the file, and checks that it is refused with a token that is
-// wrong, another service's or revoked.
+// TestStream opens the xDS stream to Consul with only the bootstrap file. It must be refused with a token
+// that is wrong, revoked or of another service.
 func TestStream(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
 	web := sidecar("web-1-sidecar-proxy", nil)
@@ -37,7 +37,7 @@ func TestStream(t *testing.T) {
 	}
 	b := bootstrapFile(t, c, web.ID, token.SecretID)
 	if got := xds.Token(b); got != token.SecretID {
-		t.Errorf("the bootstrap has not the proxy's token")
+		t.Errorf("the bootstrap does not have the proxy's token")
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -88,7 +88,7 @@ func TestStreamTrustsOneCA(t *testing.T) {
 	mustRefuse(ctx, t, b, codes.Unavailable)
 }
 
-// bootstrapFile makes a proxy's bootstrap and parses it.
+// bootstrapFile generates a proxy's bootstrap and parses it.
 func bootstrapFile(t *testing.T, c *consul.Cluster, proxyID, secret string) *bootstrapv3.Bootstrap {
 	t.Helper()
 	out, err := generate(t, c.Service("default", ""), asked(proxyID, c.TokenFile(t, secret)), secret)

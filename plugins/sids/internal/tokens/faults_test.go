@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// calls makes each of the issuer's calls once, against a token that is there.
+// calls makes each of the issuer's calls once, for an existing token.
 func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string) map[string]error {
 	_, _, derive := w.issuer.Derive(ctx, w.consul, request(t))
 	_, read := w.issuer.Read(ctx, w.consul, secret)
@@ -24,8 +24,8 @@ func (w *world) calls(ctx context.Context, t *testing.T, accessor, secret string
 	}
 }
 
-// TestFaults sees each call fail as Consul fails, with a code that says whether
-// another try is worth it, and work again afterwards.
+// TestFaults makes Consul fail during each call. The error's code says whether to retry, and the call works
+// again afterwards.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -98,25 +98,25 @@ func TestFaults(t *testing.T) {
 			w.want(t, err, codes.DeadlineExceeded)
 		}
 		if took := time.Since(begin); took > 3*callTimeout {
-			t.Errorf("4 questions of 50 ms took %v", took)
+			t.Errorf("4 requests of 50 ms took %v", took)
 		}
 	})
 
 	for call, err := range w.calls(t.Context(), t, req.ID, secret) {
 		if err != nil {
-			t.Errorf("%s, when all is well again: %v", call, err)
+			t.Errorf("%s, after the fault: %v", call, err)
 		}
 	}
 }
 
-// TestLeaderless kills two servers of three. What is written waits for a leader; what
-// this node's agent knows can be read back all the same.
+// TestLeaderless kills two servers of three. Writes wait for a leader. Tokens that the node's agent knows can
+// still be read back.
 func TestLeaderless(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
 	req := request(t)
 	token, secret := w.derive(t, req)
-	// The agent's own server need not know the token yet.
+	// The agent's own server may not know the token yet.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		read, err := w.issuer.Read(t.Context(), w.consul, secret)
 		if err == nil && read == token {
@@ -128,14 +128,14 @@ func TestLeaderless(t *testing.T) {
 	}
 	w.Kill(1)
 	w.Kill(2)
-	// The last server goes on as leader until its lease ends.
+	// The last server remains leader until its lease ends.
 	late := request(t)
 	_, _, derive := w.issuer.Derive(t.Context(), w.consul, late)
 	revoke := w.issuer.Revoke(t.Context(), w.consul, req.ID, "")
 	for call, err := range map[string]error{"derive": derive, "revoke": revoke} {
 		t.Log(call, err)
 		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
-			t.Errorf("%s without a leader: got %v, want an error that is worth another try", call, err)
+			t.Errorf("%s without a leader: got %v, want an error that can be retried", call, err)
 		}
 	}
 	if read, err := w.issuer.Read(t.Context(), w.consul, secret); err != nil || read != token {
@@ -143,7 +143,7 @@ func TestLeaderless(t *testing.T) {
 	}
 
 	w.Restart(1, false)
-	// Two of three may lose their leader again, where they are busy.
+	// On a busy machine, two of three servers may lose their leader again.
 	for what, call := range []func() error{
 		func() error {
 			_, secret, err := w.issuer.Derive(t.Context(), w.consul, late)
@@ -169,8 +169,8 @@ func TestLeaderless(t *testing.T) {
 	}
 }
 
-// TestBehind reads a token from a server that does not know it yet, and from one that
-// cannot ask the leader: neither says that the token is gone.
+// TestBehind reads a token from a server that does not know it yet, and from one that cannot reach the
+// leader. Neither result means that the token is gone.
 func TestBehind(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -193,8 +193,8 @@ func TestBehind(t *testing.T) {
 	}
 }
 
-// TestStateLost sees that the tokens of a Consul that has forgotten everything are
-// read as such, and are minted anew under the same id.
+// TestStateLost: the tokens of a Consul that has lost its state are reported as such, and are minted again
+// with the same id.
 func TestStateLost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -203,7 +203,7 @@ func TestStateLost(t *testing.T) {
 	w.Restart(0, true)
 	_, err := w.issuer.Read(t.Context(), w.consul, secret)
 	w.want(t, err, codes.NotFound)
-	// The issuer's own token is forgotten too.
+	// The issuer's own token is lost too.
 	_, _, err = w.issuer.Derive(t.Context(), w.consul, req)
 	w.want(t, err, codes.PermissionDenied, "token_file")
 	w.Policy(t, "pannier-sids", `acl = "write"`)
@@ -213,8 +213,8 @@ func TestStateLost(t *testing.T) {
 	}
 }
 
-// TestRate asks for more than the rate: what is above it waits, and is refused when it
-// would wait longer than the caller.
+// TestRate makes more requests than the rate limit allows. The excess requests wait, and are refused if they
+// would wait longer than their caller.
 func TestRate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -228,7 +228,7 @@ func TestRate(t *testing.T) {
 	if took := time.Since(begin); took < 400*time.Millisecond {
 		t.Errorf("3 tokens at 2 a second took %v", took)
 	}
-	// A machine that stands still for a moment may let one more pass.
+	// If the machine stalls for a moment, one more request may pass.
 	var err error
 	passed := 0
 	for ; status.Code(err) != codes.ResourceExhausted && passed <= 50; passed++ {
@@ -242,11 +242,11 @@ func TestRate(t *testing.T) {
 	_, _, err = w.issuer.Derive(done, w.consul, request(t))
 	w.want(t, err, codes.Canceled)
 	if n := proxy.Count(http.MethodPut, "/v1/acl/token"); n < 3 || n > 2+passed {
-		t.Errorf("Consul was asked %d times, want 3, and for those that passed %d at most", n, passed-1)
+		t.Errorf("Consul got %d requests, want 3, and for those that passed %d at most", n, passed-1)
 	}
 }
 
-// TestClosed sees a call in flight end with the issuer.
+// TestClosed closes the issuer while a call is in flight, which ends.
 func TestClosed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

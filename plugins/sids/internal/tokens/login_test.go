@@ -18,8 +18,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// loginWorld is a Consul with an auth method that knows the signer's key. The issuer
-// has no token.
+// loginWorld is a Consul with an auth method that has the signer's key. The issuer has no token.
 func loginWorld(t *testing.T) (*world, *signer) {
 	t.Helper()
 	w := newWorld(t, 1)
@@ -30,7 +29,7 @@ func loginWorld(t *testing.T) (*world, *signer) {
 	return w, s
 }
 
-// loginRequest is request with a JWT, which counts as a secret.
+// loginRequest is request with a JWT, which is a secret.
 func (w *world) loginRequest(t *testing.T, s *signer, claims map[string]any) identity.DeriveRequest {
 	t.Helper()
 	req := request(t)
@@ -39,8 +38,7 @@ func (w *world) loginRequest(t *testing.T, s *signer, claims map[string]any) ide
 	return req
 }
 
-// TestLogin follows a token from its login to its end. The issuer needs no token of
-// its own.
+// TestLogin follows a token from its login to its end. The issuer does not need its own token.
 func TestLogin(t *testing.T) {
 	t.Parallel()
 	w, s := loginWorld(t)
@@ -61,13 +59,13 @@ func TestLogin(t *testing.T) {
 		t.Errorf("in Consul: the token %v", err)
 	}
 	if !strings.Contains(there.Description, req.ID) {
-		t.Errorf("the description has not the request's id: %s", there.Description)
+		t.Errorf("the description does not have the request's id: %s", there.Description)
 	}
 	if read, err := w.issuer.Read(ctx, w.consul, secret); err != nil || read != token {
 		t.Errorf("read back: got %+v, %v, want %+v", read, err, token)
 	}
 
-	// What needs a token says so.
+	// Calls that need a token report that it is missing.
 	_, err = w.issuer.List(ctx, w.consul, "c1")
 	w.want(t, err, codes.FailedPrecondition, "set token_file")
 	w.want(t, w.issuer.Revoke(ctx, w.consul, token.Accessor, ""), codes.FailedPrecondition,
@@ -85,8 +83,8 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-// TestLoginLostAnswer loses the answer of a login: that token has an end, and one who
-// has a token may find and revoke it.
+// TestLoginLostAnswer drops the answer of a login. The token that Consul issued expires, and an issuer with a
+// token can find and revoke it.
 func TestLoginLostAnswer(t *testing.T) {
 	t.Parallel()
 	w, s := loginWorld(t)
@@ -127,7 +125,7 @@ func TestLoginLostAnswer(t *testing.T) {
 	}
 }
 
-// TestJWT sees which JWTs are taken. Consul allows the clocks to differ by a minute.
+// TestJWT checks which JWTs are accepted. Consul allows the clocks to differ by a minute.
 func TestJWT(t *testing.T) {
 	t.Parallel()
 	w, s := loginWorld(t)
@@ -166,8 +164,8 @@ func TestJWT(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if left := len(w.Tokens(t)); left != 3 { // the anonymous, the management, the plugin's
-				t.Errorf("%d tokens are there, want 3", left)
+			if left := len(w.Tokens(t)); left != 3 { // the anonymous token, the management token and the plugin's
+				t.Errorf("%d tokens exist, want 3", left)
 			}
 		})
 	}
@@ -179,7 +177,7 @@ func TestJWT(t *testing.T) {
 	w.want(t, err, codes.InvalidArgument, "no JWT")
 }
 
-// TestAuthMethod sees auth methods that are not as they must be.
+// TestAuthMethod checks that unsuitable auth methods are refused.
 func TestAuthMethod(t *testing.T) {
 	t.Parallel()
 	w, s := loginWorld(t)
@@ -190,7 +188,7 @@ func TestAuthMethod(t *testing.T) {
 		_, _, err := w.issuer.Derive(t.Context(), c, w.loginRequest(t, s, claims(time.Now())))
 		t.Log(err)
 		if left := len(w.Tokens(t)); left != 3 {
-			t.Errorf("%d tokens are there, want 3", left)
+			t.Errorf("%d tokens exist, want 3", left)
 		}
 		return err
 	}
@@ -207,8 +205,7 @@ func TestAuthMethod(t *testing.T) {
 	w.want(t, derive(t, "strong"), codes.FailedPrecondition, "more than a service identity", "binding rules")
 }
 
-// TestJWKS lets Consul fetch the keys from a server that is not always there, and that
-// changes its key.
+// TestJWKS lets Consul fetch the keys from a server that is sometimes unavailable and changes its key.
 func TestJWKS(t *testing.T) {
 	t.Parallel()
 	w, old := loginWorld(t)
@@ -239,7 +236,7 @@ func TestJWKS(t *testing.T) {
 	w.want(t, err, codes.Unauthenticated)
 }
 
-// TestAuthMethodAdded revokes a token that was minted before there was an auth method.
+// TestAuthMethodAdded revokes a token that was minted before the auth method was configured.
 func TestAuthMethodAdded(t *testing.T) {
 	t.Parallel()
 	w, _ := loginWorld(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// TestMint follows a token from its making to its end. The issuer's own token has the
-// policy acl = "write" and nothing else.
+// TestMint follows a token from its creation to its end. The issuer's own token has only the policy acl =
+// "write".
 func TestMint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -43,7 +43,7 @@ func TestMint(t *testing.T) {
 	if read, err := w.issuer.Read(ctx, w.consul, secret); err != nil || read != token {
 		t.Errorf("read back: got %+v, %v, want %+v", read, err, token)
 	}
-	other := newIssuer(t, `{"token_file": "`+w.tokenFile+`"}`) // another process of the plugin
+	other := newIssuer(t, `{"token_file": "`+w.tokenFile+`"}`) // like another process of the plugin
 	for _, issuer := range []*Issuer{w.issuer, other} {
 		again, same, err := issuer.Derive(ctx, w.consul, req)
 		if err != nil || again != token || same != secret {
@@ -58,7 +58,7 @@ func TestMint(t *testing.T) {
 		t.Errorf("listed: got %+v, %v, want %+v alone", list, err, token)
 	}
 
-	for range 2 { // the second finds nothing
+	for range 2 { // the second call finds nothing
 		if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
 			t.Errorf("revoke: %v", err)
 		}
@@ -73,8 +73,8 @@ func TestMint(t *testing.T) {
 	}
 }
 
-// TestMintTaken sees that a token that has the accessor and is not the workload's is
-// never given.
+// TestMintTaken: an existing token with the requested accessor that does not belong to the workload is never
+// returned.
 func TestMintTaken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -99,8 +99,8 @@ func TestMintTaken(t *testing.T) {
 	w.want(t, err, codes.AlreadyExists, strong.ID, "more than a service identity")
 }
 
-// TestMintLostAnswer cuts the connection once Consul has done what it was asked: the
-// repeated call gives the same token, and takes the same token away.
+// TestMintLostAnswer cuts the connection after Consul has executed a request. The repeated call returns the
+// same token, or revokes the same one.
 func TestMintLostAnswer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -118,7 +118,7 @@ func TestMintLostAnswer(t *testing.T) {
 	if read, err := w.issuer.Read(t.Context(), w.consul, secret); err != nil || read != token {
 		t.Errorf("got %+v, %v, want %+v", read, err, token)
 	}
-	// What Consul says where two tries are in it at once.
+	// Consul returns this error if two attempts arrive at the same time.
 	proxy.Add(consul.Match{Method: http.MethodPut, Path: "/v1/acl/token", Times: 1},
 		consul.Status(http.StatusInternalServerError,
 			"Failed to apply token write request: The ACL Token SecretID field is immutable"))
@@ -139,7 +139,7 @@ func TestMintLostAnswer(t *testing.T) {
 	}
 }
 
-// TestMintRace derives one token many times at once: whoever gets one gets the same.
+// TestMintRace derives one token many times concurrently. All successful calls return the same token.
 func TestMintRace(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -165,7 +165,7 @@ func TestMintRace(t *testing.T) {
 	}
 }
 
-// TestRequests sees what is refused before Consul is asked.
+// TestRequests checks which requests are refused before Consul is called.
 func TestRequests(t *testing.T) {
 	i := newIssuer(t, `{}`)
 	w := &world{}
@@ -206,8 +206,8 @@ func TestRequests(t *testing.T) {
 	w.want(t, i.Revoke(t.Context(), w.consul, "", ""), codes.InvalidArgument)
 }
 
-// TestOwnToken sees what the issuer says when its own token is not what it must be.
-// Above all, a token is not said to be gone when Consul does not know the issuer's.
+// TestOwnToken checks the errors for a wrong or missing token of the issuer. In particular, a workload's
+// token must not be reported as gone if Consul does not know the issuer's token.
 func TestOwnToken(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -249,7 +249,7 @@ func TestOwnToken(t *testing.T) {
 	w.consul.Name = "east"
 	all(t, codes.FailedPrecondition, `set token_file of consul "east"`)
 
-	// The file is read at each use: a token that is replaced is used from then on.
+	// The file is read at each use, so a new token in it is used at once.
 	check.NoError(t, w.issuer.Configure(ctx, []byte(`{"consul": {"east": {"token_file": "`+w.tokenFile+`"}}}`)))
 	write(t, w.tokenFile, w.Token(t, "pannier-sids")+"\n")
 	if err := w.issuer.Revoke(ctx, w.consul, req.ID, ""); err != nil {
@@ -260,8 +260,7 @@ func TestOwnToken(t *testing.T) {
 	}
 }
 
-// A Consul without ACLs has no tokens, and whoever asks it for one needs none, with a
-// token of the plugin's or without.
+// A Consul without ACLs has no tokens, and callers need none, whether or not the plugin has its own token.
 func TestConsulWithoutACLs(t *testing.T) {
 	cluster := consul.Start(t, consul.Options{})
 	for name, config := range map[string]string{

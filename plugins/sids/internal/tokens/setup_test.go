@@ -30,15 +30,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// world is a Consul with ACLs and TLS, and an issuer whose token may do nothing but
-// what the documentation says that it must.
+// world is a Consul with ACLs and TLS, and an issuer whose token has exactly the documented permissions.
 type world struct {
 	*consul.Cluster
 	issuer *Issuer
 	consul service.Consul
-	// tokenFile is the issuer's.
+	// tokenFile has the issuer's token.
 	tokenFile string
-	// secrets must be in no error.
+	// secrets must not be in any error.
 	secrets []string
 }
 
@@ -63,7 +62,7 @@ func newIssuer(t *testing.T, config string) *Issuer {
 	return i
 }
 
-// derive asks for a token that must be given.
+// derive requests a token, which must succeed.
 func (w *world) derive(t *testing.T, req identity.DeriveRequest) (identity.Token, string) {
 	t.Helper()
 	token, secret, err := w.issuer.Derive(t.Context(), w.consul, req)
@@ -74,7 +73,7 @@ func (w *world) derive(t *testing.T, req identity.DeriveRequest) (identity.Token
 	return token, secret
 }
 
-// request is for the web service of the workload default/web-1.
+// request returns a request for the web service of the workload default/web-1.
 func request(t *testing.T) identity.DeriveRequest {
 	t.Helper()
 	return identity.DeriveRequest{
@@ -92,7 +91,7 @@ func newID(t *testing.T) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// tokensOf are the tokens in Consul that say that they are for a service of ours.
+// tokensOf returns the tokens in Consul whose description names a service of ours.
 func (w *world) tokensOf(t *testing.T, service string) []*api.ACLTokenListEntry {
 	t.Helper()
 	var out []*api.ACLTokenListEntry
@@ -104,8 +103,7 @@ func (w *world) tokensOf(t *testing.T, service string) []*api.ACLTokenListEntry 
 	return out
 }
 
-// want checks an error: its code, texts that an operator needs, and that it tells no
-// secret.
+// want checks an error: its code, texts that an operator needs, and that it contains no secret.
 func (w *world) want(t *testing.T, err error, code codes.Code, texts ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -114,7 +112,7 @@ func (w *world) want(t *testing.T, err error, code codes.Code, texts ...string) 
 	}
 	for _, text := range texts {
 		if !strings.Contains(fmt.Sprint(err), text) {
-			t.Errorf("got %v, want it to say %q", err, text)
+			t.Errorf("got %v, want it to contain %q", err, text)
 		}
 	}
 	for _, secret := range w.secrets {
@@ -124,7 +122,7 @@ func (w *world) want(t *testing.T, err error, code codes.Code, texts ...string) 
 	}
 }
 
-// signer signs JWTs as a host does.
+// signer signs JWTs like a host.
 type signer struct {
 	key *ecdsa.PrivateKey
 	pem string // the public key
@@ -143,7 +141,7 @@ func newSigner(t *testing.T) *signer {
 	return &signer{key: key, pem: string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))}
 }
 
-// jwks is the public key as JSON Web Key Set.
+// jwks returns the public key as JSON Web Key Set.
 func (s *signer) jwks(t *testing.T) []byte {
 	t.Helper()
 	text, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{
@@ -156,7 +154,7 @@ func (s *signer) jwks(t *testing.T) []byte {
 	return text
 }
 
-// claims are those of a JWT for the service web, signed now by the clock of a host.
+// claims returns the claims of a JWT for the service web, signed at this time.
 func claims(now time.Time) map[string]any {
 	return map[string]any{
 		"iss": "pannier", "aud": "consul", "pannier_service": "web",

@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 )
 
-// TestSubject reads back what a description says, for all names without a bracket.
+// TestSubject parses a formatted description, for all names without a bracket.
 func TestSubject(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.StringMatching(`[^][/\n]{1,20}`)
@@ -22,7 +22,7 @@ func TestSubject(t *testing.T) {
 	})
 }
 
-// TestForeign sees that a token of somebody else is nobody's of ours.
+// TestForeign checks that the description of a foreign token is not recognised as ours.
 func TestForeign(t *testing.T) {
 	for _, description := range []string{
 		"", "Bootstrap Token (Global Management)", "token created via login", `token created via login: {"pod": "x"}`,
