@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -23,7 +25,15 @@ type driver struct {
 
 	node     string
 	segments map[string]string
+	late     time.Duration // 0: it is as fast as it can be
 	store
+}
+
+// dawdle takes a while, in one of three calls.
+func (d *driver) dawdle() {
+	if d.late > 0 && rand.IntN(3) == 0 {
+		time.Sleep(rand.N(d.late))
+	}
 }
 
 func internal(err error) error {
@@ -181,6 +191,8 @@ func forOneNode(m csi.VolumeCapability_AccessMode_Mode) bool {
 func (d *driver) ControllerUnpublishVolume(_ context.Context,
 	req *csi.ControllerUnpublishVolumeRequest,
 ) (*csi.ControllerUnpublishVolumeResponse, error) {
+	d.dawdle()
+	defer d.dawdle()
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err
@@ -251,6 +263,8 @@ func (d *driver) NodePublishVolume(_ context.Context,
 func (d *driver) NodeUnpublishVolume(_ context.Context,
 	req *csi.NodeUnpublishVolumeRequest,
 ) (*csi.NodeUnpublishVolumeResponse, error) {
+	d.dawdle()
+	defer d.dawdle()
 	unlock, err := d.lock()
 	if err != nil {
 		return nil, err

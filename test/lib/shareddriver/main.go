@@ -37,6 +37,7 @@ func run(ctx context.Context, args []string) error {
 	node := flags.String("node-id", "", "this node, as the controller is to know it")
 	dir := flags.String("dir", "", "the directory that all hosts see")
 	segments := flags.String("topology", "", "where this node is, such as rack=R1,zone=Z1")
+	late := flags.Duration("late", 0, "how long a call that unpublishes or detaches may take at most, at random")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func run(ctx context.Context, args []string) error {
 	if !unix || *node == "" || *dir == "" {
 		return errors.New("-endpoint unix:///path, -node-id and -dir are needed")
 	}
-	d := &driver{node: *node, store: store{dir: *dir}}
+	d := &driver{node: *node, late: *late, store: store{dir: *dir}}
 	if *segments != "" {
 		d.segments = map[string]string{}
 		for _, one := range strings.Split(*segments, ",") {

@@ -30,6 +30,10 @@ type Options struct {
 	Seed uint64
 	// Config is HCL for every host; ServerConfig is added to the server block of servers.
 	Config, ServerConfig string
+	// ServerConfigOf is added to ServerConfig, by the server's name; nil: nothing.
+	ServerConfigOf func(name string) string
+	// DriverArgs are more flags of the hosts' driver (test/lib/shareddriver).
+	DriverArgs []string
 	// Topology is the location that a host's driver reports, such as rack=R1; nil: none.
 	Topology func(host string) string
 	// Plugins besides csi-bridge, by name.
@@ -106,12 +110,20 @@ func (c *Cluster) Add(name string, server bool) *testhost.Host {
 	c.t.Helper()
 	role, block := "node", "enabled = false"
 	if server {
-		role, block = "server", fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
+		role, block = "server", c.serverBlock(name)
 	}
 	c.Cert(role, name)
 	h := c.prepare(name, c.Net.Host(name), role, block)
 	c.Hosts = append(c.Hosts, h)
 	return h
+}
+
+func (c *Cluster) serverBlock(name string) string {
+	block := fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
+	if c.opts.ServerConfigOf != nil {
+		block += "\n" + c.opts.ServerConfigOf(name)
+	}
+	return block
 }
 
 // Twin prepares a second machine with the name and certificate of a host, a network of its own, and an empty data
@@ -120,7 +132,7 @@ func (c *Cluster) Twin(of *testhost.Host) *testhost.Host {
 	c.t.Helper()
 	role, block := "node", "enabled = false"
 	if strings.HasPrefix(of.Name, "server-") {
-		role, block = "server", fmt.Sprintf("bootstrap_expect = %d\n%s", c.opts.Servers, c.opts.ServerConfig)
+		role, block = "server", c.serverBlock(of.Name)
 	}
 	return c.prepare(of.Name, c.Net.Host(of.Name+"-twin"), role, block)
 }
@@ -138,6 +150,7 @@ func (c *Cluster) prepare(name string, net *testnet.Host, role, block string) *t
 		join = append(join, fmt.Sprintf("%q", net.Addr))
 	}
 	driver := []string{c.driver, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-dir", c.Volumes}
+	driver = append(driver, c.opts.DriverArgs...)
 	if c.opts.Topology != nil {
 		driver = append(driver, "-topology", c.opts.Topology(name))
 	}

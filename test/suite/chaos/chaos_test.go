@@ -17,7 +17,11 @@ const long = "make chaos SEED=%d"
 func TestChaos(t *testing.T) {
 	switch {
 	case *seed != 0:
-		tell(t, *seed, lasts, fmt.Sprintf(long, *seed))
+		length := lasts
+		if *duration != 0 {
+			length = *duration
+		}
+		tell(t, *seed, length, fmt.Sprintf(long, *seed))
 	case *duration != 0:
 		for end := time.Now().Add(*duration); time.Now().Before(end) && !t.Failed(); {
 			next := rand.Uint64N(1_000_000) + 1

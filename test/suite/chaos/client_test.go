@@ -48,7 +48,8 @@ const nothing outcome = ""
 // of maps the error of a failed call to an outcome.
 func of(err error) outcome {
 	switch code := connect.CodeOf(err); {
-	case errors.As(err, new(*api.UnreachableError)):
+	case errors.As(err, new(*api.UnreachableError)),
+		code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), "takes no workloads"): // it is drained
 		return nothing
 	case code == connect.CodeFailedPrecondition && strings.Contains(err.Error(), ": held by "):
 		return refused
@@ -59,23 +60,26 @@ func of(err error) outcome {
 	}
 }
 
-// stop stops a workload: done when nothing is left of it, absent when the agent does not know it.
-func (s site) stop(ctx context.Context, workload string) (outcome, error) {
+// stop stops a workload: done when nothing is left of it, with its last state, absent when the agent does not know it.
+func (s site) stop(ctx context.Context, workload string) (out outcome, state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	stream, err := s.client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: workload}))
 	if err == nil {
 		for stream.Receive() {
+			if w := stream.Msg().GetWorkload(); w != nil {
+				state = w.GetState()
+			}
 		}
 		err = errors.Join(stream.Err(), stream.Close())
 	}
 	switch {
 	case err == nil:
-		return done, nil
+		return done, state, nil
 	case connect.CodeOf(err) == connect.CodeNotFound:
-		return absent, nil
+		return absent, "", nil
 	default:
-		return unknown, err
+		return unknown, "", err
 	}
 }
 
@@ -116,6 +120,14 @@ func (s site) detach(ctx context.Context, id, node string) outcome {
 	default:
 		return unknown
 	}
+}
+
+// drain begins to drain a node, or ends that.
+func (s site) drain(ctx context.Context, node string, enable bool) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err := s.client.Nodes.DrainNode(ctx, connect.NewRequest(&hostv1.DrainNodeRequest{Name: node, Enable: enable}))
+	return err
 }
 
 func (s site) deregister(ctx context.Context, id string) outcome {

@@ -3,7 +3,9 @@ package chaos
 import (
 	"bufio"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,20 +58,26 @@ func (l *load) histories(lost map[string][]time.Time) map[string]*history {
 // mayGo is the earliest time at which a workload's claim may be released: when it is stopped, or
 // before that if its start failed, its node lost its lease, or the volume was detached.
 func (l *load) mayGo(r run, lost []time.Time) time.Time {
-	if r.out == unknown || slices.ContainsFunc(lost,
-		func(at time.Time) bool { return at.After(r.started) && at.Before(r.ended.Add(late)) }) {
+	if r.out == unknown && !r.kept {
 		return r.started
 	}
 	from := r.stop
+	earlier := func(at time.Time) {
+		if at.Before(from) {
+			from = at
+		}
+		if from.Before(r.started) {
+			from = r.started
+		}
+	}
+	for _, at := range lost {
+		if at.After(r.started) {
+			earlier(at)
+		}
+	}
 	for _, d := range l.detaches {
-		if d.volume != r.volume.id || d.node != r.on.name || d.over.Before(r.started) {
-			continue
-		}
-		if d.asked.Before(r.started) {
-			return r.started
-		}
-		if d.asked.Before(from) {
-			from = d.asked
+		if d.volume == r.volume.id && d.node == r.on.name && !d.over.Before(r.started) {
+			earlier(d.asked)
 		}
 	}
 	return from
@@ -103,6 +111,9 @@ func check(t *testing.T, histories map[string]*history, keep string) {
 	}
 }
 
+// since is in the log's line about a lease that is over: when it ended, by CLOCK_BOOTTIME.
+var since = regexp.MustCompile(`since="?([0-9.]+)s after boot`)
+
 // lostLeases returns the times at which a node lost its lease, read from its agent's log.
 func lostLeases(t *testing.T, h *testhost.Host) (all []time.Time) {
 	t.Helper()
@@ -117,13 +128,17 @@ func lostLeases(t *testing.T, h *testhost.Host) (all []time.Time) {
 		if !strings.Contains(lines.Text(), "the lease on this node's claims is over") {
 			continue
 		}
-		stamp, _, _ := strings.Cut(lines.Text(), " ")
-		at, err := time.Parse("2006-01-02T15:04:05.000Z0700", stamp)
-		if err != nil {
-			t.Errorf("the log of %s has a line without a time: %s", h.Name, lines.Text())
+		found := since.FindStringSubmatch(lines.Text())
+		if found == nil {
+			t.Errorf("the log of %s does not say since when the lease is over: %s", h.Name, lines.Text())
 			continue
 		}
-		all = append(all, at)
+		seconds, err := strconv.ParseFloat(found[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ago := time.Duration(boottime()) - time.Duration(seconds*float64(time.Second))
+		all = append(all, time.Now().Add(-ago-time.Millisecond)) // the log has rounded it
 	}
 	if err := lines.Err(); err != nil {
 		t.Errorf("read the log of %s: %v", h.Name, err)

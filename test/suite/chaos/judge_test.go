@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -224,7 +225,18 @@ func TestHistories(t *testing.T) {
 		},
 		"taken out twice, once without an answer": {
 			true,
-			ops{op(0, 1, deregister{}, absent), op(2, 3, read{}, shown{absent: true})},
+			ops{
+				op(1, 2, deregister{}, absent), op(3, 4, read{}, shown{absent: true}),
+			},
+			nil,
+			[]int64{0},
+			nil,
+		},
+		"not there to be taken out, and never taken out": {false, ops{op(0, 1, deregister{}, absent)}, nil, nil, nil},
+		"taken out twice": {false, ops{op(0, 1, deregister{}, done), op(2, 3, deregister{}, done)}, nil, nil, nil},
+		"taken out, and it was not there": {
+			true,
+			ops{op(0, 1, deregister{}, done), op(2, 3, deregister{}, absent)},
 			nil, nil, nil,
 		},
 		"two readers of many": {
@@ -316,7 +328,7 @@ func TestPublications(t *testing.T) {
 		},
 		"twice on the same node": {[]did{publish(1, "a", "publish"), publish(2, "a", "publish")}, nil, 0},
 	} {
-		if wrong := twice(publications(c.done, c.fences), volume); len(wrong) != c.twice {
+		if wrong := twice(publications(c.done, c.fences, nil), volume); len(wrong) != c.twice {
 			t.Errorf("%s: %q, want %d of them", name, wrong, c.twice)
 		}
 	}
@@ -385,15 +397,15 @@ func TestDisorder(t *testing.T) {
 func TestPlans(t *testing.T) {
 	var all strings.Builder
 	for seed := range uint64(40) {
-		steps := plan(seed, lasts)
-		if !reflect.DeepEqual(steps, plan(seed, lasts)) {
+		steps := plan(seed, lasts, 5*time.Second)
+		if !reflect.DeepEqual(steps, plan(seed, lasts, 5*time.Second)) {
 			t.Errorf("seed %d has two plans", seed)
 		}
 		for _, s := range steps {
 			all.WriteString(s.String())
 		}
 	}
-	for _, name := range append(append([]string{"a server is added", "it is removed"}, network...), hosts...) {
+	for _, name := range slices.Concat([]string{"a server is added", "it is removed"}, network, hosts, alone) {
 		if !strings.Contains(all.String(), name) {
 			t.Errorf("%s: in no plan", name)
 		}

@@ -19,15 +19,19 @@ type target struct {
 	spec       *hostv1.VolumeSpec // for registering it again
 }
 
-// mostRuns is how many workloads run at a time.
-const mostRuns = 12
+// mostRuns is how many workloads run at a time, and mostTakers how many of the taker besides.
+const (
+	mostRuns   = 12
+	mostTakers = 3
+)
 
 // run is one workload: when it was started and stopped, and the outcome of its start.
 type run struct {
 	volume                         *target
 	on                             site
 	id                             string
-	write                          bool
+	write, taker                   bool
+	kept                           bool // its start was not answered, and it ran until it was stopped
 	started, answered, stop, ended time.Time
 	out                            outcome
 }
@@ -44,10 +48,15 @@ type load struct {
 	volumes []*target
 	writers *writers
 	began   time.Time
+	letGo   time.Duration
 	slots   chan struct{} // holds an entry for each running workload
+	takers  chan struct{} // and for each of the taker
 	running sync.WaitGroup
 
 	mu         sync.Mutex
+	live       map[*run]bool  // true: it is being stopped
+	aimed      map[string]int // nodes in trouble: how many faults they have
+	vouched    []vouch
 	runs       []run
 	detaches   []detached
 	unanswered []change
@@ -95,9 +104,11 @@ func (l *load) use(ctx context.Context, over <-chan struct{}, seed uint64, clien
 		}
 		v, s := pick(chance, l.volumes), pick(chance, l.sites)
 		switch what := chance.IntN(100); {
+		case what < 59:
+			l.run(ctx, over, l.slots, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)},
+				l.holds(chance))
 		case what < 60:
-			l.run(ctx, over, run{volume: v, on: s, id: fmt.Sprintf("w%d-%d", client, n), write: l.writes(chance, v)},
-				holds(chance))
+			l.drain(ctx, s, pick(chance, l.sites).name)
 		case what < 93:
 			l.read(ctx, s, v)
 		case what < 97:
@@ -123,9 +134,9 @@ func (l *load) watch(ctx context.Context, over <-chan struct{}, seed uint64, cli
 
 // holds is how long a workload runs: a moment, or longer than the time after which the leader
 // releases a silent node's claims.
-func holds(chance *rand.Rand) time.Duration {
+func (l *load) holds(chance *rand.Rand) time.Duration {
 	if chance.IntN(3) == 0 {
-		return letGo + between(chance, 0, 4*time.Second)
+		return l.letGo + between(chance, 0, 4*time.Second)
 	}
 	return between(chance, 0, 500*time.Millisecond)
 }
@@ -135,10 +146,10 @@ func (l *load) writes(chance *rand.Rand, v *target) bool {
 }
 
 // run starts a workload that writes for a while and stops, in parallel with the client's next
-// operations. At most mostRuns run at a time.
-func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.Duration) {
+// operations. At most as many run at a time as there are slots.
+func (l *load) run(ctx context.Context, over <-chan struct{}, slots chan struct{}, r run, hold time.Duration) {
 	select {
-	case l.slots <- struct{}{}:
+	case slots <- struct{}{}:
 	default:
 		return
 	}
@@ -153,7 +164,7 @@ func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.D
 		if out != nothing {
 			l.note(r.volume.id, r.claim(), out, r.started, r.answered)
 		}
-		<-l.slots
+		<-slots
 		return
 	case unknown:
 		if strings.Contains(err.Error(), "is attached to [") {
@@ -162,11 +173,13 @@ func (l *load) run(ctx context.Context, over <-chan struct{}, r run, hold time.D
 		}
 	}
 	l.running.Go(func() {
-		defer func() { <-l.slots }()
+		defer func() { <-slots }()
+		l.lives(&r, false)
 		if out == done {
 			l.hold(over, &r, path, hold)
 		}
-		l.stop(ctx, r)
+		l.lives(&r, true)
+		l.stop(ctx, &r)
 	})
 }
 
@@ -175,7 +188,12 @@ func (r *run) claim() start {
 }
 
 // stop stops a workload, and retries until that succeeds.
-func (l *load) stop(ctx context.Context, r run) {
+func (l *load) stop(ctx context.Context, r *run) {
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.live, r)
+	}()
 	r.stop = time.Now()
 	for !l.stopped(ctx, r) {
 		select {
@@ -187,21 +205,22 @@ func (l *load) stop(ctx context.Context, r run) {
 	r.ended = time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.runs = append(l.runs, r)
+	l.runs = append(l.runs, *r)
 }
 
 // stopped makes one attempt to stop. An agent that does not know the workload may itself have been
 // suspended before it read the start request; it reads that request soon after it runs again.
-func (l *load) stopped(ctx context.Context, r run) bool {
-	out, err := r.on.stop(ctx, r.id)
+func (l *load) stopped(ctx context.Context, r *run) bool {
+	out, state, err := r.on.stop(ctx, r.id)
 	for first := time.Now(); out == absent && r.out == unknown &&
-		time.Since(first) < late; out, err = r.on.stop(ctx, r.id) {
+		time.Since(first) < late; out, state, err = r.on.stop(ctx, r.id) {
 		select {
 		case <-ctx.Done():
 			return true
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
+	r.kept = r.out == unknown && state == "stopped"
 	if out == unknown && ctx.Err() != nil {
 		l.fail("workload %s on node %s could not be stopped: %v", r.id, r.on.name, err)
 	}

@@ -12,7 +12,7 @@ import (
 
 var (
 	seed     = flag.Uint64("seed", 0, "the one seed to run; 0: those of duration, or a fixed set")
-	duration = flag.Duration("duration", 0, "how long to run new seeds; 0: a fixed set")
+	duration = flag.Duration("duration", 0, "how long to run new seeds, or the one seed; 0: a fixed set, or lasts")
 )
 
 // sideBySide is how many clusters run at the same time: they mostly wait.

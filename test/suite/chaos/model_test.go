@@ -192,12 +192,16 @@ func (h *history) step(v volume, what, output any) []volume {
 		v.registered = true
 		return []volume{v}
 	case deregister:
-		if out == refused {
+		switch out {
+		case refused:
 			return h.held(v, func(held) bool { return true })
+		case absent:
+			return some(h.out(v))
 		}
-		// It is absent afterwards. An agent repeats a call whose answer was lost; the repetition
-		// then finds nothing to do.
-		v, ok := h.without(v, func(held) bool { return true })
+		v, ok := h.in(v)
+		if ok {
+			v, ok = h.without(v, func(held) bool { return true })
+		}
 		v.registered = false
 		return some(v, ok)
 	}

@@ -19,6 +19,11 @@ import (
 type nemesis struct {
 	t       *testing.T
 	c       *testcluster.Cluster
+	load    *load
+	soonest time.Duration // after which a leader may release the claims of a silent node, and the last one does
+	letGo   time.Duration
+	disk    *testhost.Disk   // that of the data directory of node-2
+	twin    *testhost.Host   // the second machine of that name; nil: there is none yet
 	first   []*testhost.Host // the hosts that the cluster began with
 	added   *testhost.Host
 	stopped map[*testhost.Host]bool // by SIGSTOP
@@ -31,6 +36,7 @@ func (n *nemesis) do(s step) {
 	for _, f := range s.faults {
 		undo = append(undo, n.begin(f))
 	}
+	defer n.load.aimAtNone()
 	time.Sleep(s.lasts)
 	for _, u := range slices.Backward(undo) {
 		if u != nil {
@@ -73,23 +79,30 @@ func (n *nemesis) nodes() []*testhost.Host {
 // begin starts a fault, and returns the function that ends it; nil: there is nothing to end.
 func (n *nemesis) begin(f fault) (end func()) {
 	servers, nodes := n.servers(), n.nodes()
-	host, node := n.first[f.numbers[0]%len(n.first)], nodes[f.numbers[1]%len(nodes)]
+	host, node := n.inUse(n.first, f.numbers[0]), n.inUse(nodes, f.numbers[1])
 	minority := servers[:1+f.numbers[2]%(len(servers)/2)]
 	switch f.name {
 	case "cut off the leader":
-		n.c.Net.Part(n.leader().Net)
+		leader := n.leader()
+		n.load.aim(leader)
+		n.c.Net.Part(leader.Net)
 	case "cut off some servers":
+		n.load.aim(append(slices.Clone(minority), node)...)
 		n.c.Net.Part(append(networks(minority), node.Net)...)
 	case "cut off a node":
+		n.load.aim(node)
 		n.c.Net.Part(node.Net)
 	case "cut off a node from the servers":
+		n.load.aim(node)
 		for _, s := range servers {
 			n.c.Net.Set(s.Net, node.Net, testnet.Link{Cut: true})
 			n.c.Net.Set(node.Net, s.Net, testnet.Link{Cut: true})
 		}
 	case "nothing leaves a host":
+		n.load.aim(host)
 		n.links(host, testnet.Link{Cut: true}, testnet.Link{})
 	case "nothing reaches a host":
+		n.load.aim(host)
 		n.links(host, testnet.Link{}, testnet.Link{Cut: true})
 	case "30 % of the packets are lost":
 		n.c.Net.SetAll(testnet.Link{Loss: 0.3})
@@ -110,7 +123,7 @@ func (n *nemesis) begin(f fault) (end func()) {
 		return n.stop(host)
 	case "stop a host for long":
 		end := n.stop(host)
-		time.Sleep(letGo)
+		time.Sleep(n.letGo)
 		return end
 	case "stop a host in bursts":
 		n.bursts(host, f.numbers)
@@ -122,6 +135,33 @@ func (n *nemesis) begin(f fault) (end func()) {
 		return n.fromSnapshot(servers[f.numbers[3]%len(servers)])
 	case "another leader":
 		_ = n.try(n.leader(), "operator", "raft", "transfer-leadership") // it may be cut off
+	case "the fence is killed":
+		n.load.aim(host)
+		n.signalAll(n.processes(host, "fence"), unix.SIGKILL)
+	case "the fence is stopped":
+		return n.suspend(n.processes(host, "fence"))
+	case "agent and fence are killed":
+		n.killBoth(host)
+	case "a driver hangs":
+		n.load.aim(host)
+		return n.suspend(n.processes(host, "shareddriver"))
+	case "a frozen disk":
+		n.load.aim(n.c.Host("node-2"))
+		return n.disk.Freeze()
+	case "a full disk":
+		n.load.aim(n.c.Host("node-2"))
+		n.disk.Leave(int64(f.numbers[1]%80) << 20)
+		return func() { n.disk.Leave(smallDisk) }
+	case "a node is lost and detached by force":
+		return n.lose(node, func(through *testhost.Host, v *target) error {
+			return n.try(through, "volume", "detach", "-force", v.id, node.Name)
+		})
+	case "a node is lost and purged":
+		return n.lose(node, func(through *testhost.Host, _ *target) error {
+			return n.try(through, "node", "purge", "-force", node.Name)
+		})
+	case "a machine of the same name":
+		return n.another(node)
 	case "a server is added":
 		n.added = n.c.Add(fmt.Sprintf("server-%d", len(servers)+1), true)
 		n.t.Cleanup(func() { n.leave(n.added) })

@@ -129,11 +129,15 @@ func (w *world) happens(e *event) bool {
 	case register:
 		w.registered = true
 	case deregister:
-		if e.output == any(refused) {
+		switch e.output {
+		case any(refused):
 			return w.registered && len(w.claims) > 0
+		case any(absent):
+			return !w.registered
 		}
+		there := w.registered
 		w.registered = false
-		return len(w.claims) == 0
+		return there && len(w.claims) == 0
 	}
 	return true
 }
@@ -186,9 +190,12 @@ func randomHistory(chance *rand.Rand) *history {
 		case 2, 3:
 			r.answer(at, read{}, r.shows())
 		case 4:
-			if r.happens(&event{what: deregister{}, output: refused}) {
+			switch {
+			case r.happens(&event{what: deregister{}, output: refused}):
 				r.answer(at, deregister{}, refused)
-			} else {
+			case !r.registered:
+				r.answer(at, deregister{}, absent)
+			default:
 				r.change(at, deregister{}, &r.outs)
 			}
 		default:
@@ -272,7 +279,7 @@ func (r *recorder) lie() {
 			delete(r.lives, what.workload)
 		}
 	case deregister:
-		o.Output = pick(r.chance, []outcome{done, refused})
+		o.Output = pick(r.chance, []outcome{done, refused, absent})
 	case read:
 		answer, _ := o.Output.(shown)
 		o.Output = shown{claims: r.others(answer.claims)}

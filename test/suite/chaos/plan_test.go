@@ -42,10 +42,18 @@ var hosts = []string{
 	"kill the leader", "kill a host", "kill the servers", "stop the leader", "stop a host", "stop a host for long",
 	"stop a host in bursts",
 	"a slow disk", "a slow disk of the leader", "restart from a snapshot", "another leader",
+	"the fence is killed", "a driver hangs", "a frozen disk", "a full disk",
+}
+
+// alone are faults of hosts that come without one of the network. While the fence is stopped, or is killed with its
+// agent, nothing stops a node that is cut off (docs/fencing.md, What is not bounded).
+var alone = []string{
+	"the fence is stopped", "agent and fence are killed", "a node is lost and detached by force",
+	"a node is lost and purged", "a machine of the same name",
 }
 
 // plan is the list of steps of a seed.
-func plan(seed uint64, lasts time.Duration) (steps []step) {
+func plan(seed uint64, lasts, letGo time.Duration) (steps []step) {
 	chance := rand.New(rand.NewPCG(seed, 1))
 	one := func(names []string) fault {
 		f := fault{name: names[chance.IntN(len(names))]}
@@ -63,11 +71,13 @@ func plan(seed uint64, lasts time.Duration) (steps []step) {
 		if chance.IntN(3) == 0 {
 			s.lasts = letGo + between(chance, 0, 2*time.Second) // long enough for claims to be released
 		}
-		switch chance.IntN(4) {
+		switch chance.IntN(5) {
 		case 0:
 			s.faults = []fault{one(network)}
 		case 1:
 			s.faults = []fault{one(hosts)}
+		case 2:
+			s.faults = []fault{one(alone)}
 		default:
 			s.faults = []fault{one(network), one(hosts)}
 		}

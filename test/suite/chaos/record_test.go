@@ -60,9 +60,15 @@ type publication struct {
 	from, to             int64 // to == 0: until the end
 }
 
+// vouch is the word of an operator that nothing runs on a node any more, at a time of CLOCK_BOOTTIME.
+type vouch struct {
+	node string
+	at   int64
+}
+
 // publications returns those of the drivers' log, each up to the moment at which the driver or the
-// host's fence had unmounted it.
-func publications(done []did, fences []fenced) (all []publication) {
+// host's fence had unmounted it, or an operator vouched for its node.
+func publications(done []did, fences []fenced, vouched []vouch) (all []publication) {
 	for _, d := range done {
 		switch d.what {
 		case "publish":
@@ -75,10 +81,20 @@ func publications(done []did, fences []fenced) (all []publication) {
 			}
 		}
 	}
-	for _, f := range fences {
-		for n, p := range all {
-			if f.Done != 0 && p.from < f.Done && (p.to == 0 || p.to > f.Done) && slices.Contains(f.Unmounted, p.target) {
-				all[n].to = f.Done
+	for n, p := range all {
+		ends := func(at int64) {
+			if at != 0 && p.from < at && (all[n].to == 0 || all[n].to > at) {
+				all[n].to = at
+			}
+		}
+		for _, f := range fences {
+			if slices.Contains(f.Unmounted, p.target) {
+				ends(f.Done)
+			}
+		}
+		for _, v := range vouched {
+			if v.node == p.node {
+				ends(v.at)
 			}
 		}
 	}

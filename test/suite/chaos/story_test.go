@@ -22,12 +22,6 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// terms is the liveness configuration of these clusters; letGo is when the leader releases claims.
-const (
-	terms = "heartbeat_ttl = \"1s\"\nstop_after = \"2s\"\nstop_margin = \"3s\""
-	letGo = 5 * time.Second
-)
-
 // modes are the access modes of the volumes, two of the first.
 var modes = []string{
 	"single-node-writer", "single-node-writer", "multi-node-single-writer", "single-node-multi-writer",
@@ -41,18 +35,27 @@ type story struct {
 	load  *load
 	keep  string // where a failed story keeps its logs
 	again string // the command that runs it again
+	letGo time.Duration
 }
 
 // tell runs one seed: on 3 servers and 2 nodes, or on 5 servers and 2 nodes. again is the command
 // that runs it again.
 func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 	testbin.RequireRoot(t, "volumes never have two writers, whatever goes wrong")
-	opts := testcluster.Options{Servers: 3, Nodes: 2, Seed: seed, ServerConfig: terms}
+	servers := 3
 	if seed%3 == 0 {
-		opts.Servers, opts.Nodes = 5, 2
+		servers = 5
 	}
-	s := &story{t: t, c: testcluster.New(t, opts), keep: folder(t, seed), again: again}
+	timeouts, soonest, letGo := draw(t, seed, servers)
+	s := &story{
+		t: t, keep: folder(t, seed), again: again, letGo: letGo,
+		c: testcluster.New(t, testcluster.Options{
+			Servers: servers, Nodes: 2, Seed: seed, DriverArgs: []string{"-late", "700ms"},
+			ServerConfigOf: func(name string) string { return timeouts[name] },
+		}),
+	}
 	t.Cleanup(s.leave)
+	small := s.c.Host("node-2").NewDisk(t, smallDisk)
 	for _, h := range s.c.Hosts {
 		h.Begin()
 	}
@@ -60,10 +63,13 @@ func tell(t *testing.T, seed uint64, lasts time.Duration, again string) {
 		h.AwaitReady()
 		h.AwaitDrivers()
 	}
-	t.Logf("seed %d: %d servers and %d nodes; again: %s", seed, opts.Servers, opts.Nodes, again)
+	t.Logf("seed %d: %d servers and 2 nodes; again: %s; timeouts: %q", seed, servers, again, timeouts)
 	s.prepare()
-	n := &nemesis{t: t, c: s.c, first: slices.Clone(s.c.Hosts), stopped: map[*testhost.Host]bool{}, leave: s.leaveLogs}
-	s.happen(n, seed, plan(seed, lasts))
+	n := &nemesis{
+		t: t, c: s.c, load: s.load, soonest: soonest, letGo: letGo, disk: small, first: slices.Clone(s.c.Hosts),
+		stopped: map[*testhost.Host]bool{}, leave: s.leaveLogs,
+	}
+	s.happen(n, seed, plan(seed, lasts, letGo))
 	s.judge()
 }
 
@@ -80,8 +86,9 @@ func folder(t *testing.T, seed uint64) string {
 // prepare makes the volumes and the clients' connections to the agents.
 func (s *story) prepare() {
 	l := &load{
-		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), slots: make(chan struct{}, mostRuns),
-		ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
+		writers: &writers{all: map[*writer]bool{}}, began: time.Now(), letGo: s.letGo,
+		slots: make(chan struct{}, mostRuns), takers: make(chan struct{}, mostTakers), live: map[*run]bool{},
+		aimed: map[string]int{}, ops: map[string][]porcupine.Operation{}, tokens: map[string]uint64{},
 	}
 	s.load = l
 	for _, h := range s.c.Hosts {
@@ -145,6 +152,7 @@ func (s *story) happen(n *nemesis, seed uint64, steps []step) {
 	for client := range watchers {
 		clients.Go(func() { s.load.watch(ctx, over, seed, users+client+2) })
 	}
+	clients.Go(func() { s.load.take(ctx, over, seed, users+watchers+2) })
 	for _, step := range steps {
 		s.t.Logf("%8.3f  %s", time.Since(s.load.began).Seconds(), step)
 		n.do(step)
@@ -201,7 +209,7 @@ func (s *story) onlyOneWriter() {
 		}
 		fences = append(fences, f...)
 	}
-	all := publications(done, fences)
+	all := publications(done, fences, s.load.vouched)
 	for _, v := range s.load.volumes {
 		wrote, err := readWritten(s.data(v))
 		if err != nil {
@@ -223,7 +231,7 @@ func (s *story) nothingLeft() {
 	s.c.Hosts[0].Eventually("nothing is mounted or attached", func() error {
 		for _, h := range s.c.Hosts {
 			for _, m := range h.Mounts() {
-				if m != h.SecretsDir() {
+				if m != h.SecretsDir() && m != h.Path("data") {
 					return fmt.Errorf("%s is mounted", m)
 				}
 			}
@@ -241,11 +249,18 @@ func (s *story) tellNumbers(lost map[string][]time.Time) {
 	for _, r := range s.load.runs {
 		outs[r.out]++
 	}
+	taken := 0
 	for _, at := range lost {
 		leases += len(at)
 	}
-	s.t.Logf("%.1f s: %d workloads ran, %d starts failed, %d claims were seen, %d detaches, %d leases were lost",
-		time.Since(s.load.began).Seconds(), outs[done], outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
+	for _, r := range s.load.runs {
+		if r.taker && r.out == done {
+			taken++
+		}
+	}
+	s.t.Logf("%.1f s: %d workloads ran, %d of them took a volume from a node in trouble, %d starts failed, "+
+		"%d claims were seen, %d detaches, %d leases were lost", time.Since(s.load.began).Seconds(), outs[done], taken,
+		outs[unknown], len(s.load.tokens), len(s.load.detaches), leases)
 }
 
 // leave keeps the logs of a failed story, and removes the folder otherwise.
