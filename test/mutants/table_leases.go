@@ -87,4 +87,18 @@ var leases = []mutant{
 		new:  "	if k.Back != nil && a.LostIndex > a.Index {\n",
 		pkg:  leasePkg, run: "^TestNoLeaseBeforeLostClaimsAreCompared$",
 	},
+	{
+		name: "registers-before-it-stops", promise: "a node that is told that it is down stops before it registers again",
+		file: "host/internal/fencing/lease/keeper.go",
+		old:  "		select {\n		case <-lost:\n			told = lost\n",
+		new:  "		select {\n		case <-map[bool]<-chan struct{}{false: lost}[answered]:\n			told = lost\n",
+		pkg:  leasePkg, run: "^TestStopsBeforeItRegisters$",
+	},
+	{
+		name: "slew-forgotten", promise: "clocks may be slewed as fast as the kernel permits",
+		file: "host/internal/fencing/lease/timeouts.go",
+		old:  "	MaxDrift = 0.101\n",
+		new:  "	MaxDrift = 0.01\n",
+		pkg:  leasePkg, run: "^TestSlewedClocks$",
+	},
 }

@@ -1,9 +1,11 @@
 package main
 
 const (
-	statePkg = "./cluster/state"
-	claimPkg = "./cluster/claim"
-	peerPkg  = "./host/internal/peer"
+	statePkg   = "./cluster/state"
+	claimPkg   = "./cluster/claim"
+	peerPkg    = "./host/internal/peer"
+	clusterPkg = "./cluster"
+	raftPkg    = "./cluster/raftnode"
 )
 
 // ledger are planted bugs of the rules of claims, of their replication, and of who may change them.
@@ -98,5 +100,33 @@ var ledger = []mutant{
 		old:  "	return result, tx.noteLost(lost)\n",
 		new:  "	return result, tx.noteLost(lost[len(lost):])\n",
 		pkg:  statePkg, run: "^TestNodeIsToldOfLostClaims$",
+	},
+	{
+		name: "term-unchecked", promise: "what a leader decided has no effect in another term",
+		file: "cluster/state/idempotency.go",
+		old:  "	if term := command.Term(c); term != 0 && term != tx.term {\n",
+		new:  "	if term := command.Term(c); term != 0 && tx.term == 0 {\n",
+		pkg:  statePkg, run: "^TestDecisionsHaveATerm$",
+	},
+	{
+		name: "decision-forwarded", promise: "what a deposed leader decided is not sent to its successor",
+		file: "cluster/apply.go",
+		old:  "	if term, decides := ctx.Value(termKey{}).(uint64); decides {\n",
+		new:  "	if term, decides := ctx.Value(termKey{}).(uint64); decides && term == 0 {\n",
+		pkg:  clusterPkg, run: "^TestDecisionOfADeposedLeader$",
+	},
+	{
+		name: "stale-confirmation", promise: "reads include everything acknowledged before them",
+		file: "cluster/raftnode/confirm.go",
+		old:  "a.term == term && a.question >= question {",
+		new:  "a.term == term {",
+		pkg:  raftPkg, run: "^(TestAnswersFromBeforeTheQuestion|TestMajorityOfVoters)$",
+	},
+	{
+		name: "confirmed-without-vote", promise: "only servers with a vote confirm a leader",
+		file: "cluster/raftnode/confirm.go",
+		old:  "		if s.Suffrage != raft.Voter {\n",
+		new:  "		if s.ID == \"\" {\n",
+		pkg:  raftPkg, run: "^TestMajorityOfVoters$",
 	},
 }

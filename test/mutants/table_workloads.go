@@ -73,4 +73,25 @@ var workloads = []mutant{
 		new:  "	if confirmed || epoch != 0 {\n		return nil\n	}\n",
 		pkg:  workloadPkg, run: "^TestLeaseIsLostDuringAStart$",
 	},
+	{
+		name: "copies-on-the-host-ignored", promise: "a claim is not freed while the volume is bound elsewhere on the host",
+		file: "host/internal/system/mountuse/holder.go",
+		old:  "	s.lookHere(table)\n",
+		new:  "",
+		pkg:  workloadPkg, run: "^TestStopWaitsForCopiesOnTheHost$",
+	},
+	{
+		name: "copies-elsewhere-ignored", promise: "a claim is not freed while a container still has the volume mounted",
+		file: "host/internal/workload/volumesteps/publish.go",
+		old:  "		if err == nil && h == nil {\n",
+		new:  "		if err == nil {\n",
+		pkg:  workloadPkg, run: "^TestStopWaitsForCopiesInOtherNamespaces$",
+	},
+	{
+		name: "hidden-files-ignored", promise: "a start that would hide files is refused",
+		file: "host/internal/csi/mounts/aside.go",
+		old:  "	case what != \"\":\n",
+		new:  "	case what == \"?\":\n",
+		pkg:  workloadPkg, run: "^TestFilesInTheWayOfAStart$",
+	},
 }
