@@ -30,7 +30,9 @@ func (h *Host) NewDisk(t testing.TB, size int64) *Disk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, h.Path("data")}} {
+	for _, args := range [][]string{
+		{"mkfs.ext4", "-q", "-m", "0", image}, {"mount", "-o", "loop", image, h.Path("data")},
+	} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
 		}

@@ -124,7 +124,11 @@ func (h *Host) cleanUp() {
 		h.agent = nil
 	}
 	deadline := time.Now().Add(Wait)
-	for pids := h.Processes(); len(pids) > 0 && time.Now().Before(deadline); pids = h.Processes() {
+	for pids := h.Processes(); len(pids) > 0; pids = h.Processes() {
+		if time.Now().After(deadline) {
+			h.t.Errorf("processes of %s do not end: %v", h.Name, pids)
+			break
+		}
 		for _, pid := range pids {
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				h.t.Errorf("kill process %d: %v", pid, err)

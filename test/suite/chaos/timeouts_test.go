@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// draw draws the timeouts of each server of a story, as HCL by name. soonest is when a leader may release the claims of a
-// silent node, and letGo when the last one does: after the longest timeouts of all.
+// draw draws the timeouts of each server of a story, as HCL by name. soonest is when a leader may release the claims of
+// a silent node, and letGo when the last one does: after the longest timeouts of all.
 func draw(t *testing.T, seed uint64, servers int) (config map[string]string, soonest, letGo time.Duration) {
 	t.Helper()
 	chance := rand.New(rand.NewPCG(seed, 0))
