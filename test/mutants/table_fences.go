@@ -28,8 +28,8 @@ var fences = []mutant{
 	{
 		name: "fence-ignores-other-namespaces", promise: "the fence unmounts copies in other mount namespaces",
 		file: "host/internal/fencing/fence/act.go",
-		old:  "		if held(guard) || slices.ContainsFunc(sc.Places,",
-		new:  "		if guard.Path != \"\" || slices.ContainsFunc(sc.Places,",
+		old:  "		if of.Layer || held(guard) ||\n",
+		new:  "		if of.Layer || guard.Path != \"\" ||\n",
 		pkg:  fencePkg, run: "^TestCopyIsUnmountedInItsNamespace$",
 	},
 	{
@@ -66,5 +66,19 @@ var fences = []mutant{
 		old:  "		saved = s.saver.save(s.state)\n",
 		new:  "		done := make(chan error, 1)\n		done <- <-s.saver.save(s.state)\n		saved = done\n",
 		pkg:  fencePkg, run: "^TestDiskThatHangs$",
+	},
+	{
+		name: "fence-ignores-layers", promise: "the fence takes away what lies on a volume, such as an overlay",
+		file: "host/internal/system/mountuse/layers.go",
+		old:  "	if len(s.Places) == 0 && len(s.Copies) == 0 {\n",
+		new:  "	if len(s.Places) >= 0 {\n",
+		pkg:  fencePkg, run: "^TestLayersAreTakenAway$",
+	},
+	{
+		name: "fence-does-not-prove", promise: "the fence is not done while a volume's block device is in use",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "		a.proveUnused(sc.Swaps)\n",
+		new:  "		a.done()\n",
+		pkg:  fencePkg, run: "^TestFileSystemThatIsStillInUse$",
 	},
 }
