@@ -28,6 +28,7 @@ func (s agentService) Status(ctx context.Context,
 		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
 		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
+		Releases: s.releases(),
 	}
 	for state, n := range s.workloadCounts() {
 		resp.Workloads[state] = int64(n)

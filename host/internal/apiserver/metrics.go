@@ -82,6 +82,10 @@ var (
 	claimsDesc    = desc("claims", "Claims in the ledger by state.", "state")
 	workloadsDesc = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
 		"state")
+	releasesDesc = desc("workload_releases_waiting",
+		"Workloads of this node whose release failed at least once and is tried again.")
+	triesDesc = desc("workload_release_failed_tries_total",
+		"Tries to release a workload of this node that failed, since the agent started.")
 	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
 	driverRestartsDesc = desc("driver_restarts_total",
 		"Restarts of a CSI driver that the agent runs, since the agent started.", "driver")
@@ -103,7 +107,7 @@ type collector struct{ *Server }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		volumesDesc, claimsDesc, workloadsDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc,
+		volumesDesc, claimsDesc, workloadsDesc, releasesDesc, triesDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc,
 		consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
 	} {
 		ch <- d
@@ -120,6 +124,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range c.workloadCounts() {
 		gauge(workloadsDesc, float64(n), state)
 	}
+	gauge(releasesDesc, float64(len(c.releases())))
+	counter(triesDesc, int(c.cfg.Workloads.FailedTries()))
 	for _, d := range c.cfg.Drivers.List() {
 		gauge(driverDesc, bit(d.Healthy), d.ID)
 		counter(driverRestartsDesc, d.Restarts, d.ID)

@@ -282,6 +282,8 @@ type Nodes interface {
 	// ExpandVolume grows the mounts of a volume on a node. It may be repeated.
 	ExpandVolume(ctx context.Context, node string, v claim.Volume, minBytes, maxBytes int64) (places int, err error)
 	VolumeStats(ctx context.Context, node string, v claim.Volume) (storage.Stats, error)
+	// Release reads how the release of a claim's workload goes on its node.
+	Release(ctx context.Context, c claim.Claim) (workload.Release, error)
 }
 
 // Plugins are the plugin processes of this host (supervisor.Supervisor).
@@ -306,6 +308,8 @@ type Workloads interface {
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload
 	Placements(ref claim.VolumeRef) []workload.Placement
+	// FailedTries counts the tries to release a workload that failed.
+	FailedTries() int64
 }
 
 // Services registers the services of this node's workloads in Consul (services.Registrar).

@@ -172,9 +172,11 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 			continue
 		}
 		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
-		// The claim waits for its workload on this node to unmount the volume.
-		if w, err := s.cfg.Workloads.Get(c.Workload); err == nil && c.Node == s.cfg.Name && c.State == claim.Unpublishing {
-			shown.Claims[n].LastError = w.Waiting
+		if c.Node != s.cfg.Name {
+			continue
+		}
+		if r := s.releaseOf(context.Background(), c); r.Tries > 0 { // asks no other node
+			shown.Claims[n].LastError, shown.Claims[n].NextTryAt = r.Error, timestamp(r.NextAt)
 		}
 	}
 	d, err := s.cfg.Drivers.Get(v.PluginID)

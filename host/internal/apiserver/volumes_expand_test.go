@@ -11,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
@@ -28,6 +29,10 @@ func (f *nodesFake) ExpandVolume(_ context.Context, node string, v claim.Volume,
 	defer f.mu.Unlock()
 	f.grown = append(f.grown, fmt.Sprintf("%s %s %d", node, v.VolumeRef, minBytes))
 	return 1, f.fail
+}
+
+func (f *nodesFake) Release(context.Context, claim.Claim) (workload.Release, error) {
+	return workload.Release{}, errors.New("no such call here")
 }
 
 func (f *nodesFake) VolumeStats(context.Context, string, claim.Volume) (storage.Stats, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,7 +24,7 @@ type held struct {
 	workload claim.WorkloadStatus
 	letGo    time.Time // zero: not known
 	attempt  watcher.Attempt
-	waiting  string // what the release on this node waits for
+	release  workload.Release // on the claim's node
 }
 
 // ExplainVolume returns who holds a volume and what its claims wait for.
@@ -63,9 +64,7 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 		at, keepsTo := s.heard(h.claim.Node)
 		h.letGo = keepsTo
 		shown.LastHeard, shown.LetGoAt = timestamp(at), timestamp(keepsTo)
-		if w, err := s.cfg.Workloads.Get(h.claim.Workload); err == nil && h.claim.Node == s.cfg.Name {
-			h.waiting = w.Waiting
-		}
+		h.release = s.releaseOf(ctx, h.claim)
 		h.explain(shown)
 		resp.Claims = append(resp.Claims, shown)
 	}
@@ -122,6 +121,9 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 	if c.State.Releasing() {
 		to.Tries, to.LastError, to.NextTryAt = int32(h.attempt.Tries), h.attempt.Error, timestamp(h.attempt.NextAt)
 	}
+	if r := h.release; r.Tries > 0 { // the leader tries once, and then waits for the node
+		to.Tries, to.LastError, to.NextTryAt = int32(r.Tries), r.Error, timestamp(r.NextAt)
+	}
 	switch {
 	case c.State == claim.Taken && h.workload == "":
 		to.WaitsFor = "the collection: the ledger does not know its workload"
@@ -143,14 +145,17 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 	case c.State.Before(claim.NodeDetached) && status == claim.NodeDown:
 		to.WaitsFor = fmt.Sprintf("the leader to let go of what node %q held", c.Node)
 		to.Next = "it is let go of in a moment"
+	case h.release.Command != "":
+		to.WaitsFor = fmt.Sprintf("node %q to unmount it, which is in use there", c.Node)
+		to.Next, to.Command = "the node goes on trying; stop what holds the volume, on that node", h.release.Command
+	case c.State == claim.Taken && h.release.Tries > 0:
+		to.WaitsFor = fmt.Sprintf("node %q to stop its workload", c.Node)
+		to.Next = "the node goes on trying"
 	case c.State == claim.Taken:
 		to.Next = "workload " + c.Workload.String() + " uses it until it is stopped"
 	case c.State == claim.Unpublishing:
 		to.WaitsFor = fmt.Sprintf("node %q to unmount it", c.Node)
 		to.Next = "the node goes on trying"
-		if h.waiting != "" {
-			to.LastError = h.waiting
-		}
 		if to.LastError != "" {
 			to.Command = fmt.Sprintf("pannier volume detach%s %s %s", inNamespace, c.Volume.ID, c.Node)
 		}

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -59,8 +61,16 @@ func TestExplainEachClaim(t *testing.T) {
 		}, lastError: "busy", command: "pannier volume detach -namespace prod v n2"},
 		"the node says why": {held: held{
 			claim: claim.Claim{State: claim.Unpublishing}, node: ready,
-			waiting: "its process runs",
-		}, lastError: "its process runs"},
+			release: workload.Release{Error: "its process runs", Tries: 31}, attempt: watcher.Attempt{Tries: 1},
+		}, lastError: "its process runs", command: "pannier volume detach -namespace prod v n2"},
+		"a container holds it": {held: held{
+			claim: claim.Claim{State: claim.Unpublishing}, node: ready,
+			release: workload.Release{Error: "in use", Tries: 2, Command: "docker stop web"},
+		}, waits: "in use", next: "stop what holds", lastError: "in use", command: "docker stop web"},
+		"its process does not end": {held: held{
+			claim: claim.Claim{State: claim.Taken}, node: ready, workload: claim.Running,
+			release: workload.Release{Error: "it hangs", Tries: 2},
+		}, waits: "stop its workload", next: "goes on", lastError: "it hangs"},
 		"controller": {
 			held: held{claim: claim.Claim{State: claim.NodeDetached}, node: gone}, waits: `driver "d"`,
 			next: "goes on trying",
@@ -81,7 +91,7 @@ func TestExplainEachClaim(t *testing.T) {
 		h.explain(got)
 		if !strings.Contains(got.GetWaitsFor(), test.waits) || !strings.Contains(got.GetNext(), test.next) ||
 			!strings.Contains(got.GetCommand(), test.command) || got.GetLastError() != test.lastError ||
-			got.GetNext() == "" || got.GetTries() != int32(test.attempt.Tries) {
+			got.GetNext() == "" || got.GetTries() != int32(cmp.Or(test.release.Tries, test.attempt.Tries)) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -260,6 +261,49 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	return out, nil
 }
 
+// shownRelease returns a release that has to wait.
+func shownRelease(w workload.Workload) *hostv1.Release {
+	r := w.Release
+	return &hostv1.Release{
+		Workload: w.Spec.WorkloadRef.String(), Tries: int32(r.Tries), Since: timestamp(r.Since), Error: r.Error,
+		NextTryAt: timestamp(r.NextAt), Command: r.Command,
+	}
+}
+
+// releases are those of this node's workloads that have to wait.
+func (s *Server) releases() (all []*hostv1.Release) {
+	for _, w := range s.cfg.Workloads.List() {
+		if w.Release.Tries > 0 {
+			all = append(all, shownRelease(w))
+		}
+	}
+	return all
+}
+
+// releaseTimeout bounds asking a node how a release goes.
+const releaseTimeout = 2 * time.Second
+
+// releaseOf returns how the release of a claim goes while its node has to act; zero: it does not wait, or it is not
+// known.
+func (s *Server) releaseOf(ctx context.Context, c claim.Claim) workload.Release {
+	switch {
+	case !c.State.Before(claim.NodeDetached):
+		return workload.Release{}
+	case c.Node == s.cfg.Name:
+		w, _ := s.cfg.Workloads.Get(c.Workload) // zero for one that is not here
+		return w.Release
+	case s.cfg.Nodes == nil || c.State == claim.Taken:
+		return workload.Release{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	r, err := s.cfg.Nodes.Release(ctx, c)
+	if err != nil {
+		s.log.Debug("a node does not say how a release goes", "node", c.Node, "workload", c.Workload, "error", err)
+	}
+	return r
+}
+
 // shownWorkload returns a workload as the API shows it, with what its release waits for.
 func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	spec, err := shownWorkloadSpec(w.Spec)
@@ -274,6 +318,9 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	}
 	if w.Waiting != "" && !w.State.Ended() {
 		out.Message = w.Waiting
+	}
+	if w.Release.Tries > 0 {
+		out.Release = shownRelease(w)
 	}
 	for _, m := range w.Mounts {
 		out.Mounts = append(out.Mounts, &hostv1.Mount{

@@ -56,6 +56,9 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 		workloads = append(workloads, fmt.Sprintf("%d %s", s.GetWorkloads()[name], name))
 	}
 	t.row("Workloads", strings.Join(workloads, ", "))
+	for _, r := range s.GetReleases() {
+		t.row("Not released", cell{fmt.Sprintf("workload %q, %s", r.GetWorkload(), releaseText(r)), yellow})
+	}
 	if err := a.show(t); err != nil {
 		return err
 	}
@@ -83,6 +86,15 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 		a.note("warning: %s belongs to no known workload; inspect it, then unmount or remove it", leftover)
 	}
 	return nil
+}
+
+// releaseText describes a release that has to wait.
+func releaseText(r *hostv1.Release) string {
+	text := fmt.Sprintf("failed tries: %d, the first %s: %s", r.GetTries(), since(r.GetSince()), r.GetError())
+	if r.GetCommand() != "" {
+		text += "; to end that use: " + r.GetCommand()
+	}
+	return text
 }
 
 func (a *app) heading(text string) error {

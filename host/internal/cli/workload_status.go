@@ -46,6 +46,9 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
 		t.row("Waits since", age(w.GetWaitsSince()))
 	}
+	if w.GetRelease() != nil {
+		t.row("Not released", cell{releaseText(w.GetRelease()), yellow})
+	}
 	t.row("Process", number(w.GetPid()))
 	t.row("Released with", number(w.GetOwnerPid()))
 	t.row("Started", age(w.GetStartedAt()))

@@ -273,6 +273,13 @@ func (w *works) list() []string {
 
 func (w *works) Owns(ref claim.WorkloadRef) bool { return ref.ID == "own" }
 
+func (w *works) Get(ref claim.WorkloadRef) (workload.Workload, error) {
+	if ref.ID != "stuck" {
+		return workload.Workload{}, workload.ErrNotFound
+	}
+	return workload.Workload{Release: workload.Release{Tries: 31, Error: "busy", Command: "docker stop web"}}, nil
+}
+
 func (w *works) DetachUnknown(_ context.Context, c claim.Claim, v claim.Volume) error {
 	return w.note("detach unknown", c.Workload.ID, v.ExternalID)
 }

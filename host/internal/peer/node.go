@@ -28,6 +28,7 @@ const stopTimeout = 500 * time.Millisecond
 // Workloads are this node's workloads (workload.Manager).
 type Workloads interface {
 	Owns(ref claim.WorkloadRef) bool
+	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	DetachUnknown(ctx context.Context, c claim.Claim, v claim.Volume) error
 	Detach(ctx context.Context, c claim.Claim, v claim.Volume) (did string, err error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
@@ -164,10 +165,14 @@ func (s nodeService) VolumeStats(ctx context.Context, req *peerv1.VolumeStatsReq
 }
 
 func (s nodeService) Owns(_ context.Context, req *peerv1.OwnsRequest) (*peerv1.OwnsResponse, error) {
-	return &peerv1.OwnsResponse{Owns: s.node.Workloads.Owns(claim.WorkloadRef{
-		Namespace: req.GetNamespace(),
-		ID:        req.GetWorkload(),
-	})}, nil
+	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
+	resp := &peerv1.OwnsResponse{Owns: s.node.Workloads.Owns(ref)}
+	w, err := s.node.Workloads.Get(ref)
+	if err != nil || w.Release.Tries == 0 {
+		return resp, nil //nolint:nilerr // a workload that is not here has no release
+	}
+	resp.Release, err = json.Marshal(w.Release)
+	return resp, err
 }
 
 func (s nodeService) DetachUnknown(ctx context.Context,

@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -49,6 +50,16 @@ func (n *Nodes) Owns(ctx context.Context, c claim.Claim) (bool, error) {
 	}
 	resp, err := n.service(c.Node).Owns(ctx, &peerv1.OwnsRequest{Namespace: c.Workload.Namespace, Workload: c.Workload.ID})
 	return resp.GetOwns(), err
+}
+
+// Release reads how the release of a claim's workload goes on its node; zero: it does not wait, or an older node does
+// not say.
+func (n *Nodes) Release(ctx context.Context, c claim.Claim) (workload.Release, error) {
+	resp, err := n.service(c.Node).Owns(ctx, &peerv1.OwnsRequest{Namespace: c.Workload.Namespace, Workload: c.Workload.ID})
+	if err != nil || len(resp.GetRelease()) == 0 {
+		return workload.Release{}, err
+	}
+	return decode[workload.Release](resp.GetRelease())
 }
 
 // DetachUnknown unmounts what a claim of a workload that its node does not own may have left mounted there.

@@ -178,6 +178,14 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 		if owns, err := leader.nodes.Owns(within(t), c); err != nil || !owns {
 			t.Errorf("%s owns: %v, %v", a.name, owns, err)
 		}
+		if r, err := leader.nodes.Release(within(t), c); err != nil || r.Tries != 0 {
+			t.Errorf("%s releases it: %+v, %v", a.name, r, err)
+		}
+		c.Workload = ref("stuck")
+		if r, err := leader.nodes.Release(within(t), c); err != nil || r.Tries != 31 || r.Command != "docker stop web" {
+			t.Errorf("%s: the release that waits is %+v, %v", a.name, r, err)
+		}
+		c.Workload = ref("own")
 		must(t, leader.nodes.DetachUnknown(within(t), c, v))
 		if did, err := leader.nodes.Detach(within(t), c, v); err != nil || did != "stopped it" {
 			t.Errorf("%s: %q, %v", a.name, did, err)

@@ -24,6 +24,7 @@ type instance struct {
 	mu      sync.Mutex
 	rec     record
 	endedAt time.Time
+	retried Release
 	failure error  // why the start failed
 	steps   []Step // the latest state of each step, in the order of their begin
 	seq     uint64

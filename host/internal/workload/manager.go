@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -59,6 +60,8 @@ type Manager struct {
 	live   sync.WaitGroup
 
 	reconciled chan struct{} // closed when the ledger was compared with the journal
+
+	failedTries atomic.Int64
 
 	mu        sync.Mutex
 	closed    bool

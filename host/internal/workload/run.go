@@ -247,19 +247,16 @@ func (r *run) takeDown(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.Update(func() {
-			if r.rec.Waiting != err.Error() { // logged once, however often it is retried
-				r.m.log.Warn("the workload is not released yet; this is retried", "workload", r.ref, "error", err)
-			}
-			r.rec.Waiting = err.Error()
-		})
+		next := r.undoPause(pause.NextBackOff())
+		r.waits(err, next)
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
 		case <-r.hurry:
-		case <-time.After(r.undoPause(pause.NextBackOff())):
+		case <-time.After(next):
 		}
+		r.Update(func() { r.retried.NextAt = time.Time{} })
 	}
 }
 
@@ -313,7 +310,7 @@ func (r *run) inLedger() (out claim.Run) {
 func (r *run) finish() {
 	r.m.Ports.Release(portHolder(r.ref))
 	r.Update(func() {
-		r.rec.State, r.rec.Waiting = Stopped, ""
+		r.rec.State, r.rec.Waiting, r.retried = Stopped, "", Release{}
 		if r.rec.Failed {
 			r.rec.State = Failed
 		}
@@ -322,8 +319,12 @@ func (r *run) finish() {
 	r.event("released", r.snapshot().Message)
 }
 
-func (r *run) event(kind, message string) {
-	r.m.Events.Publish(events.Event{Topic: events.TopicWorkload, Type: kind, Subject: r.ref.String(), Message: message})
+func (r *run) event(kind, message string) { r.eventWith(kind, message, nil) }
+
+func (r *run) eventWith(kind, message string, details map[string]string) {
+	r.m.Events.Publish(events.Event{
+		Topic: events.TopicWorkload, Type: kind, Subject: r.ref.String(), Message: message, Details: details,
+	})
 }
 
 func (r *run) state() (s State) {

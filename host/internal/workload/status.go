@@ -103,6 +103,7 @@ type Workload struct {
 	State     State
 	Message   string // why it failed or ended
 	Waiting   string // what its start or its release waits for
+	Release   Release
 	Mounts    []MountPoint
 	Steps     []Step
 	StartedAt time.Time
@@ -137,7 +138,7 @@ func (i *instance) snapshot() Workload {
 	defer i.mu.Unlock()
 	w := Workload{
 		Spec: i.rec.Spec, State: i.shownState(), Message: i.rec.Message, Waiting: i.rec.Waiting, Steps: slices.Clone(i.steps),
-		StartedAt: i.rec.StartedAt, EndedAt: i.endedAt,
+		Release: i.retried, StartedAt: i.rec.StartedAt, EndedAt: i.endedAt,
 	}
 	w.Spec.Volumes = slices.Clone(w.Spec.Volumes)
 	if len(i.waitsFor) > 0 {

@@ -153,8 +153,14 @@ func dockerOutlives(t *testing.T, h *testhost.Host, d *docker.Daemon) {
 	flags := h.Run("workload", "start", "-o", "docker", workload(h, "first", "data", ""))
 	remove(t, d, "first")
 	d.Run(t, container(flags, "--detach", "--name", "first", image)...)
-	stopped := stopWaits(t, h, "first", `"data"`, "(sleep)", "read-write",
-		strings.TrimSpace(d.Run(t, "inspect", "--format", "{{.Id}}", "first")))
+	id := strings.TrimSpace(d.Run(t, "inspect", "--format", "{{.Id}}", "first"))
+	stopped := stopWaits(t, h, "first", `"data"`, "(sleep)", "read-write", `container "first" (docker, `+id[:12]+")")
+	if status := h.Run("workload", "status", "first"); strings.Contains(status, id) {
+		t.Errorf("the status shows the container's whole id:\n%s", status)
+	}
+	if explained := h.Run("volume", "explain", "data"); !strings.Contains(explained, "docker stop first") {
+		t.Errorf("it is not explained what to stop:\n%s", explained)
+	}
 
 	h.Refused(4, []string{`workload "first"`}, "workload", "start", workload(h, "second", "data", ""))
 	d.Run(t, "exec", "first", "touch", h.Path("mnt")+"/file") // it still works

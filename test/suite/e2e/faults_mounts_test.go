@@ -2,13 +2,19 @@ package e2e
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -58,6 +64,90 @@ func TestBusyMount(t *testing.T) {
 			lawful(t, d)
 		})
 	}
+}
+
+// A release that has to wait shows everywhere, with the same number of tries, and with what to do about it.
+func TestStuckReleaseIsSeen(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c := h.Client()
+	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+	must(t, start(t.Context(), c, "w", "v"))
+	holder := h.InNamespace("sleep", "1000")
+	holder.Dir = targetPath(h, "w", "v")
+	must(t, holder.Start())
+	end := sync.OnceFunc(func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	t.Cleanup(end)
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop(t.Context(), c, "w") }()
+	kill := fmt.Sprintf("kill %d", holder.Process.Pid)
+	h.Eventually("it is seen everywhere", func() error {
+		s, err := h.Status()
+		if err != nil || len(s.GetReleases()) != 1 || s.GetReleases()[0].GetTries() < 3 {
+			return fmt.Errorf("the status is %v (%v)", s.GetReleases(), err)
+		}
+		explained, err := c.Volumes.ExplainVolume(t.Context(), connect.NewRequest(&hostv1.ExplainVolumeRequest{Id: "v"}))
+		if err != nil {
+			return err
+		}
+		after, err := h.Status()
+		if err != nil {
+			return err
+		}
+		before, now := s.GetReleases()[0].GetTries(), after.GetReleases()[0].GetTries()
+		if n := explained.Msg.GetClaims()[0].GetTries(); n < before || n > now {
+			return fmt.Errorf("explained with %d tries, while the status said %d to %d", n, before, now)
+		}
+		if got := explained.Msg.GetClaims()[0].GetCommand(); got != kill {
+			return fmt.Errorf("the command is %q: %v", got, explained.Msg)
+		}
+		return nil
+	})
+	for _, args := range [][]string{{"status"}, {"workload", "status", "w"}, {"volume", "explain", "v"}} {
+		if out := h.Run(args...); !strings.Contains(out, kill) || !strings.Contains(out, "(sleep)") {
+			t.Errorf("pannier %s does not say what to stop:\n%s", strings.Join(args, " "), out)
+		}
+	}
+	if got := metric(t, h, "pannier_workload_releases_waiting"); got != 1 {
+		t.Errorf("%v releases wait by the metrics", got)
+	}
+	if got := metric(t, h, "pannier_workload_release_failed_tries_total"); got < 3 {
+		t.Errorf("%v tries have failed by the metrics", got)
+	}
+	if events := h.Run("events", "-recent", "1000"); !strings.Contains(events, "release-waits") ||
+		!strings.Contains(events, "try 1 failed") || strings.Contains(events, "try 3 failed") {
+		t.Errorf("the events are:\n%s", events)
+	}
+	end()
+	must(t, <-stopped)
+	h.NothingInUse()
+	if got := metric(t, h, "pannier_workload_releases_waiting"); got != 0 {
+		t.Errorf("%v releases wait by the metrics after the end", got)
+	}
+}
+
+// metric reads one number that has no labels.
+func metric(t *testing.T, h *testhost.Host, name string) (value float64) {
+	t.Helper()
+	s, err := h.Status()
+	must(t, err)
+	resp, err := http.Get("http://" + s.GetHttpAddress() + "/v1/metrics")
+	must(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	must(t, err)
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+			must(t, err)
+			return value
+		}
+	}
+	t.Fatalf("there is no %s in\n%s", name, text)
+	return 0
 }
 
 // Something foreign is in the way of a mount. A start is refused without calling the driver, and works when

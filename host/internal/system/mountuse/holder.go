@@ -12,6 +12,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/internal/procfs"
 )
 
@@ -37,10 +38,18 @@ func (h Holder) String() string {
 		return fmt.Sprintf("whoever uses the mount at %s, %s (to unmount it: umount %s)", h.Path, access, h.Path)
 	}
 	text := fmt.Sprintf("process %d (%s), which has it at %s, %s", h.PID, h.Command, h.Path, access)
-	if h.Group != "" {
-		text += ", in the control group " + h.Group
+	if of := owner.Of(h.PID, h.Group).Name; of != "" {
+		text = of + ", " + text
 	}
 	return text
+}
+
+// Stop is the command that ends the use of the copy.
+func (h Holder) Stop() string {
+	if h.PID == 0 {
+		return "umount " + h.Path
+	}
+	return owner.Of(h.PID, h.Group).Stop
 }
 
 // Holders lists the copies of what is mounted at path, or of a part of it, in this mount namespace, and in each other
@@ -159,7 +168,7 @@ func (s *copySearch) look(v view) {
 
 func (s *copySearch) add(pid int, path string, readOnly bool, at place) {
 	s.found = append(s.found, candidate{
-		Holder{PID: pid, Command: procfs.Command(pid), Group: controlGroup(pid), Path: path, ReadOnly: readOnly}, at,
+		Holder{PID: pid, Command: procfs.Command(pid), Group: ControlGroup(pid), Path: path, ReadOnly: readOnly}, at,
 	})
 }
 
@@ -270,9 +279,9 @@ func blockDevice(st unix.Stat_t) uint64 {
 	return st.Rdev
 }
 
-// controlGroup returns the longest of a process's control groups: with several hierarchies (cgroups(7)) some may be
+// ControlGroup returns the longest of a process's control groups: with several hierarchies (cgroups(7)) some may be
 // just the root.
-func controlGroup(pid int) (longest string) {
+func ControlGroup(pid int) (longest string) {
 	raw, _ := os.ReadFile(procfs.Dir(pid) + "/cgroup")
 	for line := range strings.Lines(string(raw)) {
 		if fields := strings.SplitN(strings.TrimSpace(line), ":", 3); len(fields) == 3 &&

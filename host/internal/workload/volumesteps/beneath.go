@@ -26,7 +26,7 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 	err := call()
 	if err != nil && ours {
 		if there, atErr := mounts.At(path); atErr != nil || there != nil {
-			return err
+			return s.inUse(path, err)
 		}
 		moved, asideErr := s.setAside(ref, path)
 		if asideErr != nil || !moved {
@@ -44,7 +44,7 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 // driver that lost its state may have left a mount. Files beneath the mount are moved aside.
 func (s *Steps) removeMount(ref claim.VolumeRef, path string) error {
 	if err := s.Layout.Unmount(path); err != nil {
-		return err
+		return s.inUse(path, err)
 	}
 	_, err := s.setAside(ref, path)
 	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {

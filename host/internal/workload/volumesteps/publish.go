@@ -186,7 +186,7 @@ func heldError(h *mountuse.Holder, err error) error {
 	if err != nil {
 		return fmt.Errorf("look for processes and containers that use it: %w", err)
 	}
-	return fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)
+	return &InUse{h.Stop(), fmt.Errorf("it is still in use by %s: stop that, and the release continues", h)}
 }
 
 // holder returns a holder that this request has to wait for; nil: none. A holder's mount does not

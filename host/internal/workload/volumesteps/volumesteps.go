@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/internal/kmutex"
@@ -98,6 +99,7 @@ type Steps struct {
 
 	Locks   locks // of the volumes that are being changed
 	leaving locks // see Unpublish; taken after Locks
+	search  mountuse.Search
 }
 
 // locks let one workload at a time change what this node does with a volume.

@@ -84,8 +84,10 @@ type StatusResponse struct {
 	// leftovers are mounts and directories under the data directory that no record explains.
 	Leftovers []string `protobuf:"bytes,18,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
 	// raft_index applied last.
-	RaftIndex     uint64         `protobuf:"varint,19,opt,name=raft_index,json=raftIndex,proto3" json:"raft_index,omitempty"`
-	Devices       []*DeviceGroup `protobuf:"bytes,20,rep,name=devices,proto3" json:"devices,omitempty"`
+	RaftIndex uint64         `protobuf:"varint,19,opt,name=raft_index,json=raftIndex,proto3" json:"raft_index,omitempty"`
+	Devices   []*DeviceGroup `protobuf:"bytes,20,rep,name=devices,proto3" json:"devices,omitempty"`
+	// releases of this node's workloads that have to wait.
+	Releases      []*Release `protobuf:"bytes,21,rep,name=releases,proto3" json:"releases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -256,6 +258,13 @@ func (x *StatusResponse) GetRaftIndex() uint64 {
 func (x *StatusResponse) GetDevices() []*DeviceGroup {
 	if x != nil {
 		return x.Devices
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetReleases() []*Release {
+	if x != nil {
+		return x.Releases
 	}
 	return nil
 }
@@ -2208,8 +2217,8 @@ var File_pannier_host_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\"\x0f\n" +
-	"\rStatusRequest\"\x80\x06\n" +
+	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\x1a\x1epannier/host/v1/workload.proto\"\x0f\n" +
+	"\rStatusRequest\"\xb6\x06\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1e\n" +
@@ -2235,7 +2244,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\tleftovers\x18\x12 \x03(\tR\tleftovers\x12\x1d\n" +
 	"\n" +
 	"raft_index\x18\x13 \x01(\x04R\traftIndex\x126\n" +
-	"\adevices\x18\x14 \x03(\v2\x1c.pannier.host.v1.DeviceGroupR\adevices\x1a<\n" +
+	"\adevices\x18\x14 \x03(\v2\x1c.pannier.host.v1.DeviceGroupR\adevices\x124\n" +
+	"\breleases\x18\x15 \x03(\v2\x18.pannier.host.v1.ReleaseR\breleases\x1a<\n" +
 	"\x0eWorkloadsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"?\n" +
@@ -2460,7 +2470,8 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	nil,                              // 36: pannier.host.v1.Plugin.RefusedEntry
 	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
 	(*DeviceGroup)(nil),              // 38: pannier.host.v1.DeviceGroup
-	(*durationpb.Duration)(nil),      // 39: google.protobuf.Duration
+	(*Release)(nil),                  // 39: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 40: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	37, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
@@ -2468,60 +2479,61 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
 	33, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
 	38, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	6,  // 5: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	37, // 6: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	34, // 7: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	35, // 8: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	37, // 9: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	7,  // 10: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 11: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	7,  // 12: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	18, // 13: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	37, // 14: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	37, // 15: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	36, // 16: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	19, // 17: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	37, // 18: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	20, // 19: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	20, // 20: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	39, // 21: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	18, // 22: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 23: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 24: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 25: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 26: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 27: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 28: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	8,  // 29: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	10, // 30: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	12, // 31: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	14, // 32: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	16, // 33: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	21, // 34: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	23, // 35: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	25, // 36: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	27, // 37: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	29, // 38: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	31, // 39: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 40: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 41: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 42: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	9,  // 43: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	11, // 44: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	13, // 45: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	15, // 46: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	17, // 47: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	22, // 48: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	24, // 49: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	26, // 50: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	28, // 51: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	30, // 52: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	32, // 53: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	40, // [40:54] is the sub-list for method output_type
-	26, // [26:40] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	39, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	37, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	34, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	35, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	37, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	7,  // 11: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 12: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	7,  // 13: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	18, // 14: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	37, // 15: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	37, // 16: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	36, // 17: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	19, // 18: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	37, // 19: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	20, // 20: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	20, // 21: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	40, // 22: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	18, // 23: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 24: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 25: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	18, // 26: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 27: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 28: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 29: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	8,  // 30: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	10, // 31: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	12, // 32: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	14, // 33: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	16, // 34: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	21, // 35: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	23, // 36: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	25, // 37: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	27, // 38: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	29, // 39: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	31, // 40: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 41: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 42: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 43: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	9,  // 44: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	11, // 45: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	13, // 46: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	15, // 47: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	17, // 48: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	22, // 49: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	24, // 50: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	26, // 51: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	28, // 52: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	30, // 53: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	32, // 54: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	41, // [41:55] is the sub-list for method output_type
+	27, // [27:41] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -2530,6 +2542,7 @@ func file_pannier_host_v1_agent_proto_init() {
 		return
 	}
 	file_pannier_host_v1_device_proto_init()
+	file_pannier_host_v1_workload_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

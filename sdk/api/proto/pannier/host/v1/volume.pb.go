@@ -1367,7 +1367,8 @@ type ExplainedClaim struct {
 	WaitsFor string `protobuf:"bytes,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// since is when the claim came to where it is.
 	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
-	// tries of its release by the present leader, the error of the last and when the next is.
+	// tries of its release that failed on its node while that has to act, else by the present leader; the error of the
+	// last and when the next is.
 	Tries     int32                  `protobuf:"varint,7,opt,name=tries,proto3" json:"tries,omitempty"`
 	LastError string                 `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	NextTryAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`

@@ -543,8 +543,10 @@ type Workload struct {
 	Reservation *DeviceReservation `protobuf:"bytes,16,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// waits_for are the workloads, by ID or NAMESPACE/ID, that its start waits for; empty:
 	// it does not wait.
-	WaitsFor      []string               `protobuf:"bytes,17,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
-	WaitsSince    *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=waits_since,json=waitsSince,proto3" json:"waits_since,omitempty"`
+	WaitsFor   []string               `protobuf:"bytes,17,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	WaitsSince *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=waits_since,json=waitsSince,proto3" json:"waits_since,omitempty"`
+	// release that has to wait; absent: it does not.
+	Release       *Release `protobuf:"bytes,19,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -705,6 +707,103 @@ func (x *Workload) GetWaitsSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Workload) GetRelease() *Release {
+	if x != nil {
+		return x.Release
+	}
+	return nil
+}
+
+// Release is the release of a workload that has to wait: a try failed, and it is tried again.
+type Release struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// workload is its ID, or NAMESPACE/ID.
+	Workload string `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	// tries that failed since the agent was started, and when the first did.
+	Tries int32                  `protobuf:"varint,2,opt,name=tries,proto3" json:"tries,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// error of the last try.
+	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// next_try_at is absent during a try.
+	NextTryAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
+	// command ends what keeps a volume in use; empty: nothing is known to.
+	Command       string `protobuf:"bytes,6,opt,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Release) Reset() {
+	*x = Release{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Release) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Release) ProtoMessage() {}
+
+func (x *Release) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Release.ProtoReflect.Descriptor instead.
+func (*Release) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Release) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *Release) GetTries() int32 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *Release) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Release) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Release) GetNextTryAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextTryAt
+	}
+	return nil
+}
+
+func (x *Release) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
 // GivenDevice is a device that a workload has.
 type GivenDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -721,7 +820,7 @@ type GivenDevice struct {
 
 func (x *GivenDevice) Reset() {
 	*x = GivenDevice{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +832,7 @@ func (x *GivenDevice) String() string {
 func (*GivenDevice) ProtoMessage() {}
 
 func (x *GivenDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +845,7 @@ func (x *GivenDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenDevice.ProtoReflect.Descriptor instead.
 func (*GivenDevice) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GivenDevice) GetRequest() string {
@@ -792,7 +891,7 @@ type DeviceReservation struct {
 
 func (x *DeviceReservation) Reset() {
 	*x = DeviceReservation{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +903,7 @@ func (x *DeviceReservation) String() string {
 func (*DeviceReservation) ProtoMessage() {}
 
 func (x *DeviceReservation) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +916,7 @@ func (x *DeviceReservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceReservation.ProtoReflect.Descriptor instead.
 func (*DeviceReservation) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeviceReservation) GetMounts() []*DeviceMount {
@@ -852,7 +951,7 @@ type DeviceMount struct {
 
 func (x *DeviceMount) Reset() {
 	*x = DeviceMount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +963,7 @@ func (x *DeviceMount) String() string {
 func (*DeviceMount) ProtoMessage() {}
 
 func (x *DeviceMount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +976,7 @@ func (x *DeviceMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceMount.ProtoReflect.Descriptor instead.
 func (*DeviceMount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeviceMount) GetHostPath() string {
@@ -913,7 +1012,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1024,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1037,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeviceNode) GetHostPath() string {
@@ -989,7 +1088,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1100,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1113,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -1120,7 +1219,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1231,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1244,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1223,7 +1322,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1334,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1347,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Step) GetName() string {
@@ -1333,7 +1432,7 @@ type StartWorkloadRequest struct {
 
 func (x *StartWorkloadRequest) Reset() {
 	*x = StartWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1444,7 @@ func (x *StartWorkloadRequest) String() string {
 func (*StartWorkloadRequest) ProtoMessage() {}
 
 func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1457,7 @@ func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1388,7 +1487,7 @@ type StartWorkloadResponse struct {
 
 func (x *StartWorkloadResponse) Reset() {
 	*x = StartWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1499,7 @@ func (x *StartWorkloadResponse) String() string {
 func (*StartWorkloadResponse) ProtoMessage() {}
 
 func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1512,7 @@ func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StartWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartWorkloadResponse) GetEvent() isStartWorkloadResponse_Event {
@@ -1468,7 +1567,7 @@ type RunningWorkloadRequest struct {
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1579,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1592,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -1525,7 +1624,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1636,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1649,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
 }
 
 type StopWorkloadRequest struct {
@@ -1563,7 +1662,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1674,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1687,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -1618,7 +1717,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1729,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1742,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -1697,7 +1796,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1808,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1821,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -1748,7 +1847,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1859,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1872,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -1793,7 +1892,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +1904,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +1917,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -1837,7 +1936,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1948,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1961,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -1921,7 +2020,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcb\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xff\x06\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -1945,11 +2044,19 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\vreservation\x18\x10 \x01(\v2\".pannier.host.v1.DeviceReservationR\vreservation\x12\x1b\n" +
 	"\twaits_for\x18\x11 \x03(\tR\bwaitsFor\x12;\n" +
 	"\vwaits_since\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"waitsSince\x1a8\n" +
+	"waitsSince\x122\n" +
+	"\arelease\x18\x13 \x01(\v2\x18.pannier.host.v1.ReleaseR\arelease\x1a8\n" +
 	"\n" +
 	"PortsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"e\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\xd9\x01\n" +
+	"\aRelease\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x14\n" +
+	"\x05tries\x18\x02 \x01(\x05R\x05tries\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12:\n" +
+	"\vnext_try_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt\x12\x18\n" +
+	"\acommand\x18\x06 \x01(\tR\acommand\"e\n" +
 	"\vGivenDevice\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x14\n" +
@@ -2056,7 +2163,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2065,80 +2172,84 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*VolumeRequest)(nil),           // 4: pannier.host.v1.VolumeRequest
 	(*Exec)(nil),                    // 5: pannier.host.v1.Exec
 	(*Workload)(nil),                // 6: pannier.host.v1.Workload
-	(*GivenDevice)(nil),             // 7: pannier.host.v1.GivenDevice
-	(*DeviceReservation)(nil),       // 8: pannier.host.v1.DeviceReservation
-	(*DeviceMount)(nil),             // 9: pannier.host.v1.DeviceMount
-	(*DeviceNode)(nil),              // 10: pannier.host.v1.DeviceNode
-	(*ServiceStatus)(nil),           // 11: pannier.host.v1.ServiceStatus
-	(*Mount)(nil),                   // 12: pannier.host.v1.Mount
-	(*Step)(nil),                    // 13: pannier.host.v1.Step
-	(*StartWorkloadRequest)(nil),    // 14: pannier.host.v1.StartWorkloadRequest
-	(*StartWorkloadResponse)(nil),   // 15: pannier.host.v1.StartWorkloadResponse
-	(*RunningWorkloadRequest)(nil),  // 16: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 17: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 18: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 19: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 20: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 21: pannier.host.v1.GetWorkloadResponse
-	(*ListWorkloadsRequest)(nil),    // 22: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 23: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 24: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 25: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 26: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 27: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 28: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 29: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 30: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 31: google.protobuf.Duration
+	(*Release)(nil),                 // 7: pannier.host.v1.Release
+	(*GivenDevice)(nil),             // 8: pannier.host.v1.GivenDevice
+	(*DeviceReservation)(nil),       // 9: pannier.host.v1.DeviceReservation
+	(*DeviceMount)(nil),             // 10: pannier.host.v1.DeviceMount
+	(*DeviceNode)(nil),              // 11: pannier.host.v1.DeviceNode
+	(*ServiceStatus)(nil),           // 12: pannier.host.v1.ServiceStatus
+	(*Mount)(nil),                   // 13: pannier.host.v1.Mount
+	(*Step)(nil),                    // 14: pannier.host.v1.Step
+	(*StartWorkloadRequest)(nil),    // 15: pannier.host.v1.StartWorkloadRequest
+	(*StartWorkloadResponse)(nil),   // 16: pannier.host.v1.StartWorkloadResponse
+	(*RunningWorkloadRequest)(nil),  // 17: pannier.host.v1.RunningWorkloadRequest
+	(*RunningWorkloadResponse)(nil), // 18: pannier.host.v1.RunningWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 19: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 20: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 21: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 22: pannier.host.v1.GetWorkloadResponse
+	(*ListWorkloadsRequest)(nil),    // 23: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 24: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 25: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 26: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 27: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 28: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 29: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 30: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 31: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	28, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	29, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	24, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	29, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	25, // 8: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	25, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	30, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	26, // 8: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 9: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	12, // 10: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	13, // 11: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	30, // 12: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	30, // 13: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
-	11, // 14: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	26, // 15: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
-	7,  // 16: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
-	8,  // 17: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	30, // 18: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
-	9,  // 19: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
-	10, // 20: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	27, // 21: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	30, // 22: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	30, // 23: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	31, // 24: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 25: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	13, // 26: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 27: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	13, // 28: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 29: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 30: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 31: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	14, // 32: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	16, // 33: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	18, // 34: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	20, // 35: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	22, // 36: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	15, // 37: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	17, // 38: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	19, // 39: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	21, // 40: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	23, // 41: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	37, // [37:42] is the sub-list for method output_type
-	32, // [32:37] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	13, // 10: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	14, // 11: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	31, // 12: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	31, // 13: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	12, // 14: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
+	27, // 15: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	8,  // 16: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
+	9,  // 17: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
+	31, // 18: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	7,  // 19: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
+	31, // 20: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	31, // 21: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	10, // 22: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
+	11, // 23: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
+	28, // 24: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	31, // 25: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	31, // 26: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	32, // 27: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 28: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	14, // 29: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 30: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	14, // 31: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 32: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 33: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 34: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	15, // 35: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	17, // 36: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	19, // 37: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	21, // 38: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	23, // 39: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	16, // 40: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	18, // 41: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	20, // 42: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	22, // 43: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	24, // 44: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	40, // [40:45] is the sub-list for method output_type
+	35, // [35:40] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2147,11 +2258,11 @@ func file_pannier_host_v1_workload_proto_init() {
 		return
 	}
 	file_pannier_host_v1_volume_proto_init()
-	file_pannier_host_v1_workload_proto_msgTypes[15].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[16].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[19].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[20].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -2161,7 +2272,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -272,8 +272,10 @@ func (x *OwnsRequest) GetWorkload() string {
 }
 
 type OwnsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Owns          bool                   `protobuf:"varint,1,opt,name=owns,proto3" json:"owns,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Owns  bool                   `protobuf:"varint,1,opt,name=owns,proto3" json:"owns,omitempty"`
+	// release is a workload.Release: that of the workload, if it has to wait. An older node says nothing.
+	Release       []byte `protobuf:"bytes,2,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -313,6 +315,13 @@ func (x *OwnsResponse) GetOwns() bool {
 		return x.Owns
 	}
 	return false
+}
+
+func (x *OwnsResponse) GetRelease() []byte {
+	if x != nil {
+		return x.Release
+	}
+	return nil
 }
 
 type DetachUnknownRequest struct {
@@ -722,9 +731,10 @@ const file_pannier_peer_v1_node_proto_rawDesc = "" +
 	"\x05stats\x18\x01 \x01(\fR\x05stats\"G\n" +
 	"\vOwnsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
-	"\bworkload\x18\x02 \x01(\tR\bworkload\"\"\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\"<\n" +
 	"\fOwnsResponse\x12\x12\n" +
-	"\x04owns\x18\x01 \x01(\bR\x04owns\"D\n" +
+	"\x04owns\x18\x01 \x01(\bR\x04owns\x12\x18\n" +
+	"\arelease\x18\x02 \x01(\fR\arelease\"D\n" +
 	"\x14DetachUnknownRequest\x12\x14\n" +
 	"\x05claim\x18\x01 \x01(\fR\x05claim\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\fR\x06volume\"\x17\n" +

@@ -1,0 +1,41 @@
+package volumesteps
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/host/internal/system/owner"
+	"github.com/pannier/pannier/internal/procfs"
+)
+
+// InUse is the error of a volume that cannot be unmounted while something uses it.
+type InUse struct {
+	Command string // ends that use; empty: it is not known how
+	Err     error
+}
+
+func (e *InUse) Error() string { return e.Err.Error() }
+func (e *InUse) Unwrap() error { return e.Err }
+
+// inUse adds to the error of an unmount who keeps the mount busy, if a process is seen to.
+func (s *Steps) inUse(path string, err error) error {
+	if !strings.Contains(err.Error(), "busy") { // EBUSY, as drivers put it
+		return err
+	}
+	scene, lookErr := mountuse.Look([]string{path}, nil)
+	if lookErr != nil {
+		return err
+	}
+	users := s.search.Users(scene, false)
+	if len(users) == 0 {
+		return err
+	}
+	u := users[0]
+	what := fmt.Sprintf("process %d (%s): %s", u.PID, procfs.Command(u.PID), u.Why)
+	of := owner.Of(u.PID, mountuse.ControlGroup(u.PID))
+	if of.Name != "" {
+		what = of.Name + ", " + what
+	}
+	return &InUse{of.Stop, fmt.Errorf("%w; it is in use by %s: stop that, and the release continues", err, what)}
+}
