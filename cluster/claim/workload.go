@@ -38,6 +38,8 @@ type Workload struct {
 	EndedAt     time.Time     `json:"ended_at,omitzero"`
 	CreateIndex uint64        `json:"create_index"`
 	ModifyIndex uint64        `json:"modify_index"`
+	// RunID is the id of this run (Run.ID); empty: an older version began it.
+	RunID string `json:"run_id,omitempty"`
 	// StartedBy is the fingerprint of the keyed command that started this run (command.Fingerprint). It identifies
 	// a repeated command.
 	StartedBy []byte `json:"started_by,omitempty"`

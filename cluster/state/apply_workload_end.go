@@ -13,6 +13,9 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	if err := errors.Join(c.Ref.Validate(), checkEnd(c)); err != nil {
 		return nil, err
 	}
+	if err := tx.keepEnd(c); err != nil {
+		return nil, err
+	}
 	workload, err := tx.Workload(c.Ref)
 	if errors.Is(err, claim.ErrWorkloadNotFound) {
 		return command.EndWorkloadResult{}, tx.endUnbegun(c)
@@ -24,7 +27,8 @@ func (tx *writeTx) EndWorkload(c *command.EndWorkload) (any, error) {
 	if c.RunID != "" {
 		workload.LastEndedRunID = c.RunID
 	}
-	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex {
+	if c.Node != "" && c.Node != workload.Node || c.Run != 0 && c.Run != workload.CreateIndex ||
+		c.RunID != "" && workload.RunID != "" && c.RunID != workload.RunID {
 		// Another run, which its own caller ends.
 		return command.EndWorkloadResult{}, tx.noteEnd(workload, before)
 	}
@@ -67,6 +71,25 @@ func checkEnd(c *command.EndWorkload) error {
 	return nil
 }
 
+// endedRun is the key under which the end of a run is kept, as long as the outcomes of commands are.
+func endedRun(id string) string { return "run." + id }
+
+// keepEnd remembers that a run was ended: a start of it may still be on its way.
+func (tx *writeTx) keepEnd(c *command.EndWorkload) error {
+	if c.RunID == "" {
+		return nil
+	}
+	key := endedRun(c.RunID)
+	if _, known, err := read[kept](&tx.ReadTx, keptKey(key)); err != nil || known {
+		return err
+	}
+	k := kept{Key: key, At: c.At, Index: tx.index}
+	if err := write(tx, keptKey(key), &k, nil, keptIndexKeys(&k)); err != nil {
+		return err
+	}
+	return tx.prune(c.At)
+}
+
 // endUnbegun records the end of a run that the ledger does not know yet.
 func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	if c.RunID == "" {
@@ -74,7 +97,7 @@ func (tx *writeTx) endUnbegun(c *command.EndWorkload) error {
 	}
 	return tx.putWorkload(claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Ended, CreatedAt: c.At, EndedAt: c.At,
-		CreateIndex: tx.index, ModifyIndex: tx.index, LastEndedRunID: c.RunID,
+		CreateIndex: tx.index, ModifyIndex: tx.index, RunID: c.RunID, LastEndedRunID: c.RunID,
 	}, claim.Workload{})
 }
 

@@ -23,7 +23,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	if known && tx.fingerprint != nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {
 		return tx.repeatStart(wanted, workload)
 	}
-	if err := checkRun(workload, c.RunID); err != nil {
+	if err := tx.checkRun(workload, c.RunID); err != nil {
 		return nil, err
 	}
 	running := known && workload.Status == claim.Running
@@ -73,7 +73,7 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	result.Workload = claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Running,
 		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index,
-		StartedBy: tx.fingerprint, LastEndedRunID: workload.LastEndedRunID,
+		RunID: c.RunID, StartedBy: tx.fingerprint, LastEndedRunID: workload.LastEndedRunID,
 	}
 	if known && workload.Status == claim.Waiting {
 		result.Workload.After = workload.After
@@ -103,8 +103,18 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 
 // checkRun refuses commands of a run that was ended: they may arrive late, if the connection or the node was held
 // up.
-func checkRun(w claim.Workload, runID string) error {
-	if runID == "" || w.LastEndedRunID != runID {
+func (tx *writeTx) checkRun(w claim.Workload, runID string) error {
+	if runID == "" {
+		return nil
+	}
+	ended := w.LastEndedRunID == runID
+	if !ended {
+		var err error
+		if _, ended, err = read[kept](&tx.ReadTx, keptKey(endedRun(runID))); err != nil {
+			return err
+		}
+	}
+	if !ended {
 		return nil
 	}
 	return fmt.Errorf("this run of workload %q was ended before: %w", w.Ref, claim.ErrConflict)

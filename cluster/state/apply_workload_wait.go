@@ -22,7 +22,7 @@ func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
 	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
 		return nil, err
 	}
-	if err := checkRun(old, c.RunID); err != nil {
+	if err := tx.checkRun(old, c.RunID); err != nil {
 		return nil, err
 	}
 	waiting := known && old.Status == claim.Waiting
@@ -45,7 +45,7 @@ func (tx *writeTx) AwaitWorkload(c *command.AwaitWorkload) (any, error) {
 	}
 	next := claim.Workload{
 		Ref: c.Ref, Node: c.Node, Status: claim.Waiting, After: c.After,
-		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, LastEndedRunID: old.LastEndedRunID,
+		CreatedAt: c.At, CreateIndex: tx.index, ModifyIndex: tx.index, RunID: c.RunID, LastEndedRunID: old.LastEndedRunID,
 	}
 	if waiting {
 		if slices.Equal(old.After, c.After) {

@@ -204,3 +204,57 @@ func TestLateStart(t *testing.T) {
 	late("b", "four")
 	l.must(start("a", "five"))
 }
+
+// TestStartThatIsLateByTwo: a start takes nothing after its run was ended, however many runs came after it, and ending
+// a run that never began keeps the one that runs on the same node.
+func TestStartThatIsLateByTwo(t *testing.T) {
+	l := open(t)
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter)})
+	start := func(run string) *command.StartWorkload {
+		return &command.StartWorkload{
+			Ref: workload("w"), Node: "a", RunID: run,
+			Claims: []claim.Claim{wanted("v", claim.SingleNodeWriter, claim.Write)},
+		}
+	}
+	end := func(run string) bool {
+		t.Helper()
+		return l.must(&command.EndWorkload{Ref: workload("w"), Node: "a", RunID: run}).(command.EndWorkloadResult).Found
+	}
+	free := func() {
+		t.Helper()
+		l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("w"), To: claim.Freed}}})
+	}
+	end("refused")
+	for _, run := range []string{"one", "two", "three"} {
+		l.must(start(run))
+		if end("refused") {
+			t.Errorf("the run %s was ended in place of one that never began", run)
+		}
+		if !end(run) {
+			t.Errorf("the run %s was not ended", run)
+		}
+		free()
+	}
+	before := l.records()
+	for _, run := range []string{"refused", "one", "two", "three"} {
+		for _, c := range []command.Command{
+			start(run), &command.AwaitWorkload{Ref: workload("w"), Node: "a", RunID: run},
+		} {
+			if _, err := l.do(c); !errors.Is(err, claim.ErrConflict) {
+				t.Errorf("%T of the run %s, which is over: %v", c, run, err)
+			}
+		}
+	}
+	l.sameAs(before, "late")
+
+	// Ends are forgotten in the end, on a host without keyed commands too.
+	l.index += uint64(keptFor.Seconds()) // and as many seconds
+	for i := range 20 {
+		end(fmt.Sprint("later-", i))
+	}
+	for key := range l.records() {
+		if strings.HasPrefix(key, keptKey(endedRun("one"))) {
+			t.Error("the end of a run is kept for ever")
+		}
+	}
+}

@@ -138,8 +138,13 @@ func (r *run) claim(ctx context.Context) error {
 		return err
 	}
 	number, err := r.m.volumes.Claim(ctx, r.volumes, r.inLedger(), want, tokens)
-	if step.HadNoEffect(err) {
-		return errors.Join(err, r.unmarkTokens(fresh))
+	if step.Refused(err) {
+		err = errors.Join(err, r.unmarkTokens(fresh))
+		if !r.m.RemoteLedger {
+			return step.NoEffect(err)
+		}
+		// An earlier copy of the command may be on its way. The undo ends the run in the ledger, which then refuses it.
+		return err
 	}
 	if number != 0 {
 		r.Update(func() { r.rec.Run = number })

@@ -432,3 +432,26 @@ func TestRepeatedStopIsAttemptedAtOnce(t *testing.T) {
 	}
 	h.clean(t)
 }
+
+// A start that the ledger has refused takes nothing later, when an earlier copy of it arrives.
+func TestARefusedStartArrivesAgain(t *testing.T) {
+	h := newHost(t)
+	h.RemoteLedger = true
+	h.volume(t, full, "a", claim.Capability{
+		AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem,
+	})
+	h.start(t, spec("other", "a"))
+	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); !errors.Is(err, claim.ErrHeld) {
+		t.Fatalf("got %v", err)
+	}
+	earlier := h.ledger.again
+	h.ended(t, "w")
+	h.stop(t, "other")
+	if err := earlier(); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("the earlier copy: %v", err)
+	}
+	if held := h.ledger.claims(); len(held) > 0 {
+		t.Errorf("nobody releases %+v", held)
+	}
+	h.clean(t)
+}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
-	"github.com/pannier/pannier/host/internal/workload/step"
 )
 
 // ErrClaimsLost says that the ledger has released claims that the workload had.
@@ -39,11 +38,7 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
 	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
 	if err != nil {
-		err = fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
-		if step.Refused(err) {
-			err = step.NoEffect(err)
-		}
-		return 0, err
+		return 0, fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
 	}
 	return started.Run, set.granted(started, epoch)
 }
