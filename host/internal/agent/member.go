@@ -6,15 +6,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
@@ -169,15 +168,15 @@ func (m *member) keepLease(ctx context.Context) error {
 	return nil
 }
 
-// fenced describes what the fence did to a workload since a moment.
-func (m *member) fenced(ref claim.WorkloadRef, since time.Time) string {
+// fenced describes what the fence did to a workload since a time in this boot.
+func (m *member) fenced(ref claim.WorkloadRef, since boottime.Instant) string {
 	reports, err := m.fence.Reports()
 	if err != nil {
 		return fmt.Sprintf("the fence's reports cannot be read: %v", err)
 	}
 	var did []string
 	for _, r := range reports {
-		if slices.Contains(r.Workloads, ref) && r.Began.After(since) {
+		if r.Hit(ref, process.BootID(), since) {
 			did = append(did, r.String())
 		}
 	}

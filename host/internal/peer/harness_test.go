@@ -123,7 +123,7 @@ func (w *world) add(t *testing.T, name string, role pki.Role, ledger *cluster.No
 	log := hclog.New(&hclog.LoggerOptions{Output: w.log})
 	a.port, err = transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
 	must(t, err)
-	terms := &Terms{}
+	terms := &Terms{answered: true}
 	a.node = &Node{
 		Info: Info{Name: name, Version: "1.2.3", BootID: "b"}, Workloads: a.works, Mounted: a.works,
 		Calls: drivers.Caller{Drivers: noDrivers{}},

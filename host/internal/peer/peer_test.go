@@ -113,6 +113,23 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
+// TestRestartedAgentCannotTellWhoLeads: a leader that was replaced before the agent was restarted gets nothing done on
+// its node.
+func TestRestartedAgentCannotTellWhoLeads(t *testing.T) {
+	w := form(t, 1, "n1")
+	n1, leader := w.agents["n1"], w.leader(t)
+	n1.register(t)
+	n1.cfg.Terms.answered = false // as after a restart
+	if _, err := leader.nodes.Info(within(t), "n1"); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "cannot tell who leads") {
+		t.Errorf("before the first answer: %v", err)
+	}
+	_, err := n1.Heartbeat(within(t), "n1")
+	must(t, err)
+	_, err = leader.nodes.Info(within(t), "n1")
+	must(t, err)
+}
+
 func TestSecretsOnlyWithAClaim(t *testing.T) {
 	w := form(t, 1, "n1")
 	n1 := w.agents["n1"]

@@ -106,7 +106,7 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 		if err := g.Node.expected(ctx); err != nil {
 			return err
 		}
-		return g.Terms.check(ctx)
+		return g.Terms.check(ctx, method)
 	case who == amongServers:
 		n, err := look(ctx, g.Leader.Ledger, peer)
 		if err == nil {
@@ -165,10 +165,26 @@ const termKey = "leader-term"
 // errOldTerm says that the caller does not lead any more.
 var errOldTerm = errcode.FailedPrecondition.New("another server has become the leader since")
 
-// Terms remembers the highest leader's term that this node has seen. The zero value is ready.
+// errNoTerm says that this agent cannot tell yet who leads.
+var errNoTerm = errcode.Unavailable.New("no server has answered this agent since its start, so it cannot tell who leads")
+
+// Terms remembers the highest leader's term that this agent has seen since its start. The zero value is ready.
 type Terms struct {
-	mu      sync.Mutex
-	highest uint64
+	mu       sync.Mutex
+	highest  uint64
+	answered bool // by a leader, which has made sure that it leads
+}
+
+// Answered records the term of a leader that has answered a heartbeat. It returns errOldTerm if a higher one was seen
+// before.
+func (t *Terms) Answered(term uint64) error {
+	if err := t.Seen(term); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.answered = true
+	return nil
 }
 
 // Seen records a term. It returns errOldTerm if a higher one was seen before.
@@ -182,8 +198,10 @@ func (t *Terms) Seen(term uint64) error {
 	return nil
 }
 
-// check records the term of a call.
-func (t *Terms) check(ctx context.Context) error {
+// check records the term of a call. After a restart a caller may be a leader that this agent knew to be replaced, so
+// calls to the node wait for the answer to its first heartbeat. A key is taken from any leader: the agent may need it
+// to start.
+func (t *Terms) check(ctx context.Context, method string) error {
 	values := metadata.ValueFromIncomingContext(ctx, termKey)
 	if len(values) != 1 {
 		return status.Errorf(codes.InvalidArgument, "the call does not carry the leader's term")
@@ -191,6 +209,12 @@ func (t *Terms) check(ctx context.Context) error {
 	term, err := strconv.ParseUint(values[0], 10, 64)
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "the leader's term is not a number")
+	}
+	t.mu.Lock()
+	answered := t.answered
+	t.mu.Unlock()
+	if !answered && method != peerv1.ServersService_OfferSecretsKey_FullMethodName {
+		return errNoTerm
 	}
 	return t.Seen(term)
 }

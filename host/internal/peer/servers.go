@@ -263,7 +263,7 @@ var _ grpc.ClientConnInterface = leaderConn{}
 func (s *Servers) Heartbeat(ctx context.Context, node string) (lease.Answer, error) {
 	resp, err := s.leader(heartbeatTimeout).Heartbeat(ctx, &peerv1.HeartbeatRequest{Node: node, BootId: s.cfg.BootID})
 	if err == nil {
-		err = s.cfg.Terms.Seen(resp.GetTerm())
+		err = s.cfg.Terms.Answered(resp.GetTerm())
 	}
 	if err != nil {
 		return lease.Answer{}, fmt.Errorf("heartbeat of node %q: %w", node, err)

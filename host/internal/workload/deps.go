@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -78,8 +79,8 @@ type Deps struct {
 	Ledger Ledger
 	Nodes  Nodes // nil: a standalone host
 	Lease  Lease // nil: a standalone host, which needs none
-	// Fenced says what the fence did to a workload since a time; empty: nothing. Nil: there is no fence.
-	Fenced func(ref claim.WorkloadRef, since time.Time) string
+	// Fenced says what the fence did to a workload since a time in this boot; empty: nothing. Nil: there is no fence.
+	Fenced func(ref claim.WorkloadRef, since boottime.Instant) string
 	// RemoteLedger says that the ledger is on other hosts, and may be unreachable when this one starts.
 	RemoteLedger bool
 	Controller   volumesteps.Controller

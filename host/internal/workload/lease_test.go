@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -197,8 +198,8 @@ func TestTheFenceHasActed(t *testing.T) {
 	h.start(t, spec("kept", "b"))
 	h = h.next(t)
 	check.NoError(t, unix.Unmount(target, 0))
-	h.Fenced = func(r claim.WorkloadRef, since time.Time) string {
-		if r == ref("w") && time.Since(since) > 0 {
+	h.Fenced = func(r claim.WorkloadRef, since boottime.Instant) string {
+		if r == ref("w") && since > 0 && since < boottime.Now() {
 			return "the fence killed 1 process"
 		}
 		return ""

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -122,7 +123,13 @@ func (m *Manager) fenced(i *instance) string {
 	if m.Fenced == nil {
 		return ""
 	}
-	return m.Fenced(i.ref, i.snapshot().StartedAt)
+	return m.Fenced(i.ref, i.startedOn())
+}
+
+// startedOn is the time since boot at which the workload was started; 0: an older version has started it.
+func (i *instance) startedOn() (at boottime.Instant) {
+	i.View(func() { at = i.rec.StartedOn })
+	return at
 }
 
 // endUnknown ends the workloads that run here according to the ledger and are not in the journal:

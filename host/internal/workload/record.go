@@ -5,6 +5,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -42,6 +43,8 @@ type record struct {
 	Waiting   string    `json:"waiting,omitempty"` // what its start or its release waits for
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
+	// StartedOn is StartedAt on the clock of leases, which is never set; 0 in a record of an older version.
+	StartedOn boottime.Instant `json:"started_on,omitempty"`
 	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the claim;
 	// 0: not known, as in a record of an older version.
 	Run uint64 `json:"run,omitempty"`

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -133,7 +134,7 @@ func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uin
 func (m *Manager) make(spec Spec, owner int) (*instance, error) {
 	rec := record{
 		Spec: spec, State: Starting, BootID: m.bootID, RunID: rand.Text(), StartedAt: time.Now().UTC(),
-		Steps: map[string]step.Progress{},
+		StartedOn: boottime.Now(), Steps: map[string]step.Progress{},
 	}
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.Namespace, v))

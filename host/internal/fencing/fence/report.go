@@ -43,6 +43,12 @@ type Killed struct {
 	Workload claim.WorkloadRef `json:"workload,omitzero"`
 }
 
+// Hit reports whether the fence took something from a workload that was started in a boot, at a time on the clock of
+// the lease. The time of day is not compared: it may have been set in between.
+func (r Report) Hit(ref claim.WorkloadRef, bootID string, started boottime.Instant) bool {
+	return slices.Contains(r.Workloads, ref) && r.BootID == bootID && r.Deadline > started
+}
+
 // String describes the report in one line.
 func (r Report) String() string {
 	text := fmt.Sprintf(
