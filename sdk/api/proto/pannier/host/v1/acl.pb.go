@@ -100,12 +100,12 @@ func (x *ACLPolicy) GetModifyIndex() uint64 {
 	return 0
 }
 
-// ACLRole is several policies under one name.
+// ACLRole is a set of policies with a name.
 type ACLRole struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
-	// policies by name; one that is not there allows nothing.
+	// policies by name; a name without a policy allows nothing.
 	Policies      []string               `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
 	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,5,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
@@ -181,7 +181,7 @@ func (x *ACLRole) GetModifyIndex() uint64 {
 // ACLToken is a token without its secret.
 type ACLToken struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// accessor names the token; it opens nothing.
+	// accessor identifies the token. It cannot be used to make calls.
 	Accessor string `protobuf:"bytes,1,opt,name=accessor,proto3" json:"accessor,omitempty"`
 	Name     string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// type is client or management; a management token may do everything.
@@ -189,7 +189,7 @@ type ACLToken struct {
 	Policies  []string               `protobuf:"bytes,4,rep,name=policies,proto3" json:"policies,omitempty"`
 	Roles     []string               `protobuf:"bytes,5,rep,name=roles,proto3" json:"roles,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// expires_at is absent where the token does not expire.
+	// expires_at is absent if the token does not expire.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -313,7 +313,7 @@ func (*BootstrapACLRequest) Descriptor() ([]byte, []int) {
 type BootstrapACLResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token *ACLToken              `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// secret is what calls are made with.
+	// secret authenticates calls.
 	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1072,7 +1072,7 @@ type CreateACLTokenRequest struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// type is client or management; empty: client.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// policies and roles by name; those of a client token must be there.
+	// policies and roles by name; those of a client token must exist.
 	Policies []string `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
 	Roles    []string `protobuf:"bytes,4,rep,name=roles,proto3" json:"roles,omitempty"`
 	// ttl after which the token expires; absent: never.
@@ -1149,7 +1149,7 @@ func (x *CreateACLTokenRequest) GetTtl() *durationpb.Duration {
 type CreateACLTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token *ACLToken              `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// secret is what calls are made with.
+	// secret authenticates calls.
 	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1485,11 +1485,11 @@ func (*GetACLSelfRequest) Descriptor() ([]byte, []int) {
 
 type GetACLSelfResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// token of the caller; absent where it gave none.
+	// token of the caller; absent if the call had none.
 	Token *ACLToken `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// management: everything is allowed.
 	Management bool `protobuf:"varint,2,opt,name=management,proto3" json:"management,omitempty"`
-	// policies that count for the caller: its own, its roles', or the anonymous one.
+	// policies that apply to the caller: its own, its roles', or the anonymous one.
 	Policies      []*ACLPolicy `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

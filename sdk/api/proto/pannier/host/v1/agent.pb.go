@@ -70,23 +70,23 @@ type StatusResponse struct {
 	Socket      string                 `protobuf:"bytes,7,opt,name=socket,proto3" json:"socket,omitempty"`
 	HttpAddress string                 `protobuf:"bytes,8,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`
 	Leader      bool                   `protobuf:"varint,9,opt,name=leader,proto3" json:"leader,omitempty"`
-	// ready once the ledger answers and a storage plugin is up.
+	// ready is set once the ledger answers and a storage plugin is up.
 	Ready   bool      `protobuf:"varint,10,opt,name=ready,proto3" json:"ready,omitempty"`
 	Message string    `protobuf:"bytes,11,opt,name=message,proto3" json:"message,omitempty"`
 	Plugins []*Plugin `protobuf:"bytes,12,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	Drivers []*Driver `protobuf:"bytes,13,rep,name=drivers,proto3" json:"drivers,omitempty"`
 	Volumes int64     `protobuf:"varint,14,opt,name=volumes,proto3" json:"volumes,omitempty"`
 	Claims  int64     `protobuf:"varint,15,opt,name=claims,proto3" json:"claims,omitempty"`
-	// releasing counts claims on their way out.
+	// releasing counts the claims that are being released.
 	Releasing int64 `protobuf:"varint,16,opt,name=releasing,proto3" json:"releasing,omitempty"`
 	// workloads counts by state.
 	Workloads map[string]int64 `protobuf:"bytes,17,rep,name=workloads,proto3" json:"workloads,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// leftovers are mounts and directories under the data directory that no record explains.
 	Leftovers []string `protobuf:"bytes,18,rep,name=leftovers,proto3" json:"leftovers,omitempty"`
-	// raft_index applied last.
+	// raft_index is the index of the last applied raft entry.
 	RaftIndex uint64         `protobuf:"varint,19,opt,name=raft_index,json=raftIndex,proto3" json:"raft_index,omitempty"`
 	Devices   []*DeviceGroup `protobuf:"bytes,20,rep,name=devices,proto3" json:"devices,omitempty"`
-	// releases of this node's workloads that have to wait.
+	// releases are the delayed releases of this node's workloads.
 	Releases      []*Release `protobuf:"bytes,21,rep,name=releases,proto3" json:"releases,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -271,9 +271,9 @@ func (x *StatusResponse) GetReleases() []*Release {
 
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// recent events to send first; 0: none, 1000 at most.
+	// recent is the number of recent events to send first, 1000 at most; 0: none.
 	Recent int32 `protobuf:"varint,1,opt,name=recent,proto3" json:"recent,omitempty"`
-	// follow goes on after them.
+	// follow keeps the stream open for later events.
 	Follow        bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -369,8 +369,8 @@ func (x *EventsResponse) GetEvent() *Event {
 
 type StopRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// plugins ends the plugins and the drivers that the agent runs too, whatever
-	// leave_plugins_on_stop says.
+	// plugins also ends the plugins and the drivers that the agent runs, whatever leave_plugins_on_stop
+	// is.
 	Plugins       bool `protobuf:"varint,1,opt,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -419,9 +419,9 @@ type StopResponse struct {
 	Pid int64 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
 	// plugins_stop: the plugins and the drivers that the agent runs end with it.
 	PluginsStop bool `protobuf:"varint,2,opt,name=plugins_stop,json=pluginsStop,proto3" json:"plugins_stop,omitempty"`
-	// workloads that are there, in any state but stopped and failed.
+	// workloads counts the workloads that are neither stopped nor failed.
 	Workloads int64 `protobuf:"varint,3,opt,name=workloads,proto3" json:"workloads,omitempty"`
-	// workloads_stop: they are stopped before the agent is (-dev). Otherwise they go on, and
+	// workloads_stop: the workloads are stopped before the agent (-dev). Otherwise they keep running, and
 	// the next agent finds them.
 	WorkloadsStop bool `protobuf:"varint,4,opt,name=workloads_stop,json=workloadsStop,proto3" json:"workloads_stop,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -600,7 +600,7 @@ type Driver struct {
 	// controller_capabilities and node_capabilities by their CSI names.
 	ControllerCapabilities []string `protobuf:"bytes,12,rep,name=controller_capabilities,json=controllerCapabilities,proto3" json:"controller_capabilities,omitempty"`
 	NodeCapabilities       []string `protobuf:"bytes,13,rep,name=node_capabilities,json=nodeCapabilities,proto3" json:"node_capabilities,omitempty"`
-	// pid where the host runs the driver itself; 0 otherwise.
+	// pid of the driver if the host runs it; 0 otherwise.
 	Pid                 int64                  `protobuf:"varint,14,opt,name=pid,proto3" json:"pid,omitempty"`
 	Restarts            int32                  `protobuf:"varint,15,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	ChangedAt           *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
@@ -1278,13 +1278,13 @@ type Plugin struct {
 	Leases     int64                  `protobuf:"varint,10,opt,name=leases,proto3" json:"leases,omitempty"`
 	LastError  string                 `protobuf:"bytes,11,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	NextTryAt  *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
-	// draining is how many older processes still finish their calls.
+	// draining is the number of older processes that are finishing their calls.
 	Draining int32 `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
-	// pinned is the sha256 of the copy that an operator wants and no other; empty: none.
+	// pinned is the sha256 of the copy that an operator has pinned; empty: none.
 	Pinned string `protobuf:"bytes,14,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	// last_good is the sha256 of the copy that served before; empty: none.
 	LastGood string `protobuf:"bytes,15,opt,name=last_good,json=lastGood,proto3" json:"last_good,omitempty"`
-	// refused says by sha256 why a copy is not tried again until it changes.
+	// refused maps the sha256 of each copy that is not tried again until its file changes to the reason.
 	Refused map[string]string `protobuf:"bytes,16,rep,name=refused,proto3" json:"refused,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// swaps are the last 20, the newest last.
 	Swaps         []*PluginSwap `protobuf:"bytes,17,rep,name=swaps,proto3" json:"swaps,omitempty"`
@@ -1441,19 +1441,19 @@ func (x *Plugin) GetSwaps() []*PluginSwap {
 	return nil
 }
 
-// PluginSwap is one change of the process that callers use, or an attempt at it.
+// PluginSwap is one change of the process that callers use, or a failed attempt.
 type PluginSwap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
 	From  *PluginGeneration      `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
 	To    *PluginGeneration      `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
-	// took is the time from the look at the binary until callers had the new process.
+	// took is the time from the inspection of the binary until callers used the new process.
 	Took *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
-	// carried is how many calls and streams went on with the old process.
+	// carried is the number of calls and streams that continued in the old process.
 	Carried int64 `protobuf:"varint,5,opt,name=carried,proto3" json:"carried,omitempty"`
-	// rollback: it went back to what had served before.
+	// rollback: the swap went back to the copy that served before.
 	Rollback bool `protobuf:"varint,6,opt,name=rollback,proto3" json:"rollback,omitempty"`
-	// error says why callers kept the old process; empty: they moved.
+	// error is the reason why callers keep the old process; empty: they use the new one.
 	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1541,7 +1541,7 @@ func (x *PluginSwap) GetError() string {
 // PluginGeneration is one process of a plugin.
 type PluginGeneration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// generation is 0, and version empty, where the process never came up.
+	// generation is 0 and version is empty if the process never came up.
 	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
@@ -1781,7 +1781,7 @@ func (x *RollbackPluginResponse) GetPlugin() *Plugin {
 type PinPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// sha256 of the copy in 64 hex digits; empty: what serves now.
+	// sha256 of the copy in 64 hex digits; empty: the one that serves now.
 	Sha256        string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1833,7 +1833,7 @@ func (x *PinPluginRequest) GetSha256() string {
 
 type PinPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// plugin with that copy.
+	// plugin with the pinned copy.
 	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1922,7 +1922,7 @@ func (x *UnpinPluginRequest) GetName() string {
 
 type UnpinPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// plugin with what is in the plugin directory.
+	// plugin with the copy in the plugin directory.
 	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2012,15 +2012,15 @@ func (x *VerifyPluginRequest) GetPath() string {
 
 type VerifyPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name that the file stands for: its own without a version.
+	// name of the plugin that the file belongs to: the file's name without a version.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// known: this host has a plugin of that name, and the file was tried with its
-	// configuration and beside its process.
+	// known: this host has a plugin of that name, and the file was tested with its configuration and next
+	// to its process.
 	Known   bool   `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
 	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
 	Sha256  string `protobuf:"bytes,5,opt,name=sha256,proto3" json:"sha256,omitempty"`
-	// healthy is what the process said of itself; message is why it is not.
+	// healthy is the process's own report; message is the reason if it is not healthy.
 	Healthy       bool   `protobuf:"varint,6,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	Message       string `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2109,9 +2109,9 @@ func (x *VerifyPluginResponse) GetMessage() string {
 type PluginLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// recent lines to send first; 0: none, 10000 at most.
+	// recent is the number of recent lines to send first, 10000 at most; 0: none.
 	Recent int32 `protobuf:"varint,2,opt,name=recent,proto3" json:"recent,omitempty"`
-	// follow goes on after them.
+	// follow keeps the stream open for later lines.
 	Follow        bool `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2170,7 +2170,7 @@ func (x *PluginLogRequest) GetFollow() bool {
 
 type PluginLogResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// line as it was printed, without its end; what is longer than 64 KiB comes in parts.
+	// line as it was printed, without its end. A line of more than 64 KiB is sent in parts.
 	Line          string `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -22,7 +22,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// DeviceGroup is devices that are alike, of one plugin.
+// DeviceGroup is a set of identical devices of one plugin.
 type DeviceGroup struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Plugin string                 `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
@@ -118,7 +118,7 @@ type Device struct {
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	// locality is where it is on the machine, such as a PCI bus id; empty: not known.
 	Locality string `protobuf:"bytes,4,opt,name=locality,proto3" json:"locality,omitempty"`
-	// workload that has it, and its namespace; empty: it is free.
+	// workload that has the device, and its namespace; empty: the device is free.
 	Workload      string `protobuf:"bytes,5,opt,name=workload,proto3" json:"workload,omitempty"`
 	Namespace     string `protobuf:"bytes,6,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -279,7 +279,7 @@ func (x *ListDevicesResponse) GetGroups() []*DeviceGroup {
 
 type DeviceStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// interval_ms between two answers in milliseconds; 0: one answer.
+	// interval_ms is the time between two answers in milliseconds; 0: only one answer.
 	IntervalMs    int64 `protobuf:"varint,1,opt,name=interval_ms,json=intervalMs,proto3" json:"interval_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -322,11 +322,11 @@ func (x *DeviceStatsRequest) GetIntervalMs() int64 {
 	return 0
 }
 
-// DeviceStatsResponse is how all devices are used that a plugin can tell of.
+// DeviceStatsResponse has the statistics of all devices whose plugin has any.
 type DeviceStatsResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Devices []*DeviceStats         `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// problems says by plugin why it could not be asked.
+	// problems maps each plugin that could not be called to the reason.
 	Problems      map[string]string `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -381,7 +381,7 @@ type DeviceStats struct {
 	Plugin string                 `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	Id     string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Time   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
-	// summary is the one value that matters most, for people.
+	// summary is the most important value, for people.
 	Summary string `protobuf:"bytes,4,opt,name=summary,proto3" json:"summary,omitempty"`
 	// values by a name that ends with its unit, such as "memory_used_bytes".
 	Values        map[string]float64 `protobuf:"bytes,5,rep,name=values,proto3" json:"values,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`

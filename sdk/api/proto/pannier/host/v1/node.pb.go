@@ -22,29 +22,29 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Node is one as the ledger has it, with what the leader knows of it.
+// Node is a node's record in the ledger, with what the leader knows about it.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// status is ready, disconnected (not heard from; its claims stand) or down (they were
-	// let go of).
+	// status is ready, disconnected (it sends no heartbeats, but keeps its claims) or down (its claims
+	// were released).
 	Status   string                 `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	StatusAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=status_at,json=statusAt,proto3" json:"status_at,omitempty"`
-	// eligible: it starts workloads, unless it is drained or not ready.
+	// eligible: the node starts workloads, unless it is drained or not ready.
 	Eligible bool `protobuf:"varint,4,opt,name=eligible,proto3" json:"eligible,omitempty"`
-	// drain is absent where the node is not drained.
+	// drain is absent if the node is not drained.
 	Drain      *NodeDrain        `protobuf:"bytes,5,opt,name=drain,proto3" json:"drain,omitempty"`
 	Drivers    []*NodeDriver     `protobuf:"bytes,6,rep,name=drivers,proto3" json:"drivers,omitempty"`
 	Devices    []*NodeDevices    `protobuf:"bytes,7,rep,name=devices,proto3" json:"devices,omitempty"`
 	Attributes map[string]string `protobuf:"bytes,8,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	BootId     string            `protobuf:"bytes,9,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	// address and version of its agent, and whether that is a server, as gossip tells;
-	// empty on a single host.
+	// address and version of its agent, and whether that is a server, from gossip; empty on a single
+	// host.
 	Address string `protobuf:"bytes,10,opt,name=address,proto3" json:"address,omitempty"`
 	Version string `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"`
 	Server  bool   `protobuf:"varint,12,opt,name=server,proto3" json:"server,omitempty"`
-	// last_heard is when the leader last answered its heartbeat; let_go_at is when its claims
-	// are let go of unless it is heard from again. Absent where the node needs no lease.
+	// last_heard is when the leader last answered the node's heartbeat. let_go_at is when the node's
+	// claims are released unless it sends another heartbeat. Both are absent if the node needs no lease.
 	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
 	LetGoAt       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,15,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
@@ -206,9 +206,9 @@ func (x *Node) GetModifiedAt() *timestamppb.Timestamp {
 type NodeDrain struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// by is who asked for it.
+	// by is the operator who requested it.
 	By string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
-	// done_at is when the node had nothing left; absent: not yet.
+	// done_at is when nothing was left on the node; absent: the drain is not completed.
 	DoneAt        *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=done_at,json=doneAt,proto3" json:"done_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -265,7 +265,7 @@ func (x *NodeDrain) GetDoneAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// NodeDriver is a CSI driver as it is on one node.
+// NodeDriver is the state of a CSI driver on one node.
 type NodeDriver struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -274,7 +274,7 @@ type NodeDriver struct {
 	Message         string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	Provider        string                 `protobuf:"bytes,5,opt,name=provider,proto3" json:"provider,omitempty"`
 	ProviderVersion string                 `protobuf:"bytes,6,opt,name=provider_version,json=providerVersion,proto3" json:"provider_version,omitempty"`
-	// node_id is the driver's own id of the node.
+	// node_id is the driver's id for the node.
 	NodeId        string            `protobuf:"bytes,7,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	MaxVolumes    int64             `protobuf:"varint,8,opt,name=max_volumes,json=maxVolumes,proto3" json:"max_volumes,omitempty"`
 	Topology      map[string]string `protobuf:"bytes,9,rep,name=topology,proto3" json:"topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -383,7 +383,7 @@ func (x *NodeDriver) GetController() bool {
 	return false
 }
 
-// NodeDevices is a group of a node's devices that are alike.
+// NodeDevices is a set of identical devices of a node.
 type NodeDevices struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plugin        string                 `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
@@ -468,7 +468,7 @@ func (x *NodeDevices) GetHealthy() int64 {
 	return 0
 }
 
-// NodeWorkload is a workload that runs on a node, or waits there for others to end.
+// NodeWorkload is a workload that runs on a node, or waits there for other workloads to end.
 type NodeWorkload struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -766,7 +766,7 @@ func (x *GetNodeResponse) GetMeta() *ReadMeta {
 type DrainNodeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// enable begins the drain; false ends it, and the node may start workloads again.
+	// enable starts the drain; false ends it, and the node may start workloads again.
 	Enable        bool `protobuf:"varint,2,opt,name=enable,proto3" json:"enable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1010,8 +1010,8 @@ func (x *PurgeNodeRequest) GetForce() bool {
 
 type PurgeNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ended are the workloads, as namespace/id, and let_go the claims that a forced purge
-	// left: what they have mounted may still be there.
+	// ended are the workloads, as namespace/id, that a forced purge ended, and let_go the claims that it
+	// released without the node. Their mounts may still exist there.
 	Ended         []string `protobuf:"bytes,1,rep,name=ended,proto3" json:"ended,omitempty"`
 	LetGo         []*Claim `protobuf:"bytes,2,rep,name=let_go,json=letGo,proto3" json:"let_go,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -108,10 +108,10 @@ type RaftPeer struct {
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	Leader  bool                   `protobuf:"varint,3,opt,name=leader,proto3" json:"leader,omitempty"`
-	// voter; others only follow until they have been stable for a while.
+	// voter: the server votes. Other servers only follow, until they have been stable for a while.
 	Voter   bool `protobuf:"varint,4,opt,name=voter,proto3" json:"voter,omitempty"`
 	Healthy bool `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
-	// last_contact is how long ago it last heard from the leader; absent: not known.
+	// last_contact is the time since it last heard from the leader; absent: unknown.
 	LastContact   *durationpb.Duration `protobuf:"bytes,6,opt,name=last_contact,json=lastContact,proto3" json:"last_contact,omitempty"`
 	LastIndex     uint64               `protobuf:"varint,7,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
 	Version       string               `protobuf:"bytes,8,opt,name=version,proto3" json:"version,omitempty"`
@@ -207,7 +207,7 @@ func (x *RaftPeer) GetVersion() string {
 
 type TransferLeadershipRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name of the server that is to lead; empty: one that is up to date.
+	// name of the next leader; empty: any server that is up to date.
 	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -650,7 +650,7 @@ func (*AutopilotHealthRequest) Descriptor() ([]byte, []int) {
 type AutopilotHealthResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Healthy bool                   `protobuf:"varint,1,opt,name=healthy,proto3" json:"healthy,omitempty"`
-	// failure_tolerance is how many voters may fail before the ledger stops.
+	// failure_tolerance is the number of voters that may fail before the ledger becomes unavailable.
 	FailureTolerance int64       `protobuf:"varint,2,opt,name=failure_tolerance,json=failureTolerance,proto3" json:"failure_tolerance,omitempty"`
 	Peers            []*RaftPeer `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -748,7 +748,7 @@ type SaveSnapshotResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// chunk of the snapshot; empty in the last message.
 	Chunk []byte `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// snapshot is what was sent, in the last message.
+	// snapshot describes the snapshot that was sent. It is in the last message.
 	Snapshot      *SnapshotInfo `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -892,10 +892,10 @@ type SnapshotInfo struct {
 	Term  uint64                 `protobuf:"varint,2,opt,name=term,proto3" json:"term,omitempty"`
 	// size in bytes.
 	Size int64 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
-	// checksum is the SHA-256 of what is in it, in hexadecimal.
+	// checksum is the SHA-256 of its content, in hexadecimal.
 	Checksum  string                 `protobuf:"bytes,4,opt,name=checksum,proto3" json:"checksum,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	// cluster it is of, and the server that wrote it.
+	// cluster that it belongs to, and the server that wrote it.
 	Cluster       string `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	Server        string `protobuf:"bytes,7,opt,name=server,proto3" json:"server,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1064,7 +1064,7 @@ func (x *ListMembersResponse) GetMembers() []*Member {
 type Member struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// address of its gossip, and rpc_address where other agents call it.
+	// address of its gossip; rpc_address is the one for calls of other agents.
 	Address    string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	RpcAddress string `protobuf:"bytes,3,opt,name=rpc_address,json=rpcAddress,proto3" json:"rpc_address,omitempty"`
 	// status is alive, leaving, left or failed.
@@ -1211,7 +1211,7 @@ func (x *JoinMembersRequest) GetAddresses() []string {
 
 type JoinMembersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// joined is how many of them answered.
+	// joined is the number of agents that answered.
 	Joined        int32 `protobuf:"varint,1,opt,name=joined,proto3" json:"joined,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1257,7 +1257,7 @@ func (x *JoinMembersResponse) GetJoined() int32 {
 type ForceLeaveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// prune forgets it at once.
+	// prune removes the agent from the list of members at once.
 	Prune         bool `protobuf:"varint,2,opt,name=prune,proto3" json:"prune,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1381,7 +1381,7 @@ func (*LeaveRequest) Descriptor() ([]byte, []int) {
 
 type LeaveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// pid of the agent, which runs until it has left.
+	// pid of the agent, which keeps running until it has left.
 	Pid           int64 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1463,9 +1463,9 @@ func (*ListKeysRequest) Descriptor() ([]byte, []int) {
 type ListKeysResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Keys  []*GossipKey           `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
-	// agents that were asked.
+	// agents is the number of agents that got the request.
 	Agents int32 `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
-	// problem is why not all answered; empty: all did.
+	// problem is the reason why some did not answer; empty: all answered.
 	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1522,12 +1522,12 @@ func (x *ListKeysResponse) GetProblem() string {
 	return ""
 }
 
-// GossipKey is one key; the key itself is never told.
+// GossipKey describes one key. It does not contain the key.
 type GossipKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// id is the first 16 hexadecimal digits of the key's SHA-256.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// agents that have it, and agents that write with it.
+	// agents is the number of agents that have the key; primary, of those that encrypt with it.
 	Agents        int32 `protobuf:"varint,2,opt,name=agents,proto3" json:"agents,omitempty"`
 	Primary       int32 `protobuf:"varint,3,opt,name=primary,proto3" json:"primary,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -22,17 +22,16 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// ReadOptions say how a query reads the ledger. Without them it is answered at once, by
-// the server that leads, with all that was agreed on before it was asked.
+// ReadOptions control how a query reads the ledger. Without them the leader answers at once, from a ledger
+// that contains everything that was committed before the query.
 type ReadOptions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// index makes the query wait until something that it reads may have changed after this
-	// index, which is that of an earlier answer; 0: it does not wait.
+	// index makes the query wait until something that it reads may have changed after this index, which
+	// was in an earlier answer; 0: do not wait.
 	Index uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// wait bounds the waiting: 10 minutes at most, 5 where it is not given.
+	// wait limits the wait, to 10 minutes at most; absent: 5 minutes.
 	Wait *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
-	// stale lets the server that is asked answer from what it has, leader or not. The
-	// answer's age says how old that may be.
+	// stale lets any server answer from its own ledger. The answer's age says how old that may be.
 	Stale         bool `protobuf:"varint,3,opt,name=stale,proto3" json:"stale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -89,14 +88,14 @@ func (x *ReadOptions) GetStale() bool {
 	return false
 }
 
-// ReadMeta says of an answer when it was true.
+// ReadMeta describes the ledger that a query was answered from.
 type ReadMeta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// index of the ledger that was read, for the next query's ReadOptions.
+	// index of that ledger, for ReadOptions of the next query.
 	Index uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
-	// known_leader: the server that answered leads, or knows who does.
+	// known_leader: the server that answered is the leader or knows it.
 	KnownLeader bool `protobuf:"varint,2,opt,name=known_leader,json=knownLeader,proto3" json:"known_leader,omitempty"`
-	// age is how long ago that server last heard from the leader; 0: it leads itself.
+	// age is the time since that server last heard from the leader; 0: it is the leader.
 	Age           *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -60,9 +60,9 @@ func (*GetSecretsStatusRequest) Descriptor() ([]byte, []int) {
 
 type GetSecretsStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// keys, the oldest first.
+	// keys, oldest first.
 	Keys []*SecretsKey `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
-	// problem is what keeps the server from opening secrets; empty: nothing.
+	// problem is the reason why the server cannot decrypt secrets; empty: none.
 	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -114,16 +114,16 @@ func (x *GetSecretsStatusResponse) GetProblem() string {
 
 type SecretsKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// id names the key and does not tell it.
+	// id identifies the key without revealing it.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// active is the one that seals now. Those before it are old, one after it is about to
+	// active: the key is in use. The keys before it in the list are old, and one after it is about to
 	// become active.
 	Active bool `protobuf:"varint,2,opt,name=active,proto3" json:"active,omitempty"`
-	// added_at is when it was made known to the cluster; absent: it is a host's own.
+	// added_at is when the key was added to the ledger; absent: it is a standalone host's own.
 	AddedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=added_at,json=addedAt,proto3" json:"added_at,omitempty"`
-	// sealed is how many records of the ledger need it.
+	// sealed is the number of records in the ledger that need the key.
 	Sealed int64 `protobuf:"varint,4,opt,name=sealed,proto3" json:"sealed,omitempty"`
-	// here: the server that answers has it.
+	// here: the server that answers has the key.
 	Here          bool `protobuf:"varint,5,opt,name=here,proto3" json:"here,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -232,7 +232,7 @@ func (*RotateSecretsKeyRequest) Descriptor() ([]byte, []int) {
 
 type RotateSecretsKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// id of the key that seals now.
+	// id of the active key.
 	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -24,7 +24,7 @@ const (
 
 type CollectGarbageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// dry_run tells what would go, and clears nothing away.
+	// dry_run returns what would be removed, and removes nothing.
 	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -111,14 +111,14 @@ func (x *CollectGarbageResponse) GetGarbage() []*Garbage {
 	return nil
 }
 
-// Garbage is one thing that nothing needs any more.
+// Garbage is a record that is no longer needed.
 type Garbage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// kind is claim (it is released), workload, driver, node or acl-token.
+	// kind is claim (which is released), workload, driver, node or acl-token.
 	Kind      string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// reason why it goes.
+	// reason for the removal.
 	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -192,7 +192,7 @@ func (x *Garbage) GetSince() *timestamppb.Timestamp {
 
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// topics of which to tell: volumes, claims, nodes, workloads, drivers.
+	// topics to watch: volumes, claims, nodes, workloads, drivers.
 	Topics        []string `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -237,7 +237,7 @@ func (x *WatchRequest) GetTopics() []string {
 
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// index of the ledger: a query that is made now reads this one, or a later.
+	// index of the ledger. A query that is made after this message reads this or a later state.
 	Index         uint64 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

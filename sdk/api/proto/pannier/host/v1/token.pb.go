@@ -24,9 +24,9 @@ const (
 
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// id is the ledger's; the accessor too, where the token was minted.
+	// id in the ledger. It is also the accessor if the token was minted.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// accessor in Consul; empty: not known yet, or Consul was never asked.
+	// accessor in Consul; empty: not known yet, or the token was never requested.
 	Accessor  string `protobuf:"bytes,2,opt,name=accessor,proto3" json:"accessor,omitempty"`
 	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Workload  string `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
@@ -36,7 +36,7 @@ type Token struct {
 	Consul    string                 `protobuf:"bytes,7,opt,name=consul,proto3" json:"consul,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	// orphan: its workload is gone, so the next sweep revokes it.
+	// orphan: the token's workload is gone, so the next sweep revokes it.
 	Orphan        bool `protobuf:"varint,10,opt,name=orphan,proto3" json:"orphan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -258,7 +258,7 @@ func (x *ListTokensResponse) GetMeta() *ReadMeta {
 
 type SweepTokensRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// dry_run tells what would be revoked, and revokes nothing.
+	// dry_run returns what would be revoked, and revokes nothing.
 	DryRun        bool `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -304,7 +304,8 @@ func (x *SweepTokensRequest) GetDryRun() bool {
 type SweepTokensResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Tokens []*SweptToken          `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
-	// problems are Consuls whose tokens could not be listed; the ledger's own were swept.
+	// problems names each Consul whose tokens could not be listed. The tokens in the ledger were swept
+	// nevertheless.
 	Problems      []string `protobuf:"bytes,2,rep,name=problems,proto3" json:"problems,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -357,9 +358,9 @@ func (x *SweepTokensResponse) GetProblems() []string {
 type SweptToken struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// reason why it goes.
+	// reason for the revocation.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// revoked is false on a dry run, and where it could not be: see error.
+	// revoked is false on a dry run, and after a failure (see error).
 	Revoked       bool   `protobuf:"varint,3,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -22,7 +22,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// VolumeSpec is what an operator writes; docs/volume-spec.md tells each field.
+// VolumeSpec is written by an operator; docs/volume-spec.md describes each field.
 type VolumeSpec struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -31,7 +31,7 @@ type VolumeSpec struct {
 	Namespace  string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	PluginId   string                 `protobuf:"bytes,5,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	ExternalId string                 `protobuf:"bytes,6,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	// capacities in bytes; 0 means no bound.
+	// capacities in bytes; 0: no limit.
 	CapacityMin     int64               `protobuf:"varint,7,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
 	CapacityMax     int64               `protobuf:"varint,8,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
 	CloneId         string              `protobuf:"bytes,9,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
@@ -39,7 +39,7 @@ type VolumeSpec struct {
 	Capabilities    []*VolumeCapability `protobuf:"bytes,11,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	MountOptions    *MountOptions       `protobuf:"bytes,12,opt,name=mount_options,json=mountOptions,proto3" json:"mount_options,omitempty"`
 	TopologyRequest *TopologyRequest    `protobuf:"bytes,13,opt,name=topology_request,json=topologyRequest,proto3" json:"topology_request,omitempty"`
-	// secrets are sealed before they are stored, and are never read back.
+	// secrets are encrypted before they are stored, and are never returned.
 	Secrets       map[string]string `protobuf:"bytes,14,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Parameters    map[string]string `protobuf:"bytes,15,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Context       map[string]string `protobuf:"bytes,16,rep,name=context,proto3" json:"context,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -244,7 +244,7 @@ func (x *VolumeCapability) GetAttachmentMode() string {
 type MountOptions struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	FsType string                 `protobuf:"bytes,1,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	// mount_flags read back as [REDACTED].
+	// mount_flags are returned as [REDACTED].
 	MountFlags       []string `protobuf:"bytes,2,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
 	VolumeMountGroup string   `protobuf:"bytes,3,opt,name=volume_mount_group,json=volumeMountGroup,proto3" json:"volume_mount_group,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -403,14 +403,14 @@ type Volume struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// spec with secrets' values and mount flags redacted.
 	Spec *VolumeSpec `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	// capacity in bytes as the driver said; 0: unknown.
+	// capacity in bytes as reported by the driver; 0: unknown.
 	Capacity int64 `protobuf:"varint,2,opt,name=capacity,proto3" json:"capacity,omitempty"`
-	// access_mode and attachment_mode in use; empty while there is no claim.
+	// access_mode and attachment_mode in use; empty: the volume has no claims.
 	AccessMode     string      `protobuf:"bytes,3,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	AttachmentMode string      `protobuf:"bytes,4,opt,name=attachment_mode,json=attachmentMode,proto3" json:"attachment_mode,omitempty"`
 	Claims         []*Claim    `protobuf:"bytes,5,rep,name=claims,proto3" json:"claims,omitempty"`
 	Topologies     []*Topology `protobuf:"bytes,6,rep,name=topologies,proto3" json:"topologies,omitempty"`
-	// provider, provider_version and driver health are the driver's of now.
+	// provider, provider_version and the driver's health are the driver's present ones.
 	Provider        string                 `protobuf:"bytes,7,opt,name=provider,proto3" json:"provider,omitempty"`
 	ProviderVersion string                 `protobuf:"bytes,8,opt,name=provider_version,json=providerVersion,proto3" json:"provider_version,omitempty"`
 	DriverHealthy   bool                   `protobuf:"varint,9,opt,name=driver_healthy,json=driverHealthy,proto3" json:"driver_healthy,omitempty"`
@@ -569,7 +569,7 @@ type Claim struct {
 	ModifiedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	// forced_by is the operator who vouched that the node is down.
 	ForcedBy string `protobuf:"bytes,12,opt,name=forced_by,json=forcedBy,proto3" json:"forced_by,omitempty"`
-	// last_error of its release, and when it is tried again.
+	// last_error is the last error of the claim's release; next_try_at is the time of the next attempt.
 	LastError     string                 `protobuf:"bytes,13,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	NextTryAt     *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -704,7 +704,7 @@ func (x *Claim) GetNextTryAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// VolumeUsage is usage and condition of a volume that is mounted on this node.
+// VolumeUsage is the usage and condition of a volume that is mounted on this node.
 type VolumeUsage struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	BytesTotal      int64                  `protobuf:"varint,1,opt,name=bytes_total,json=bytesTotal,proto3" json:"bytes_total,omitempty"`
@@ -1060,7 +1060,7 @@ func (x *GetVolumeRequest) GetRead() *ReadOptions {
 type GetVolumeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// usage is absent where the volume is not mounted on this node or its driver tells none.
+	// usage is absent if the volume is not mounted on this node or its driver does not report any.
 	Usage         *VolumeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
 	Meta          *ReadMeta    `protobuf:"bytes,3,opt,name=meta,proto3" json:"meta,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1295,7 +1295,7 @@ func (x *ExplainVolumeRequest) GetId() string {
 type ExplainVolumeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// summary says in a sentence how the volume stands.
+	// summary describes the volume's state in a sentence.
 	Summary       string            `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`
 	Claims        []*ExplainedClaim `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1353,26 +1353,26 @@ func (x *ExplainVolumeResponse) GetClaims() []*ExplainedClaim {
 	return nil
 }
 
-// ExplainedClaim is one claim and what it waits for.
+// ExplainedClaim is a claim and what it waits for.
 type ExplainedClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Claim *Claim                 `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
-	// node_status is ready, disconnected, down or unknown; last_heard is when the leader last
-	// answered its heartbeat, let_go_at when it lets go of the node's claims unless it is
-	// heard from again.
+	// node_status is ready, disconnected, down or unknown. last_heard is when the leader last answered
+	// the node's heartbeat, and let_go_at when the leader releases the node's claims unless it sends
+	// another one.
 	NodeStatus string                 `protobuf:"bytes,2,opt,name=node_status,json=nodeStatus,proto3" json:"node_status,omitempty"`
 	LastHeard  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
 	LetGoAt    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
-	// waits_for is what has to happen next; empty: nothing, its workload uses it.
+	// waits_for is what has to happen next; empty: nothing, because its workload uses the volume.
 	WaitsFor string `protobuf:"bytes,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
-	// since is when the claim came to where it is.
+	// since is when the claim came to its present state.
 	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
-	// tries of its release that failed on its node while that has to act, else by the present leader; the error of the
-	// last and when the next is.
+	// tries counts the failed attempts to release the claim: those of its node while the node has to act, otherwise
+	// those of the present leader. last_error is the error of the last one, next_try_at the time of the next one.
 	Tries     int32                  `protobuf:"varint,7,opt,name=tries,proto3" json:"tries,omitempty"`
 	LastError string                 `protobuf:"bytes,8,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	NextTryAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
-	// next is what happens by itself; command is what to run where that is not enough.
+	// next is what happens automatically; command is what to run if that is not enough.
 	Next          string `protobuf:"bytes,10,opt,name=next,proto3" json:"next,omitempty"`
 	Command       string `protobuf:"bytes,11,opt,name=command,proto3" json:"command,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1752,8 +1752,8 @@ func (x *DeregisterVolumeRequest) GetForce() bool {
 
 type DeregisterVolumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// left_behind are the claims that a forced deregistration dropped: their mounts
-	// and attachments may still stand.
+	// left_behind are the claims that a forced deregistration removed. Their mounts and attachments may
+	// still exist.
 	LeftBehind    []*Claim `protobuf:"bytes,1,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1897,7 +1897,7 @@ type ExpandVolumeRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// capacities in bytes; 0 means no bound.
+	// capacities in bytes; 0: no limit.
 	CapacityMin   int64 `protobuf:"varint,3,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
 	CapacityMax   int64 `protobuf:"varint,4,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2011,7 +2011,7 @@ type DetachVolumeRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	Node      string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	// force frees the claims of a node that the operator vouches is down.
+	// force releases the claims of a node that is down, for which the operator vouches.
 	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2121,10 +2121,10 @@ func (x *DetachVolumeResponse) GetClaims() []*DetachedClaim {
 
 type DetachedClaim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// claim as it was before.
+	// claim in its state before the call.
 	Claim    *Claim `protobuf:"bytes,1,opt,name=claim,proto3" json:"claim,omitempty"`
 	Released bool   `protobuf:"varint,2,opt,name=released,proto3" json:"released,omitempty"`
-	// message says what was done, or why it could not be.
+	// message is what was done, or the reason why that failed.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2306,7 +2306,7 @@ type Snapshot struct {
 	SnapshotId       string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
 	PluginId         string                 `protobuf:"bytes,2,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	ExternalVolumeId string                 `protobuf:"bytes,3,opt,name=external_volume_id,json=externalVolumeId,proto3" json:"external_volume_id,omitempty"`
-	// volume is the registered volume's id, where there is one.
+	// volume is the registered volume's id, if there is one.
 	Volume        string                 `protobuf:"bytes,4,opt,name=volume,proto3" json:"volume,omitempty"`
 	Size          int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`

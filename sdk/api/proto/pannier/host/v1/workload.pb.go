@@ -24,7 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// WorkloadSpec is what an operator writes; docs/workload-spec.md tells each field.
+// WorkloadSpec is written by an operator; docs/workload-spec.md describes each field.
 type WorkloadSpec struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -33,17 +33,16 @@ type WorkloadSpec struct {
 	Exec      *Exec                  `protobuf:"bytes,4,opt,name=exec,proto3" json:"exec,omitempty"`
 	Services  []*v1.Service          `protobuf:"bytes,5,rep,name=services,proto3" json:"services,omitempty"`
 	Ports     []*Port                `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	// user that owns the workload's secrets: a name or a number; empty: that of exec,
-	// or root.
+	// user that owns the workload's secrets: a name or a number; empty: the user of exec, or root.
 	User string `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
-	// canary makes the services bear their canary_tags and canary_meta.
+	// canary makes the services use their canary_tags and canary_meta.
 	Canary   bool             `protobuf:"varint,8,opt,name=canary,proto3" json:"canary,omitempty"`
 	Sidecars []*Sidecar       `protobuf:"bytes,9,rep,name=sidecars,proto3" json:"sidecars,omitempty"`
 	Devices  []*DeviceRequest `protobuf:"bytes,10,rep,name=devices,proto3" json:"devices,omitempty"`
-	// after are workloads, by ID or NAMESPACE/ID, of which nothing may be left anywhere
-	// before this one takes anything. A workload that the ledger does not know has ended.
+	// after are workloads, by ID or NAMESPACE/ID, of which nothing may be left on any node before this
+	// one claims anything. A workload that is not in the ledger counts as ended.
 	After []string `protobuf:"bytes,11,rep,name=after,proto3" json:"after,omitempty"`
-	// replaces is as after, and asks each of them to stop.
+	// replaces is like after, but also asks each of the workloads to stop.
 	Replaces      []string `protobuf:"bytes,12,rep,name=replaces,proto3" json:"replaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -163,12 +162,12 @@ func (x *WorkloadSpec) GetReplaces() []string {
 	return nil
 }
 
-// DeviceRequest asks for devices of this node that no other workload has.
+// DeviceRequest requests devices of this node that no other workload has.
 type DeviceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name is TYPE, VENDOR/TYPE or VENDOR/TYPE/NAME.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// count is above 0.
+	// count of devices, at least 1.
 	Count         int32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -222,7 +221,7 @@ func (x *DeviceRequest) GetCount() int32 {
 type Port struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Label string                 `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
-	// static is the port's number; 0: the node picks a free one.
+	// static is the port's number; 0: the node picks a free port.
 	Static        int32 `protobuf:"varint,2,opt,name=static,proto3" json:"static,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -272,16 +271,16 @@ func (x *Port) GetStatic() int32 {
 	return 0
 }
 
-// Sidecar is a program that runs beside the workload's own.
+// Sidecar is a program that runs next to the workload's own.
 type Sidecar struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// service whose proxy it is; empty: the only one that has a proxy.
+	// service whose proxy it is; empty: the only service that has a proxy.
 	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
-	// command and its arguments. ${bootstrap}, ${token_file}, ${secrets_dir} and
-	// ${port.LABEL} stand in them.
+	// command and its arguments. They may contain ${bootstrap}, ${token_file}, ${secrets_dir} and
+	// ${port.LABEL}.
 	Command []string          `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
 	Env     map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// user that runs it; empty: the workload's.
+	// user that the sidecar runs as; empty: the workload's.
 	User          string `protobuf:"bytes,4,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -352,10 +351,10 @@ type VolumeRequest struct {
 	// source is the volume's id, in the workload's namespace.
 	Source   string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	ReadOnly bool   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
-	// access_mode and attachment_mode may be empty where the volume has one capability.
+	// access_mode and attachment_mode may be empty if the volume has only one capability.
 	AccessMode     string `protobuf:"bytes,4,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	AttachmentMode string `protobuf:"bytes,5,opt,name=attachment_mode,json=attachmentMode,proto3" json:"attachment_mode,omitempty"`
-	// mount_options replace the volume's, field by field.
+	// mount_options override the volume's, field by field.
 	MountOptions *MountOptions `protobuf:"bytes,6,opt,name=mount_options,json=mountOptions,proto3" json:"mount_options,omitempty"`
 	// destination is an absolute path in the workload's mount namespace.
 	Destination   string `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
@@ -514,10 +513,10 @@ type Workload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
 	Node  string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// state is starting, running, stopping, stopped or failed; unknown: it was starting or
-	// running, and the host has not reached the ledger since it was started.
+	// state is starting, running, stopping, stopped or failed; unknown: the workload was starting or
+	// running, and the host has not reached the ledger since its own start.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	// message says why it failed, or what its start or its stop waits for.
+	// message is why it failed, or what its start or its stop waits for.
 	Message   string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	Mounts    []*Mount               `protobuf:"bytes,5,rep,name=mounts,proto3" json:"mounts,omitempty"`
 	Steps     []*Step                `protobuf:"bytes,6,rep,name=steps,proto3" json:"steps,omitempty"`
@@ -527,25 +526,24 @@ type Workload struct {
 	OwnerPid int64 `protobuf:"varint,9,opt,name=owner_pid,json=ownerPid,proto3" json:"owner_pid,omitempty"`
 	// pid of the workload's own process; 0: none.
 	Pid int64 `protobuf:"varint,10,opt,name=pid,proto3" json:"pid,omitempty"`
-	// volumes_dir is where the host mounts the volumes of all its workloads. Whoever
-	// gives the workload a mount namespace of its own must let go of what is mounted
-	// below it there, once the workload's own volumes are bound: a copy of another
-	// workload's mount would keep that volume in use.
+	// volumes_dir is where the host mounts the volumes of all its workloads. A program that gives the
+	// workload its own mount namespace must unmount everything below this directory there after binding
+	// the workload's own volumes: a copy of another workload's mount would keep that volume in use.
 	VolumesDir string           `protobuf:"bytes,11,opt,name=volumes_dir,json=volumesDir,proto3" json:"volumes_dir,omitempty"`
 	Services   []*ServiceStatus `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
 	// ports by label.
 	Ports map[string]int32 `protobuf:"bytes,13,rep,name=ports,proto3" json:"ports,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// secrets_dir is the workload's, where a service has one; empty: none.
+	// secrets_dir is the workload's directory of secrets, if a service has one; empty: none.
 	SecretsDir string `protobuf:"bytes,14,opt,name=secrets_dir,json=secretsDir,proto3" json:"secrets_dir,omitempty"`
-	// devices that it was given.
+	// devices assigned to the workload.
 	Devices []*GivenDevice `protobuf:"bytes,15,rep,name=devices,proto3" json:"devices,omitempty"`
-	// reservation is what it needs to use them; absent: it has none.
+	// reservation is what the workload needs to use its devices; absent: it has none.
 	Reservation *DeviceReservation `protobuf:"bytes,16,opt,name=reservation,proto3" json:"reservation,omitempty"`
-	// waits_for are the workloads, by ID or NAMESPACE/ID, that its start waits for; empty:
-	// it does not wait.
+	// waits_for are the workloads, by ID or NAMESPACE/ID, that its start waits for; empty: it does not
+	// wait.
 	WaitsFor   []string               `protobuf:"bytes,17,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	WaitsSince *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=waits_since,json=waitsSince,proto3" json:"waits_since,omitempty"`
-	// release that has to wait; absent: it does not.
+	// release is the workload's release if it is delayed; absent: it is not.
 	Release       *Release `protobuf:"bytes,19,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -714,19 +712,19 @@ func (x *Workload) GetRelease() *Release {
 	return nil
 }
 
-// Release is the release of a workload that has to wait: a try failed, and it is tried again.
+// Release is a delayed release of a workload: an attempt has failed, and it is retried.
 type Release struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// workload is its ID, or NAMESPACE/ID.
 	Workload string `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
-	// tries that failed since the agent was started, and when the first did.
+	// tries counts the failed attempts since the agent was started; since is the time of the first one.
 	Tries int32                  `protobuf:"varint,2,opt,name=tries,proto3" json:"tries,omitempty"`
 	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	// error of the last try.
+	// error of the last attempt.
 	Error string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
-	// next_try_at is absent during a try.
+	// next_try_at is absent during an attempt.
 	NextTryAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
-	// command ends what keeps a volume in use; empty: nothing is known to.
+	// command ends the use of a volume that delays the release; empty: none is known.
 	Command       string `protobuf:"bytes,6,opt,name=command,proto3" json:"command,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -804,10 +802,10 @@ func (x *Release) GetCommand() string {
 	return ""
 }
 
-// GivenDevice is a device that a workload has.
+// GivenDevice is a device assigned to a workload.
 type GivenDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// request is the name that it was asked for by.
+	// request is the name of the request that it was assigned for.
 	Request string `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Plugin  string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	// group is VENDOR/TYPE/NAME.
@@ -1061,17 +1059,17 @@ func (x *DeviceNode) GetPermissions() string {
 	return ""
 }
 
-// ServiceStatus is how a service of a workload stands.
+// ServiceStatus is the state of a service of a workload.
 type ServiceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// id in Consul.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// proxy_id of its sidecar, or its own where it is a gateway; empty: none.
+	// proxy_id is the id of its sidecar, or its own if it is a gateway; empty: none.
 	ProxyId string `protobuf:"bytes,3,opt,name=proxy_id,json=proxyId,proto3" json:"proxy_id,omitempty"`
 	// consul is the name of the agent's consul block.
 	Consul string `protobuf:"bytes,4,opt,name=consul,proto3" json:"consul,omitempty"`
-	// token_accessor of its SI token; empty: none.
+	// token_accessor is the accessor of its token; empty: none.
 	TokenAccessor  string                 `protobuf:"bytes,5,opt,name=token_accessor,json=tokenAccessor,proto3" json:"token_accessor,omitempty"`
 	TokenExpiresAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=token_expires_at,json=tokenExpiresAt,proto3" json:"token_expires_at,omitempty"`
 	// token_file and bootstrap_file are paths on the host; empty: none.
@@ -1080,7 +1078,7 @@ type ServiceStatus struct {
 	Port          int32  `protobuf:"varint,9,opt,name=port,proto3" json:"port,omitempty"`
 	AdminPort     int32  `protobuf:"varint,10,opt,name=admin_port,json=adminPort,proto3" json:"admin_port,omitempty"`
 	ReadyPort     int32  `protobuf:"varint,11,opt,name=ready_port,json=readyPort,proto3" json:"ready_port,omitempty"`
-	// message says what keeps it from being as it should: a renewal or a sync that fails.
+	// message is a problem of the running service: a renewal or a sync that fails.
 	Message       string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1200,18 +1198,18 @@ func (x *ServiceStatus) GetMessage() string {
 	return ""
 }
 
-// Mount is what a workload needs of one volume.
+// Mount is what a workload needs in order to use one volume.
 type Mount struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// request is the name of the volume block.
 	Request string `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
-	// host_path of the mounted directory or block device file.
+	// host_path of the mounted directory or the block device file.
 	HostPath    string `protobuf:"bytes,3,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
 	Destination string `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	ReadOnly    bool   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Block       bool   `protobuf:"varint,6,opt,name=block,proto3" json:"block,omitempty"`
-	// propagation as docker and systemd name it: "rprivate".
+	// propagation in the terms of docker and systemd: "rprivate".
 	Propagation   string `protobuf:"bytes,7,opt,name=propagation,proto3" json:"propagation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1296,15 +1294,15 @@ func (x *Mount) GetPropagation() string {
 	return ""
 }
 
-// Step is one step of a workload as it went.
+// Step is a step of a workload and its progress.
 type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name: await, claim, reserve, attach, stage, publish, register, identify, bootstrap; undo of
-	// these has undo set.
+	// name: await, claim, reserve, attach, stage, publish, register, identify or bootstrap. undo is set
+	// if the step is being undone.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// volume is the request's name; empty for other steps.
 	Volume string `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
-	// state is running, done, failed or waiting (will be tried again).
+	// state is running, done, failed or waiting (for the next attempt).
 	State     string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	Undo      bool                   `protobuf:"varint,4,opt,name=undo,proto3" json:"undo,omitempty"`
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
@@ -1314,7 +1312,7 @@ type Step struct {
 	Attempt int32 `protobuf:"varint,8,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// service is the service's name; empty for other steps.
 	Service string `protobuf:"bytes,9,opt,name=service,proto3" json:"service,omitempty"`
-	// note says what a step that runs waits for; empty: nothing to tell.
+	// note is what a running step waits for; empty: nothing to report.
 	Note          string `protobuf:"bytes,10,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1423,8 +1421,8 @@ func (x *Step) GetNote() string {
 type StartWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
-	// release_with_caller releases the workload when the calling process ends. The
-	// host takes the process id from the socket's peer credentials.
+	// release_with_caller releases the workload when the calling process ends. The host gets the process
+	// id from the socket's peer credentials.
 	ReleaseWithCaller bool `protobuf:"varint,2,opt,name=release_with_caller,json=releaseWithCaller,proto3" json:"release_with_caller,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache

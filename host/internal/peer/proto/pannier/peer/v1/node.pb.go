@@ -26,7 +26,7 @@ type ExpandVolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// volume is a claim.Volume.
 	Volume []byte `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// Bounds of the new size in bytes; capacity_max 0: none.
+	// Limits of the new size in bytes; capacity_max 0: no limit.
 	CapacityMin   int64 `protobuf:"varint,2,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
 	CapacityMax   int64 `protobuf:"varint,3,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -86,7 +86,7 @@ func (x *ExpandVolumeRequest) GetCapacityMax() int64 {
 
 type ExpandVolumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// places is how many mounts of the volume have grown.
+	// places is the number of mounts that have grown.
 	Places        int32 `protobuf:"varint,1,opt,name=places,proto3" json:"places,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -274,7 +274,7 @@ func (x *OwnsRequest) GetWorkload() string {
 type OwnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Owns  bool                   `protobuf:"varint,1,opt,name=owns,proto3" json:"owns,omitempty"`
-	// release is a workload.Release: that of the workload, if it has to wait. An older node says nothing.
+	// release is a workload.Release if the workload's release is delayed. Older nodes do not send it.
 	Release       []byte `protobuf:"bytes,2,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -470,7 +470,7 @@ func (x *DetachRequest) GetVolume() []byte {
 
 type DetachResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// did says what the node did, for the operator.
+	// did describes what the node did, for the operator.
 	Did           string `protobuf:"bytes,1,opt,name=did,proto3" json:"did,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

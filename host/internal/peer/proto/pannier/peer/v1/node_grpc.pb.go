@@ -32,30 +32,28 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// What the leader asks of a node, beside the controller's calls of
-// pannier.plugin.storage.v1. Only servers may call, each call has the leader's term in
-// the metadata "leader-term", and one of a lower term than the node has seen is
-// refused: that leader does not lead any more.
+// NodeService has the leader's calls to a node, besides the controller calls of pannier.plugin.storage.v1.
+// Only servers may call it. Each call has the leader's term in the metadata "leader-term". A call with a
+// lower term than the node has seen is refused, because that server is no longer the leader.
 //
-// What the ledger keeps travels as JSON, in bytes. The secrets of a volume are sealed in
-// it: a node asks the servers for those of what it holds a claim on.
+// Records of the ledger are sent as JSON, in bytes. The secrets of a volume are encrypted in them: a node
+// asks the servers for the secrets of volumes on which it holds a claim.
 type NodeServiceClient interface {
-	// ExpandVolume grows what is mounted of a volume on the node (NodeExpandVolume). It
-	// may be repeated.
+	// ExpandVolume grows the mounts of a volume on the node (NodeExpandVolume). It may be repeated.
 	ExpandVolume(ctx context.Context, in *ExpandVolumeRequest, opts ...grpc.CallOption) (*ExpandVolumeResponse, error)
-	// VolumeStats reads usage and condition of what is mounted (NodeGetVolumeStats).
+	// VolumeStats returns usage and condition of a mounted volume (NodeGetVolumeStats).
 	VolumeStats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsResponse, error)
-	// Owns says whether the node takes a workload down by itself.
+	// Owns reports whether the node releases a workload by itself.
 	Owns(ctx context.Context, in *OwnsRequest, opts ...grpc.CallOption) (*OwnsResponse, error)
-	// DetachUnknown undoes what a claim of a workload that the node does not know may have
-	// left mounted. It may be repeated.
+	// DetachUnknown unmounts what may be left of a claim whose workload the node does not know. It may be
+	// repeated.
 	DetachUnknown(ctx context.Context, in *DetachUnknownRequest, opts ...grpc.CallOption) (*DetachUnknownResponse, error)
-	// Detach takes a volume off the node for the holder of a claim, and says what it did.
+	// Detach unmounts a volume on the node for the workload of a claim, and returns what it did.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
-	// StopWorkload asks the node to stop a workload, and does not wait for its end. One
-	// that does not run there is success.
+	// StopWorkload asks the node to stop a workload, and does not wait for its end. It succeeds if the
+	// workload does not run there.
 	StopWorkload(ctx context.Context, in *StopWorkloadRequest, opts ...grpc.CallOption) (*StopWorkloadResponse, error)
-	// NodeInfo says who the node is.
+	// NodeInfo returns the node's identity.
 	NodeInfo(ctx context.Context, in *NodeInfoRequest, opts ...grpc.CallOption) (*NodeInfoResponse, error)
 }
 
@@ -141,30 +139,28 @@ func (c *nodeServiceClient) NodeInfo(ctx context.Context, in *NodeInfoRequest, o
 // All implementations must embed UnimplementedNodeServiceServer
 // for forward compatibility.
 //
-// What the leader asks of a node, beside the controller's calls of
-// pannier.plugin.storage.v1. Only servers may call, each call has the leader's term in
-// the metadata "leader-term", and one of a lower term than the node has seen is
-// refused: that leader does not lead any more.
+// NodeService has the leader's calls to a node, besides the controller calls of pannier.plugin.storage.v1.
+// Only servers may call it. Each call has the leader's term in the metadata "leader-term". A call with a
+// lower term than the node has seen is refused, because that server is no longer the leader.
 //
-// What the ledger keeps travels as JSON, in bytes. The secrets of a volume are sealed in
-// it: a node asks the servers for those of what it holds a claim on.
+// Records of the ledger are sent as JSON, in bytes. The secrets of a volume are encrypted in them: a node
+// asks the servers for the secrets of volumes on which it holds a claim.
 type NodeServiceServer interface {
-	// ExpandVolume grows what is mounted of a volume on the node (NodeExpandVolume). It
-	// may be repeated.
+	// ExpandVolume grows the mounts of a volume on the node (NodeExpandVolume). It may be repeated.
 	ExpandVolume(context.Context, *ExpandVolumeRequest) (*ExpandVolumeResponse, error)
-	// VolumeStats reads usage and condition of what is mounted (NodeGetVolumeStats).
+	// VolumeStats returns usage and condition of a mounted volume (NodeGetVolumeStats).
 	VolumeStats(context.Context, *VolumeStatsRequest) (*VolumeStatsResponse, error)
-	// Owns says whether the node takes a workload down by itself.
+	// Owns reports whether the node releases a workload by itself.
 	Owns(context.Context, *OwnsRequest) (*OwnsResponse, error)
-	// DetachUnknown undoes what a claim of a workload that the node does not know may have
-	// left mounted. It may be repeated.
+	// DetachUnknown unmounts what may be left of a claim whose workload the node does not know. It may be
+	// repeated.
 	DetachUnknown(context.Context, *DetachUnknownRequest) (*DetachUnknownResponse, error)
-	// Detach takes a volume off the node for the holder of a claim, and says what it did.
+	// Detach unmounts a volume on the node for the workload of a claim, and returns what it did.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
-	// StopWorkload asks the node to stop a workload, and does not wait for its end. One
-	// that does not run there is success.
+	// StopWorkload asks the node to stop a workload, and does not wait for its end. It succeeds if the
+	// workload does not run there.
 	StopWorkload(context.Context, *StopWorkloadRequest) (*StopWorkloadResponse, error)
-	// NodeInfo says who the node is.
+	// NodeInfo returns the node's identity.
 	NodeInfo(context.Context, *NodeInfoRequest) (*NodeInfoResponse, error)
 	mustEmbedUnimplementedNodeServiceServer()
 }

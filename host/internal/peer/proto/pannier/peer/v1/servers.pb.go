@@ -4,13 +4,13 @@
 // 	protoc        (unknown)
 // source: pannier/peer/v1/servers.proto
 
-// What an agent asks of the servers. Each server answers; the work is the leader's,
-// and one that does not lead says FailedPrecondition with a NotLeader.
+// The calls of agents to the servers. The leader does the work of most calls. Other servers answer these with
+// FailedPrecondition and a NotLeader.
 //
-// A caller speaks for itself only: node is the name in its certificate. A node that
-// is no server sends its secret with each call, in the metadata "node-secret".
+// A caller acts only for itself: node is the name in its certificate. A node that is not a server sends its
+// secret with each call, in the metadata "node-secret".
 //
-// What the ledger keeps travels as the ledger writes it down: as JSON, in bytes.
+// Records of the ledger are sent as the ledger stores them: as JSON, in bytes.
 
 package peerv1
 
@@ -30,14 +30,14 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// NotLeader is a detail of FailedPrecondition: another server leads, or none.
+// NotLeader is a detail of FailedPrecondition: another server is the leader, or there is none.
 type NotLeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// leader is the name of the one that leads; empty: none is known.
+	// leader is the leader's name; empty: unknown.
 	Leader string `protobuf:"bytes,1,opt,name=leader,proto3" json:"leader,omitempty"`
-	// address is where it listens for agents; empty: not known.
+	// address is the leader's address for agents; empty: unknown.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// uncertain: the call may have had its effect all the same.
+	// uncertain: the call may have had its effect nevertheless.
 	Uncertain     bool `protobuf:"varint,3,opt,name=uncertain,proto3" json:"uncertain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -94,11 +94,11 @@ func (x *NotLeader) GetUncertain() bool {
 	return false
 }
 
-// Answer is a detail of an error that is the outcome of the call: it was made, and
-// another server would say the same.
+// Answer is a detail of an error that is the outcome of the call: the call was executed, and another server
+// would return the same.
 type Answer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// outcome is the error as the ledger encodes one; empty: the status says all.
+	// outcome is the error as the ledger encodes it; empty: the status has everything.
 	Outcome       []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -144,7 +144,7 @@ func (x *Answer) GetOutcome() []byte {
 type ApplyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// entries are commands as the log has them, 1 to 256.
+	// entries are commands as encoded in the log, 1 to 256.
 	Entries       [][]byte `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -196,7 +196,7 @@ func (x *ApplyRequest) GetEntries() [][]byte {
 
 type ApplyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// applied says what became of each entry, in their order.
+	// applied has the result of each entry, in the same order.
 	Applied       []*Applied `protobuf:"bytes,1,rep,name=applied,proto3" json:"applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -243,8 +243,8 @@ type Applied struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// outcome is the command's result, or the ledger's refusal.
 	Outcome []byte `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
-	// error is a google.rpc.Status in the place of an outcome: the command was not let in, or
-	// it is not known whether it was applied.
+	// error is a google.rpc.Status instead of an outcome: the command was refused before it was applied,
+	// or it is unknown whether it was applied.
 	Error         []byte `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -445,13 +445,13 @@ func (x *HeartbeatRequest) GetBootId() string {
 
 type HeartbeatResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// status is the node's, as it stood before the heartbeat: ready, disconnected or down.
+	// status is the node's before the heartbeat: ready, disconnected or down.
 	Status string `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// What the leader promises from the moment at which the heartbeat was sent.
+	// What the leader promises, counted from when the node sent the heartbeat.
 	HeartbeatTtl *durationpb.Duration `protobuf:"bytes,2,opt,name=heartbeat_ttl,json=heartbeatTtl,proto3" json:"heartbeat_ttl,omitempty"`
 	StopAfter    *durationpb.Duration `protobuf:"bytes,3,opt,name=stop_after,json=stopAfter,proto3" json:"stop_after,omitempty"`
 	Margin       *durationpb.Duration `protobuf:"bytes,4,opt,name=margin,proto3" json:"margin,omitempty"`
-	// index of the ledger when it was answered.
+	// index of the ledger at the time of the answer.
 	Index uint64 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
 	// term of the leader.
 	Term uint64 `protobuf:"varint,6,opt,name=term,proto3" json:"term,omitempty"`
@@ -545,11 +545,11 @@ type AttachRequest struct {
 	Node      string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Namespace string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Volume    string                 `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
-	// The capability as the workload uses the volume; the modes are those of the claim.
+	// The capability that the workload uses; the modes are those of the claim.
 	AccessMode     string `protobuf:"bytes,4,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	AttachmentMode string `protobuf:"bytes,5,opt,name=attachment_mode,json=attachmentMode,proto3" json:"attachment_mode,omitempty"`
 	FsType         string `protobuf:"bytes,6,opt,name=fs_type,json=fsType,proto3" json:"fs_type,omitempty"`
-	// mount_flags may carry secrets: they are never logged.
+	// mount_flags may contain secrets and are never logged.
 	MountFlags       []string `protobuf:"bytes,7,rep,name=mount_flags,json=mountFlags,proto3" json:"mount_flags,omitempty"`
 	VolumeMountGroup string   `protobuf:"bytes,8,opt,name=volume_mount_group,json=volumeMountGroup,proto3" json:"volume_mount_group,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -934,7 +934,7 @@ func (x *DeriveTokenRequest) GetToken() []byte {
 type DeriveTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Token []byte                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
-	// secret is empty where Consul has ACLs disabled.
+	// secret is empty if Consul has ACLs disabled.
 	Secret        string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -988,7 +988,7 @@ type RevokeTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Token []byte                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
-	// secret may be empty where the token was minted.
+	// secret may be empty if the token was minted.
 	Secret        string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1188,7 +1188,7 @@ func (*ReplaceWorkloadResponse) Descriptor() ([]byte, []int) {
 type SecretsKeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// ids of the keys that are wanted.
+	// ids of the requested keys.
 	Ids           []string `protobuf:"bytes,2,rep,name=ids,proto3" json:"ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1240,7 +1240,7 @@ func (x *SecretsKeysRequest) GetIds() []string {
 
 type SecretsKeysResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// keys themselves: they are never logged.
+	// keys themselves, which are never logged.
 	Keys          [][]byte `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

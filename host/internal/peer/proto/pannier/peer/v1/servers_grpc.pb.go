@@ -4,13 +4,13 @@
 // - protoc             (unknown)
 // source: pannier/peer/v1/servers.proto
 
-// What an agent asks of the servers. Each server answers; the work is the leader's,
-// and one that does not lead says FailedPrecondition with a NotLeader.
+// The calls of agents to the servers. The leader does the work of most calls. Other servers answer these with
+// FailedPrecondition and a NotLeader.
 //
-// A caller speaks for itself only: node is the name in its certificate. A node that
-// is no server sends its secret with each call, in the metadata "node-secret".
+// A caller acts only for itself: node is the name in its certificate. A node that is not a server sends its
+// secret with each call, in the metadata "node-secret".
 //
-// What the ledger keeps travels as the ledger writes it down: as JSON, in bytes.
+// Records of the ledger are sent as the ledger stores them: as JSON, in bytes.
 
 package peerv1
 
@@ -44,32 +44,32 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type ServersServiceClient interface {
-	// Apply brings commands to the ledger, each for itself and in no order: one may be refused
-	// and the next one not. One with a key may be repeated.
+	// Apply applies commands to the ledger independently of each other and in any order: one may be
+	// refused and the next one not. A command with a key may be repeated.
 	Apply(ctx context.Context, in *ApplyRequest, opts ...grpc.CallOption) (*ApplyResponse, error)
-	// Query reads from the ledger what is agreed on at this moment.
+	// Query reads the present state of the ledger.
 	Query(ctx context.Context, in *QueryRequest, opts ...grpc.CallOption) (*QueryResponse, error)
-	// Heartbeat says that the node is there, and lengthens what it may keep its claims for.
+	// Heartbeat reports that the node is alive, and extends the time for which it keeps its claims.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
-	// Attach makes a volume that the caller holds a claim on available on the caller
+	// Attach makes a volume on which the caller holds a claim available on the caller
 	// (ControllerPublishVolume). It may be repeated.
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
-	// VolumeSecrets opens the secrets of a volume that the caller holds a claim on.
+	// VolumeSecrets decrypts the secrets of a volume on which the caller holds a claim.
 	VolumeSecrets(ctx context.Context, in *VolumeSecretsRequest, opts ...grpc.CallOption) (*VolumeSecretsResponse, error)
-	// IntendToken notes in the ledger that Consul will be asked for a token.
+	// IntendToken records in the ledger that a token will be requested from Consul.
 	IntendToken(ctx context.Context, in *IntendTokenRequest, opts ...grpc.CallOption) (*IntendTokenResponse, error)
-	// DeriveToken asks Consul for a token that the ledger has noted. It may be repeated.
+	// DeriveToken requests a token that is recorded in the ledger from Consul. It may be repeated.
 	DeriveToken(ctx context.Context, in *DeriveTokenRequest, opts ...grpc.CallOption) (*DeriveTokenResponse, error)
-	// RevokeToken ends a token. One that the ledger does not know is success.
+	// RevokeToken revokes a token. It succeeds if the ledger does not know the token.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenResponse, error)
-	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
-	// waits for its end. It does not wait. One that does not run is success.
+	// ReplaceWorkload asks the node of a workload to stop it, because a workload of the caller waits for
+	// its end. It does not wait for that, and succeeds if the workload does not run.
 	ReplaceWorkload(ctx context.Context, in *ReplaceWorkloadRequest, opts ...grpc.CallOption) (*ReplaceWorkloadResponse, error)
-	// SecretsKeys gives a server the keys that seal secrets in the ledger, as far as the one that
-	// is asked has them. Each server answers, whether it leads or not.
+	// SecretsKeys returns those of the requested keys, which encrypt secrets in the ledger, that the
+	// called server has. Every server answers.
 	SecretsKeys(ctx context.Context, in *SecretsKeysRequest, opts ...grpc.CallOption) (*SecretsKeysResponse, error)
-	// OfferSecretsKey gives a server a key that the ledger is about to name, from the leader.
-	// It has the key on its disk when it answers.
+	// OfferSecretsKey sends a server a key that the leader is about to add to the ledger. The server has
+	// the key on its disk when it answers.
 	OfferSecretsKey(ctx context.Context, in *OfferSecretsKeyRequest, opts ...grpc.CallOption) (*OfferSecretsKeyResponse, error)
 }
 
@@ -195,32 +195,32 @@ func (c *serversServiceClient) OfferSecretsKey(ctx context.Context, in *OfferSec
 // All implementations must embed UnimplementedServersServiceServer
 // for forward compatibility.
 type ServersServiceServer interface {
-	// Apply brings commands to the ledger, each for itself and in no order: one may be refused
-	// and the next one not. One with a key may be repeated.
+	// Apply applies commands to the ledger independently of each other and in any order: one may be
+	// refused and the next one not. A command with a key may be repeated.
 	Apply(context.Context, *ApplyRequest) (*ApplyResponse, error)
-	// Query reads from the ledger what is agreed on at this moment.
+	// Query reads the present state of the ledger.
 	Query(context.Context, *QueryRequest) (*QueryResponse, error)
-	// Heartbeat says that the node is there, and lengthens what it may keep its claims for.
+	// Heartbeat reports that the node is alive, and extends the time for which it keeps its claims.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
-	// Attach makes a volume that the caller holds a claim on available on the caller
+	// Attach makes a volume on which the caller holds a claim available on the caller
 	// (ControllerPublishVolume). It may be repeated.
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
-	// VolumeSecrets opens the secrets of a volume that the caller holds a claim on.
+	// VolumeSecrets decrypts the secrets of a volume on which the caller holds a claim.
 	VolumeSecrets(context.Context, *VolumeSecretsRequest) (*VolumeSecretsResponse, error)
-	// IntendToken notes in the ledger that Consul will be asked for a token.
+	// IntendToken records in the ledger that a token will be requested from Consul.
 	IntendToken(context.Context, *IntendTokenRequest) (*IntendTokenResponse, error)
-	// DeriveToken asks Consul for a token that the ledger has noted. It may be repeated.
+	// DeriveToken requests a token that is recorded in the ledger from Consul. It may be repeated.
 	DeriveToken(context.Context, *DeriveTokenRequest) (*DeriveTokenResponse, error)
-	// RevokeToken ends a token. One that the ledger does not know is success.
+	// RevokeToken revokes a token. It succeeds if the ledger does not know the token.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenResponse, error)
-	// ReplaceWorkload asks the node of a workload to stop it, for one of the caller's that
-	// waits for its end. It does not wait. One that does not run is success.
+	// ReplaceWorkload asks the node of a workload to stop it, because a workload of the caller waits for
+	// its end. It does not wait for that, and succeeds if the workload does not run.
 	ReplaceWorkload(context.Context, *ReplaceWorkloadRequest) (*ReplaceWorkloadResponse, error)
-	// SecretsKeys gives a server the keys that seal secrets in the ledger, as far as the one that
-	// is asked has them. Each server answers, whether it leads or not.
+	// SecretsKeys returns those of the requested keys, which encrypt secrets in the ledger, that the
+	// called server has. Every server answers.
 	SecretsKeys(context.Context, *SecretsKeysRequest) (*SecretsKeysResponse, error)
-	// OfferSecretsKey gives a server a key that the ledger is about to name, from the leader.
-	// It has the key on its disk when it answers.
+	// OfferSecretsKey sends a server a key that the leader is about to add to the ledger. The server has
+	// the key on its disk when it answers.
 	OfferSecretsKey(context.Context, *OfferSecretsKeyRequest) (*OfferSecretsKeyResponse, error)
 	mustEmbedUnimplementedServersServiceServer()
 }

@@ -71,34 +71,35 @@ const (
 
 // ACLServiceClient is a client for the pannier.host.v1.ACLService service.
 type ACLServiceClient interface {
-	// BootstrapACL makes the first management token, once. FailedPrecondition, with what to
-	// do, where that has been done.
+	// BootstrapACL creates the first management token, once. FailedPrecondition: that was done before;
+	// the message says how to do it again.
 	BootstrapACL(context.Context, *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error)
-	// PutACLPolicy adds a policy, or gives one another text.
+	// PutACLPolicy creates a policy, or replaces its rules.
 	PutACLPolicy(context.Context, *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error)
 	// GetACLPolicy reads a policy.
 	GetACLPolicy(context.Context, *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error)
-	// ListACLPolicies lists policies by name; of a caller that is no operator, its own.
+	// ListACLPolicies lists policies by name. Without a management token it lists only the caller's own
+	// policies.
 	ListACLPolicies(context.Context, *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error)
-	// DeleteACLPolicy takes a policy away; who had it no longer has what it allowed.
+	// DeleteACLPolicy deletes a policy. Tokens and roles with that policy lose what it allowed.
 	DeleteACLPolicy(context.Context, *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error)
-	// PutACLRole adds a role, or gives one other policies.
+	// PutACLRole creates a role, or replaces its policies.
 	PutACLRole(context.Context, *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error)
 	// GetACLRole reads a role.
 	GetACLRole(context.Context, *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error)
 	// ListACLRoles lists roles by name.
 	ListACLRoles(context.Context, *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error)
-	// DeleteACLRole takes a role away.
+	// DeleteACLRole deletes a role.
 	DeleteACLRole(context.Context, *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error)
-	// CreateACLToken makes a token. Its secret is in this answer and never again.
+	// CreateACLToken creates a token. Its secret is in this answer and cannot be read later.
 	CreateACLToken(context.Context, *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error)
 	// GetACLToken reads a token by its accessor.
 	GetACLToken(context.Context, *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error)
-	// ListACLTokens lists tokens by age.
+	// ListACLTokens lists tokens, oldest first.
 	ListACLTokens(context.Context, *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error)
-	// DeleteACLToken takes a token away, at once.
+	// DeleteACLToken deletes a token. Calls with it are refused at once.
 	DeleteACLToken(context.Context, *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error)
-	// GetACLSelf tells a caller what its own token is and what that allows.
+	// GetACLSelf returns the caller's own token and what it allows.
 	GetACLSelf(context.Context, *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error)
 }
 
@@ -290,34 +291,35 @@ func (c *aCLServiceClient) GetACLSelf(ctx context.Context, req *connect.Request[
 
 // ACLServiceHandler is an implementation of the pannier.host.v1.ACLService service.
 type ACLServiceHandler interface {
-	// BootstrapACL makes the first management token, once. FailedPrecondition, with what to
-	// do, where that has been done.
+	// BootstrapACL creates the first management token, once. FailedPrecondition: that was done before;
+	// the message says how to do it again.
 	BootstrapACL(context.Context, *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error)
-	// PutACLPolicy adds a policy, or gives one another text.
+	// PutACLPolicy creates a policy, or replaces its rules.
 	PutACLPolicy(context.Context, *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error)
 	// GetACLPolicy reads a policy.
 	GetACLPolicy(context.Context, *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error)
-	// ListACLPolicies lists policies by name; of a caller that is no operator, its own.
+	// ListACLPolicies lists policies by name. Without a management token it lists only the caller's own
+	// policies.
 	ListACLPolicies(context.Context, *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error)
-	// DeleteACLPolicy takes a policy away; who had it no longer has what it allowed.
+	// DeleteACLPolicy deletes a policy. Tokens and roles with that policy lose what it allowed.
 	DeleteACLPolicy(context.Context, *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error)
-	// PutACLRole adds a role, or gives one other policies.
+	// PutACLRole creates a role, or replaces its policies.
 	PutACLRole(context.Context, *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error)
 	// GetACLRole reads a role.
 	GetACLRole(context.Context, *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error)
 	// ListACLRoles lists roles by name.
 	ListACLRoles(context.Context, *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error)
-	// DeleteACLRole takes a role away.
+	// DeleteACLRole deletes a role.
 	DeleteACLRole(context.Context, *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error)
-	// CreateACLToken makes a token. Its secret is in this answer and never again.
+	// CreateACLToken creates a token. Its secret is in this answer and cannot be read later.
 	CreateACLToken(context.Context, *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error)
 	// GetACLToken reads a token by its accessor.
 	GetACLToken(context.Context, *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error)
-	// ListACLTokens lists tokens by age.
+	// ListACLTokens lists tokens, oldest first.
 	ListACLTokens(context.Context, *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error)
-	// DeleteACLToken takes a token away, at once.
+	// DeleteACLToken deletes a token. Calls with it are refused at once.
 	DeleteACLToken(context.Context, *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error)
-	// GetACLSelf tells a caller what its own token is and what that allows.
+	// GetACLSelf returns the caller's own token and what it allows.
 	GetACLSelf(context.Context, *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error)
 }
 

@@ -77,13 +77,12 @@ const (
 
 // AgentServiceClient is a client for the pannier.host.v1.AgentService service.
 type AgentServiceClient interface {
-	// Status is the whole host in one answer.
+	// Status returns the state of the whole host.
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
-	// Events streams what happens on the host, from now on, and optionally the
-	// most recent ones first.
+	// Events streams events on the host from now on, optionally preceded by the most recent ones.
 	Events(context.Context, *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error)
-	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has
-	// stopped; StopResponse.pid then runs on until it has.
+	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
+	// StopResponse.pid runs until then.
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 }
 
@@ -143,13 +142,12 @@ func (c *agentServiceClient) Stop(ctx context.Context, req *connect.Request[v1.S
 
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
-	// Status is the whole host in one answer.
+	// Status returns the state of the whole host.
 	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
-	// Events streams what happens on the host, from now on, and optionally the
-	// most recent ones first.
+	// Events streams events on the host from now on, optionally preceded by the most recent ones.
 	Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error
-	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has
-	// stopped; StopResponse.pid then runs on until it has.
+	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
+	// StopResponse.pid runs until then.
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
 }
 
@@ -209,14 +207,14 @@ func (UnimplementedAgentServiceHandler) Stop(context.Context, *connect.Request[v
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
 type DriverServiceClient interface {
-	// RegisterDriver adds a driver that runs already, and updates one that was added so.
+	// RegisterDriver adds a driver that is already running, or updates a driver that was added this way.
 	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
-	// DeregisterDriver takes one away that was added at run time. Refused while a volume
-	// is mounted through it, unless forced.
+	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
+	// through it, unless forced.
 	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
-	// ListDrivers lists the drivers of this node and of the ledger.
+	// ListDrivers lists the drivers of this node and in the ledger.
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
-	// GetDriver reads one.
+	// GetDriver returns one driver.
 	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
 }
 
@@ -288,14 +286,14 @@ func (c *driverServiceClient) GetDriver(ctx context.Context, req *connect.Reques
 
 // DriverServiceHandler is an implementation of the pannier.host.v1.DriverService service.
 type DriverServiceHandler interface {
-	// RegisterDriver adds a driver that runs already, and updates one that was added so.
+	// RegisterDriver adds a driver that is already running, or updates a driver that was added this way.
 	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
-	// DeregisterDriver takes one away that was added at run time. Refused while a volume
-	// is mounted through it, unless forced.
+	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
+	// through it, unless forced.
 	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
-	// ListDrivers lists the drivers of this node and of the ledger.
+	// ListDrivers lists the drivers of this node and in the ledger.
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
-	// GetDriver reads one.
+	// GetDriver returns one driver.
 	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
 }
 
@@ -369,23 +367,23 @@ func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Req
 type PluginServiceClient interface {
 	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// SwapPlugin lets what the plugin directory has take over now, also what was refused
-	// before. FailedPrecondition where that serves already, or where it could not take
-	// over: callers are then served by the process that they had.
+	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before.
+	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
+	// process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
-	// RollbackPlugin brings back the copy that served before, and refuses what serves now
-	// until it changes. FailedPrecondition where there is none, or where one is pinned.
+	// RollbackPlugin swaps in the copy that served before, and refuses the present one until its file
+	// changes. FailedPrecondition: there is no earlier copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
-	// PinPlugin keeps a plugin at one copy, whatever comes into the plugin directory.
-	// FailedPrecondition where that copy is neither kept nor in the plugin directory.
+	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
+	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
 	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
-	// UnpinPlugin lets what is in the plugin directory serve again.
+	// UnpinPlugin makes the plugin follow the plugin directory again.
 	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
-	// VerifyPlugin starts a process of a file beside what serves, as a swap would, and ends
-	// it. Only root and the agent's own user may ask for that. FailedPrecondition with the
-	// reason where a swap to the file would fail.
+	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
+	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
+	// would fail.
 	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
-	// PluginLog streams what a plugin's processes printed, line by line.
+	// PluginLog streams the output of a plugin's processes line by line.
 	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest]) (*connect.ServerStreamForClient[v1.PluginLogResponse], error)
 }
 
@@ -495,23 +493,23 @@ func (c *pluginServiceClient) PluginLog(ctx context.Context, req *connect.Reques
 type PluginServiceHandler interface {
 	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// SwapPlugin lets what the plugin directory has take over now, also what was refused
-	// before. FailedPrecondition where that serves already, or where it could not take
-	// over: callers are then served by the process that they had.
+	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before.
+	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
+	// process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
-	// RollbackPlugin brings back the copy that served before, and refuses what serves now
-	// until it changes. FailedPrecondition where there is none, or where one is pinned.
+	// RollbackPlugin swaps in the copy that served before, and refuses the present one until its file
+	// changes. FailedPrecondition: there is no earlier copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
-	// PinPlugin keeps a plugin at one copy, whatever comes into the plugin directory.
-	// FailedPrecondition where that copy is neither kept nor in the plugin directory.
+	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
+	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
 	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
-	// UnpinPlugin lets what is in the plugin directory serve again.
+	// UnpinPlugin makes the plugin follow the plugin directory again.
 	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
-	// VerifyPlugin starts a process of a file beside what serves, as a swap would, and ends
-	// it. Only root and the agent's own user may ask for that. FailedPrecondition with the
-	// reason where a swap to the file would fail.
+	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
+	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
+	// would fail.
 	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
-	// PluginLog streams what a plugin's processes printed, line by line.
+	// PluginLog streams the output of a plugin's processes line by line.
 	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest], *connect.ServerStream[v1.PluginLogResponse]) error
 }
 

@@ -45,7 +45,7 @@ const (
 type DeviceServiceClient interface {
 	// ListDevices lists all devices, by group.
 	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
-	// DeviceStats sends how the devices are used, once or every interval.
+	// DeviceStats sends usage statistics of the devices, once or at an interval.
 	DeviceStats(context.Context, *connect.Request[v1.DeviceStatsRequest]) (*connect.ServerStreamForClient[v1.DeviceStatsResponse], error)
 }
 
@@ -95,7 +95,7 @@ func (c *deviceServiceClient) DeviceStats(ctx context.Context, req *connect.Requ
 type DeviceServiceHandler interface {
 	// ListDevices lists all devices, by group.
 	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
-	// DeviceStats sends how the devices are used, once or every interval.
+	// DeviceStats sends usage statistics of the devices, once or at an interval.
 	DeviceStats(context.Context, *connect.Request[v1.DeviceStatsRequest], *connect.ServerStream[v1.DeviceStatsResponse]) error
 }
 

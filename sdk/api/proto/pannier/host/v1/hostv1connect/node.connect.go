@@ -50,15 +50,15 @@ const (
 type NodeServiceClient interface {
 	// ListNodes lists all nodes that the ledger knows, by name.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
-	// GetNode reads one with its workloads and claims.
+	// GetNode returns one node with its workloads and claims.
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
-	// DrainNode begins a drain: the node stops all its workloads, the last started first,
-	// and starts none; or ends one. The node does so by itself: GetNode tells how it is.
+	// DrainNode starts or ends a drain. A draining node stops all its workloads, the last started first,
+	// and starts none. The call does not wait for that: GetNode returns the progress.
 	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
-	// SetNodeEligibility says whether a node starts workloads. What runs there goes on.
+	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
 	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
-	// PurgeNode forgets a node. Refused while it is up, has workloads or holds claims; with
-	// force the caller vouches that the node is down, and its claims are let go of.
+	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
+	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
 }
 
@@ -144,15 +144,15 @@ func (c *nodeServiceClient) PurgeNode(ctx context.Context, req *connect.Request[
 type NodeServiceHandler interface {
 	// ListNodes lists all nodes that the ledger knows, by name.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
-	// GetNode reads one with its workloads and claims.
+	// GetNode returns one node with its workloads and claims.
 	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
-	// DrainNode begins a drain: the node stops all its workloads, the last started first,
-	// and starts none; or ends one. The node does so by itself: GetNode tells how it is.
+	// DrainNode starts or ends a drain. A draining node stops all its workloads, the last started first,
+	// and starts none. The call does not wait for that: GetNode returns the progress.
 	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
-	// SetNodeEligibility says whether a node starts workloads. What runs there goes on.
+	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
 	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
-	// PurgeNode forgets a node. Refused while it is up, has workloads or holds claims; with
-	// force the caller vouches that the node is down, and its claims are let go of.
+	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
+	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
 }
 

@@ -82,22 +82,22 @@ const (
 
 // OperatorServiceClient is a client for the pannier.host.v1.OperatorService service.
 type OperatorServiceClient interface {
-	// ListPeers lists the servers that take part in raft.
+	// ListPeers lists the servers in raft's configuration.
 	ListPeers(context.Context, *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error)
 	// TransferLeadership makes another server lead.
 	TransferLeadership(context.Context, *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error)
-	// RemovePeer takes a server out of raft that is gone for good. Refused for one that
-	// is up: that one leaves by itself.
+	// RemovePeer removes a server that is gone for good from raft's configuration. Refused for a server
+	// that is up, which can leave by itself.
 	RemovePeer(context.Context, *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error)
-	// GetAutopilot reads what autopilot does by itself.
+	// GetAutopilot returns the settings of autopilot.
 	GetAutopilot(context.Context, *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error)
-	// SetAutopilot changes it; what is absent stays.
+	// SetAutopilot changes them; absent fields stay unchanged.
 	SetAutopilot(context.Context, *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error)
-	// AutopilotHealth tells how the servers are, and how many more may fail.
+	// AutopilotHealth returns the health of the servers, and how many more may fail.
 	AutopilotHealth(context.Context, *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error)
-	// SaveSnapshot streams the ledger as it is. Volumes' secrets are sealed in it.
+	// SaveSnapshot streams a snapshot of the ledger. Volumes' secrets are encrypted in it.
 	SaveSnapshot(context.Context, *connect.Request[v1.SaveSnapshotRequest]) (*connect.ServerStreamForClient[v1.SaveSnapshotResponse], error)
-	// RestoreSnapshot puts a snapshot in place of the ledger, on every server.
+	// RestoreSnapshot replaces the ledger by a snapshot on every server.
 	RestoreSnapshot(context.Context) *connect.ClientStreamForClient[v1.RestoreSnapshotRequest, v1.RestoreSnapshotResponse]
 }
 
@@ -217,22 +217,22 @@ func (c *operatorServiceClient) RestoreSnapshot(ctx context.Context) *connect.Cl
 
 // OperatorServiceHandler is an implementation of the pannier.host.v1.OperatorService service.
 type OperatorServiceHandler interface {
-	// ListPeers lists the servers that take part in raft.
+	// ListPeers lists the servers in raft's configuration.
 	ListPeers(context.Context, *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error)
 	// TransferLeadership makes another server lead.
 	TransferLeadership(context.Context, *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error)
-	// RemovePeer takes a server out of raft that is gone for good. Refused for one that
-	// is up: that one leaves by itself.
+	// RemovePeer removes a server that is gone for good from raft's configuration. Refused for a server
+	// that is up, which can leave by itself.
 	RemovePeer(context.Context, *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error)
-	// GetAutopilot reads what autopilot does by itself.
+	// GetAutopilot returns the settings of autopilot.
 	GetAutopilot(context.Context, *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error)
-	// SetAutopilot changes it; what is absent stays.
+	// SetAutopilot changes them; absent fields stay unchanged.
 	SetAutopilot(context.Context, *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error)
-	// AutopilotHealth tells how the servers are, and how many more may fail.
+	// AutopilotHealth returns the health of the servers, and how many more may fail.
 	AutopilotHealth(context.Context, *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error)
-	// SaveSnapshot streams the ledger as it is. Volumes' secrets are sealed in it.
+	// SaveSnapshot streams a snapshot of the ledger. Volumes' secrets are encrypted in it.
 	SaveSnapshot(context.Context, *connect.Request[v1.SaveSnapshotRequest], *connect.ServerStream[v1.SaveSnapshotResponse]) error
-	// RestoreSnapshot puts a snapshot in place of the ledger, on every server.
+	// RestoreSnapshot replaces the ledger by a snapshot on every server.
 	RestoreSnapshot(context.Context, *connect.ClientStream[v1.RestoreSnapshotRequest]) (*connect.Response[v1.RestoreSnapshotResponse], error)
 }
 
@@ -354,20 +354,20 @@ func (UnimplementedOperatorServiceHandler) RestoreSnapshot(context.Context, *con
 type MemberServiceClient interface {
 	// ListMembers lists the agents that this one knows.
 	ListMembers(context.Context, *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error)
-	// JoinMembers meets agents at their addresses; one that answers is enough.
+	// JoinMembers joins agents at the given addresses. It succeeds if at least one of them answers.
 	JoinMembers(context.Context, *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error)
-	// ForceLeave makes the cluster take an agent that failed for one that has left.
+	// ForceLeave makes a failed agent count as one that has left.
 	ForceLeave(context.Context, *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error)
-	// Leave makes this agent leave the cluster for good and stop. Refused while workloads
-	// of its node have volumes.
+	// Leave makes this agent leave the cluster for good and stop. Refused while workloads on its node
+	// have volumes.
 	Leave(context.Context, *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error)
-	// ListKeys lists the keys that encrypt gossip, by who has them.
+	// ListKeys lists the keys that encrypt gossip, and how many agents have each of them.
 	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
-	// AddKey gives every agent a further key to read with.
+	// AddKey gives every agent an additional key for decryption.
 	AddKey(context.Context, *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error)
-	// UseKey makes every agent write with a key that all have.
+	// UseKey makes every agent encrypt with a key that all of them have.
 	UseKey(context.Context, *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error)
-	// RemoveKey takes a key away that is not the one in use.
+	// RemoveKey removes a key that is not in use.
 	RemoveKey(context.Context, *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error)
 }
 
@@ -489,20 +489,20 @@ func (c *memberServiceClient) RemoveKey(ctx context.Context, req *connect.Reques
 type MemberServiceHandler interface {
 	// ListMembers lists the agents that this one knows.
 	ListMembers(context.Context, *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error)
-	// JoinMembers meets agents at their addresses; one that answers is enough.
+	// JoinMembers joins agents at the given addresses. It succeeds if at least one of them answers.
 	JoinMembers(context.Context, *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error)
-	// ForceLeave makes the cluster take an agent that failed for one that has left.
+	// ForceLeave makes a failed agent count as one that has left.
 	ForceLeave(context.Context, *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error)
-	// Leave makes this agent leave the cluster for good and stop. Refused while workloads
-	// of its node have volumes.
+	// Leave makes this agent leave the cluster for good and stop. Refused while workloads on its node
+	// have volumes.
 	Leave(context.Context, *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error)
-	// ListKeys lists the keys that encrypt gossip, by who has them.
+	// ListKeys lists the keys that encrypt gossip, and how many agents have each of them.
 	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
-	// AddKey gives every agent a further key to read with.
+	// AddKey gives every agent an additional key for decryption.
 	AddKey(context.Context, *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error)
-	// UseKey makes every agent write with a key that all have.
+	// UseKey makes every agent encrypt with a key that all of them have.
 	UseKey(context.Context, *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error)
-	// RemoveKey takes a key away that is not the one in use.
+	// RemoveKey removes a key that is not in use.
 	RemoveKey(context.Context, *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error)
 }
 

@@ -43,10 +43,10 @@ const (
 
 // SecretsServiceClient is a client for the pannier.host.v1.SecretsService service.
 type SecretsServiceClient interface {
-	// GetSecretsStatus tells which keys there are, and what each seals.
+	// GetSecretsStatus lists the keys and how many records each encrypts.
 	GetSecretsStatus(context.Context, *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error)
-	// RotateSecretsKey gives every server a new key and lets it seal from now on. What old
-	// keys seal is sealed anew in the background. Refused while a server does not answer.
+	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
+	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
 	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
 }
 
@@ -94,10 +94,10 @@ func (c *secretsServiceClient) RotateSecretsKey(ctx context.Context, req *connec
 
 // SecretsServiceHandler is an implementation of the pannier.host.v1.SecretsService service.
 type SecretsServiceHandler interface {
-	// GetSecretsStatus tells which keys there are, and what each seals.
+	// GetSecretsStatus lists the keys and how many records each encrypts.
 	GetSecretsStatus(context.Context, *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error)
-	// RotateSecretsKey gives every server a new key and lets it seal from now on. What old
-	// keys seal is sealed anew in the background. Refused while a server does not answer.
+	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
+	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
 	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
 }
 

@@ -42,11 +42,10 @@ const (
 
 // SystemServiceClient is a client for the pannier.host.v1.SystemService service.
 type SystemServiceClient interface {
-	// CollectGarbage clears away, now, what nothing needs any more. The leader does so by
-	// itself from time to time.
+	// CollectGarbage removes unneeded records now. The leader also does so periodically.
 	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
-	// Watch sends a message whenever something of the topics may have changed, and one at
-	// once. It says that, not what: read it then.
+	// Watch sends a message at once, and whenever something in the topics may have changed. The message
+	// does not contain the change; read it with a query.
 	Watch(context.Context, *connect.Request[v1.WatchRequest]) (*connect.ServerStreamForClient[v1.WatchResponse], error)
 }
 
@@ -94,11 +93,10 @@ func (c *systemServiceClient) Watch(ctx context.Context, req *connect.Request[v1
 
 // SystemServiceHandler is an implementation of the pannier.host.v1.SystemService service.
 type SystemServiceHandler interface {
-	// CollectGarbage clears away, now, what nothing needs any more. The leader does so by
-	// itself from time to time.
+	// CollectGarbage removes unneeded records now. The leader also does so periodically.
 	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
-	// Watch sends a message whenever something of the topics may have changed, and one at
-	// once. It says that, not what: read it then.
+	// Watch sends a message at once, and whenever something in the topics may have changed. The message
+	// does not contain the change; read it with a query.
 	Watch(context.Context, *connect.Request[v1.WatchRequest], *connect.ServerStream[v1.WatchResponse]) error
 }
 

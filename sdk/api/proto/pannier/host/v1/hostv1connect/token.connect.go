@@ -42,10 +42,10 @@ const (
 
 // TokenServiceClient is a client for the pannier.host.v1.TokenService service.
 type TokenServiceClient interface {
-	// ListTokens reads all of them, from the ledger.
+	// ListTokens lists the tokens in the ledger.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
-	// SweepTokens revokes, now, those whose workload is gone: of the ledger and of each
-	// Consul's own list. The leader does so by itself from time to time.
+	// SweepTokens revokes the tokens whose workload is gone now: those in the ledger and those that each
+	// Consul lists. The leader also does so periodically.
 	SweepTokens(context.Context, *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error)
 }
 
@@ -93,10 +93,10 @@ func (c *tokenServiceClient) SweepTokens(ctx context.Context, req *connect.Reque
 
 // TokenServiceHandler is an implementation of the pannier.host.v1.TokenService service.
 type TokenServiceHandler interface {
-	// ListTokens reads all of them, from the ledger.
+	// ListTokens lists the tokens in the ledger.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
-	// SweepTokens revokes, now, those whose workload is gone: of the ledger and of each
-	// Consul's own list. The leader does so by itself from time to time.
+	// SweepTokens revokes the tokens whose workload is gone now: those in the ledger and those that each
+	// Consul lists. The leader also does so periodically.
 	SweepTokens(context.Context, *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error)
 }
 

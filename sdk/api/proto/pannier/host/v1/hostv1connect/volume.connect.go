@@ -75,36 +75,37 @@ const (
 
 // VolumeServiceClient is a client for the pannier.host.v1.VolumeService service.
 type VolumeServiceClient interface {
-	// RegisterVolume adds a volume that exists at its driver, or updates its definition.
-	// It asks the driver to validate it first, so the driver must be healthy.
+	// RegisterVolume adds a volume that exists at its driver, or updates its definition. The driver
+	// validates the volume first, so it must be healthy.
 	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
-	// CreateVolume provisions the volume at its driver, then registers it. Repeating it
-	// with the same definition gives the same volume.
+	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
+	// definition returns the same volume.
 	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
-	// GetVolume reads one volume with its claims, and its usage where it is mounted here.
+	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
-	// ExplainVolume says who holds a volume, what its claims on their way out wait for, and
-	// what to do about it.
+	// ExplainVolume returns the holders of a volume, what claims that are being released wait for, and
+	// what an operator can do.
 	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
-	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
+	// ListExternal lists the volumes at a driver, registered or not, in pages.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
-	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
-	// stand, unless forced.
+	// DeregisterVolume removes a volume from the ledger and leaves it at its driver. Refused while the
+	// volume has claims, unless forced.
 	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
-	// DeleteVolume deletes the volume at its driver, then forgets it. Refused while claims stand.
+	// DeleteVolume deletes a volume at its driver, then removes it from the ledger. Refused while the
+	// volume has claims.
 	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
-	// ExpandVolume grows a volume, mounted or not.
+	// ExpandVolume grows a volume, whether it is mounted or not.
 	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
-	// DetachVolume drives every claim of a volume on a node through the release path and
-	// says for each what it did or why it could not.
+	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
+	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
-	// CreateSnapshot takes a snapshot, or gives back the one of that name.
+	// CreateSnapshot takes a snapshot, or returns the existing one with that name.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
 	// DeleteSnapshot deletes a snapshot at its driver.
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
-	// ListSnapshots lists a driver's snapshots, a page at a time.
+	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
 }
 
@@ -284,36 +285,37 @@ func (c *volumeServiceClient) ListSnapshots(ctx context.Context, req *connect.Re
 
 // VolumeServiceHandler is an implementation of the pannier.host.v1.VolumeService service.
 type VolumeServiceHandler interface {
-	// RegisterVolume adds a volume that exists at its driver, or updates its definition.
-	// It asks the driver to validate it first, so the driver must be healthy.
+	// RegisterVolume adds a volume that exists at its driver, or updates its definition. The driver
+	// validates the volume first, so it must be healthy.
 	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
-	// CreateVolume provisions the volume at its driver, then registers it. Repeating it
-	// with the same definition gives the same volume.
+	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
+	// definition returns the same volume.
 	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
-	// GetVolume reads one volume with its claims, and its usage where it is mounted here.
+	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
 	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
-	// ExplainVolume says who holds a volume, what its claims on their way out wait for, and
-	// what to do about it.
+	// ExplainVolume returns the holders of a volume, what claims that are being released wait for, and
+	// what an operator can do.
 	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
-	// ListExternal lists what a driver itself holds, registered or not, a page at a time.
+	// ListExternal lists the volumes at a driver, registered or not, in pages.
 	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
-	// DeregisterVolume forgets a volume and leaves it at its driver. Refused while claims
-	// stand, unless forced.
+	// DeregisterVolume removes a volume from the ledger and leaves it at its driver. Refused while the
+	// volume has claims, unless forced.
 	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
-	// DeleteVolume deletes the volume at its driver, then forgets it. Refused while claims stand.
+	// DeleteVolume deletes a volume at its driver, then removes it from the ledger. Refused while the
+	// volume has claims.
 	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
-	// ExpandVolume grows a volume, mounted or not.
+	// ExpandVolume grows a volume, whether it is mounted or not.
 	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
-	// DetachVolume drives every claim of a volume on a node through the release path and
-	// says for each what it did or why it could not.
+	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
+	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
-	// CreateSnapshot takes a snapshot, or gives back the one of that name.
+	// CreateSnapshot takes a snapshot, or returns the existing one with that name.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
 	// DeleteSnapshot deletes a snapshot at its driver.
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
-	// ListSnapshots lists a driver's snapshots, a page at a time.
+	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
 }
 

@@ -52,19 +52,18 @@ const (
 
 // WorkloadServiceClient is a client for the pannier.host.v1.WorkloadService service.
 type WorkloadServiceClient interface {
-	// StartWorkload brings a workload up and streams its steps as they go; the last message
-	// carries the workload. It may be repeated with the same spec at any time: a
-	// start under way is joined, one that is done is answered. A start that fails
-	// is unwound; the stream then ends with the error.
+	// StartWorkload starts a workload and streams its steps; the last message contains the workload. It
+	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
+	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
-	// RunningWorkload tells which process is the workload, before it does anything: the host
-	// then releases the workload when its owner or that process ends.
+	// RunningWorkload reports the workload's process, before that does anything. The host releases the
+	// workload when its owner or that process ends.
 	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
-	// StopWorkload takes a workload down and streams its steps; it may be repeated. What
-	// cannot be undone now (a driver that is away) is tried again until it is done;
-	// the stream then goes on, and can be left.
+	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
+	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
+	// continues meanwhile; the caller may close it.
 	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error)
-	// GetWorkload reads one workload.
+	// GetWorkload returns one workload.
 	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
 	// ListWorkloads lists workloads on this node.
 	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
@@ -150,19 +149,18 @@ func (c *workloadServiceClient) ListWorkloads(ctx context.Context, req *connect.
 
 // WorkloadServiceHandler is an implementation of the pannier.host.v1.WorkloadService service.
 type WorkloadServiceHandler interface {
-	// StartWorkload brings a workload up and streams its steps as they go; the last message
-	// carries the workload. It may be repeated with the same spec at any time: a
-	// start under way is joined, one that is done is answered. A start that fails
-	// is unwound; the stream then ends with the error.
+	// StartWorkload starts a workload and streams its steps; the last message contains the workload. It
+	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
+	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
-	// RunningWorkload tells which process is the workload, before it does anything: the host
-	// then releases the workload when its owner or that process ends.
+	// RunningWorkload reports the workload's process, before that does anything. The host releases the
+	// workload when its owner or that process ends.
 	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
-	// StopWorkload takes a workload down and streams its steps; it may be repeated. What
-	// cannot be undone now (a driver that is away) is tried again until it is done;
-	// the stream then goes on, and can be left.
+	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
+	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
+	// continues meanwhile; the caller may close it.
 	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error
-	// GetWorkload reads one workload.
+	// GetWorkload returns one workload.
 	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
 	// ListWorkloads lists workloads on this node.
 	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
