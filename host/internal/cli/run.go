@@ -235,19 +235,20 @@ func (r *run) interrupted() error {
 	return fmt.Errorf("interrupted by %v", r.by)
 }
 
-// forward passes signals on until the program has ended. The program is in this process's
-// group, so it receives the terminal's signals itself.
+// forward passes signals on until the program has ended.
 func (r *run) forward(child *launch.Process) {
 	for {
 		select {
 		case <-child.Done():
 			return
 		case s := <-r.signals:
-			fromTerminal := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGTSTP || s == syscall.SIGWINCH
-			if !fromTerminal || !inForeground() {
-				if err := child.Signal(s); err != nil {
-					r.note("warning: %v", err)
-				}
+			send := child.Signal
+			key := s == syscall.SIGINT || s == syscall.SIGQUIT || s == syscall.SIGTSTP || s == syscall.SIGWINCH
+			if key && inForeground() {
+				send = child.SignalKey
+			}
+			if err := send(s); err != nil {
+				r.note("warning: %v", err)
 			}
 			if s == syscall.SIGTSTP {
 				_ = unix.Kill(os.Getpid(), unix.SIGSTOP)

@@ -47,11 +47,11 @@ func (o *output) String() string {
 }
 
 // runScript runs a shell script as a workload of the fake. Its streams are the terminal, if there is one.
-func runScript(t *testing.T, f *fake, script string, terminal *os.File) (*exec.Cmd, *output) {
+func runScript(t *testing.T, f *fake, script string, terminal *os.File, blocks ...string) (*exec.Cmd, *output) {
 	t.Helper()
 	spec := filepath.Join(t.TempDir(), "w.hcl")
-	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n}\n",
-		filepath.Join(t.TempDir(), "dst"))
+	text := fmt.Sprintf("workload \"w\" {\n  volume \"data\" {\n    source = \"a\"\n    destination = %q\n  }\n%s}\n",
+		filepath.Join(t.TempDir(), "dst"), strings.Join(blocks, "\n"))
 	check.NoError(t, os.WriteFile(spec, []byte(text), 0o644))
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{"pannier", "workload", "run", spec, "--", "sh", "-c", script},
@@ -293,6 +293,14 @@ func openTerminal(t *testing.T) (keyboard, terminal *os.File) {
 // second time.
 func TestInterruptOfATerminalComesOnce(t *testing.T) {
 	testbin.RequireRoot(t, "Ctrl-C at pannier workload run")
+	for name, blocks := range map[string][]string{
+		"as the caller": nil, "as another user": {"exec {\n  command = \"sh\"\n  user = \"65534\"\n}\n"},
+	} {
+		t.Run(name, func(t *testing.T) { interruptOnce(t, blocks) })
+	}
+}
+
+func interruptOnce(t *testing.T, blocks []string) {
 	f := startFake(t)
 	keyboard, terminal := openTerminal(t)
 	out := &output{}
@@ -305,7 +313,7 @@ func TestInterruptOfATerminalComesOnce(t *testing.T) {
 	}()
 	// The loop ends with the first signal. The script then waits 0.3 s to see whether a second one follows.
 	cmd, _ := runScript(t, f, `n=0; trap 'n=$((n+1))' INT
-echo ready; while [ $n = 0 ]; do sleep 0.01; done; sleep 0.3; exit $n`, terminal)
+echo ready; while [ $n = 0 ]; do sleep 0.01; done; sleep 0.3; exit $n`, terminal, blocks...)
 	awaitText(t, out, "ready")
 	if _, err := keyboard.Write([]byte{3}); err != nil {
 		t.Fatal(err)

@@ -84,7 +84,8 @@ func mkdirOf(path string, mode uint32, uid int) error {
 	return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, uid, uid), unix.Chmod(path, mode))
 }
 
-// A volume gives nobody root, even if somebody has put a set-uid program into it.
+// A volume gives nobody root, even if somebody has put a set-uid program into it; and a session of its own keeps the
+// program from typing into the caller's terminal.
 func TestNoNewPrivileges(t *testing.T) {
 	requireRoot(t)
 	dir := t.TempDir()
@@ -96,6 +97,8 @@ func TestNoNewPrivileges(t *testing.T) {
 	}
 	script := `
 grep -q '^NoNewPrivs:.*1$' /proc/self/status || exit 1
+set -- $(cat /proc/$$/stat)
+test "$6" = $$ || exit 3
 grep /data\  /proc/self/mountinfo | grep nosuid | grep -q nodev || exit 2
 exit 42`
 	if code := run(t, plan, script); code != 42 {

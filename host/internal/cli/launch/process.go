@@ -47,10 +47,13 @@ type Process struct {
 	pipe    *os.File
 	done    chan struct{}
 	waitErr error
+	// leads says that the program leads a process group of its own.
+	leads bool
 }
 
 // Start runs a child in a new mount namespace and returns when it has bound the volumes. The child has the caller's
-// standard streams, working directory and process group. An *Error says what could not be bound.
+// standard streams and working directory, and its process group unless the plan has a user. An *Error says what could
+// not be bound.
 func Start(plan Plan) (*Process, error) {
 	return start(plan, &exec.Cmd{
 		Stdin: os.Stdin, Stdout: os.Stdout,
@@ -90,7 +93,7 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	p := &Process{
 		cmd: cmd, orders: ordersIn, reports: json.NewDecoder(reportsOut), pipe: reportsOut,
-		done: make(chan struct{}),
+		done: make(chan struct{}), leads: plan.User != nil,
 	}
 	err = p.start()
 	// Close our copies, so that the reports end when the child dies.
@@ -178,6 +181,19 @@ func (p *Process) Abort() {
 func (p *Process) Signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send %v to process %d: %w", sig, p.PID(), err)
+	}
+	return nil
+}
+
+// SignalKey sends a signal that the terminal has sent to the caller's process group for a key. A program of that group
+// has it already.
+func (p *Process) SignalKey(sig os.Signal) error {
+	number, ok := sig.(syscall.Signal)
+	if !ok || !p.leads {
+		return nil
+	}
+	if err := unix.Kill(-p.PID(), number); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("send %v to process group %d: %w", sig, p.PID(), err)
 	}
 	return nil
 }
