@@ -194,58 +194,6 @@ func hintVolume(err error) error {
 	return hint(err, ExitRefused, "pannier volume status ID shows who holds it")
 }
 
-func (a *app) volumeDetach() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use: "detach ID NODE", Short: "Release every claim of a volume on a node",
-		Long: `Release every claim of a volume on a node, and show what became of each. The exit code is 1
-when one is left. -force frees the claims of a node that you know is down.`,
-		Example: "pannier volume detach data web-1",
-		Args:    exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
-			}))
-			if err != nil {
-				return hintVolume(err)
-			}
-			if err := a.print(resp.Msg, func() error {
-				return a.showDetached(args[0], args[1],
-					resp.Msg.GetClaims())
-			}); err != nil {
-				return err
-			}
-			for _, c := range resp.Msg.GetClaims() {
-				if !c.GetReleased() {
-					return &hintError{
-						errors.New("not every claim is released"),
-						"the rest is retried automatically; -force frees the claims of a node that is down for certain",
-					}
-				}
-			}
-			return nil
-		}),
-	}
-	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
-	return cmd
-}
-
-func (a *app) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
-	if len(claims) == 0 {
-		a.note("volume %q has no claim on node %q: nothing to release", volume, node)
-		return nil
-	}
-	t := newTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
-	for _, c := range claims {
-		released := cell{"yes", green}
-		if !c.GetReleased() {
-			released = cell{"no", red}
-		}
-		t.row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
-	}
-	return a.show(t)
-}
-
 func (a *app) volumeDeregister() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{

@@ -129,6 +129,57 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 	}
 }
 
+// A detach that has to wait says for what, and gives up waiting when it was told to; the release goes on.
+func TestDetachSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	h, d, _ := faulty(t)
+	c := h.Client()
+	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+	must(t, start(t.Context(), c, "w", "v"))
+	holder := h.InNamespace("sleep", "1000")
+	holder.Dir = targetPath(h, "w", "v")
+	must(t, holder.Start())
+	end := sync.OnceFunc(func() {
+		_ = holder.Process.Kill()
+		_ = holder.Wait()
+	})
+	t.Cleanup(end)
+	said, err := os.Create(h.Path("said"))
+	must(t, err)
+	defer said.Close()
+	waits := h.Command("volume", "detach", "v", "a")
+	waits.Stderr = said
+	must(t, waits.Start())
+	leave := sync.OnceFunc(func() {
+		_ = waits.Process.Kill()
+		_ = waits.Wait()
+	})
+	t.Cleanup(leave)
+	h.Eventually("it says what it waits for", func() error {
+		text, err := os.ReadFile(h.Path("said"))
+		for _, word := range []string{
+			`workload "w" waits for node "a" to unmount it`, "(sleep)", fmt.Sprintf("kill %d", holder.Process.Pid),
+		} {
+			if !strings.Contains(string(text), word) {
+				return fmt.Errorf("it does not say %q: %s (%v)", word, text, err)
+			}
+		}
+		return nil
+	})
+	leave()
+	h.Refused(1, []string{"within 1ms", "the release continues", "pannier volume explain v"},
+		"volume", "detach", "-timeout", "1ms", "v", "a")
+	h.Refused(2, []string{"-timeout"}, "volume", "detach", "-timeout", "-3s", "v", "a")
+	if s, err := h.Status(); err != nil || s.GetClaims() != 1 {
+		t.Errorf("%d claims while the mount is busy (%v)", s.GetClaims(), err)
+	}
+	end()
+	h.NothingInUse()
+	must(t, start(t.Context(), c, "w", "v"))
+	h.Run("volume", "detach", "-timeout", "1m", "v", "a")
+	h.NothingInUse()
+}
+
 // metric reads one number that has no labels.
 func metric(t *testing.T, h *testhost.Host, name string) (value float64) {
 	t.Helper()

@@ -1,0 +1,144 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func (a *app) volumeDetach() *cobra.Command {
+	var force bool
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use: "detach ID NODE", Short: "Release every claim of a volume on a node",
+		Long: `Release every claim of a volume on a node, and show what became of each. While it waits it
+says for what. The exit code is 1 when a claim is left, or after -timeout; the release
+goes on then. -force frees the claims of a node that you know is down.`,
+		Example: "pannier volume detach -timeout 30s data web-1",
+		Args:    exactly("ID", "NODE"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			if timeout < 0 {
+				return &usageError{err: errors.New("-timeout: not less than 0")}
+			}
+			resp, err := a.detach(ctx, client, &hostv1.DetachVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
+			}, timeout)
+			if err != nil {
+				return hintVolume(err)
+			}
+			if err := a.print(resp, func() error { return a.showDetached(args[0], args[1], resp.GetClaims()) }); err != nil {
+				return err
+			}
+			for _, c := range resp.GetClaims() {
+				if !c.GetReleased() {
+					return &hintError{
+						errors.New("not every claim is released"),
+						"the rest is retried automatically; -force frees the claims of a node that is down for certain",
+					}
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "wait no longer than this `duration`, such as 30s; 0: until it is released")
+	return cmd
+}
+
+// detachInterval is the pause between two looks at what a detach waits for.
+const detachInterval = 500 * time.Millisecond
+
+// detach makes the call, and says what it waits for until it is answered or timeout has passed; 0: none.
+func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest,
+	timeout time.Duration,
+) (*hostv1.DetachVolumeResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		resp *connect.Response[hostv1.DetachVolumeResponse]
+		err  error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		resp, err := client.Volumes.DetachVolume(ctx, connect.NewRequest(req))
+		answered <- answer{resp, err}
+	}()
+	var late <-chan time.Time
+	if timeout > 0 {
+		late = time.After(timeout)
+	}
+	tick := time.NewTicker(detachInterval)
+	defer tick.Stop()
+	for said := ""; ; {
+		select {
+		case got := <-answered:
+			if got.err != nil {
+				return nil, got.err
+			}
+			return got.resp.Msg, nil
+		case <-tick.C:
+			if text := a.detaching(ctx, client, req); text != "" && text != said {
+				a.note("%s", text)
+				said = text
+			}
+		case <-late:
+			return nil, &hintError{
+				fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
+					req.GetNode(), timeout),
+				"pannier volume explain " + req.GetId() + " says what it waits for",
+			}
+		}
+	}
+}
+
+// detaching says what the claims of a volume on a node wait for; empty: nothing, or it is not known.
+func (a *app) detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
+	ctx, cancel := context.WithTimeout(ctx, 10*detachInterval)
+	defer cancel()
+	resp, err := client.Volumes.ExplainVolume(ctx, connect.NewRequest(&hostv1.ExplainVolumeRequest{
+		Namespace: req.GetNamespace(), Id: req.GetId(),
+	}))
+	if err != nil {
+		return ""
+	}
+	for _, c := range resp.Msg.GetClaims() {
+		if c.GetClaim().GetNode() != req.GetNode() || c.GetWaitsFor() == "" {
+			continue
+		}
+		if text != "" {
+			text += "\n"
+		}
+		text += fmt.Sprintf("workload %q waits for %s", c.GetClaim().GetWorkload(), c.GetWaitsFor())
+		if c.GetLastError() != "" {
+			text += ": " + c.GetLastError()
+		}
+		if c.GetCommand() != "" {
+			text += fmt.Sprintf(" (%s: %s)", c.GetNext(), c.GetCommand())
+		}
+	}
+	return text
+}
+
+func (a *app) showDetached(volume, node string, claims []*hostv1.DetachedClaim) error {
+	if len(claims) == 0 {
+		a.note("volume %q has no claim on node %q: nothing to release", volume, node)
+		return nil
+	}
+	t := newTable("WORKLOAD", "MODE", "STATE BEFORE", "RELEASED", "MESSAGE")
+	for _, c := range claims {
+		released := cell{"yes", green}
+		if !c.GetReleased() {
+			released = cell{"no", red}
+		}
+		t.row(c.GetClaim().GetWorkload(), c.GetClaim().GetMode(), c.GetClaim().GetState(), released, c.GetMessage())
+	}
+	return a.show(t)
+}
