@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// clusterStory is what the demo of the cluster tells, from top to bottom.
+// clusterStory runs the cluster demo.
 func clusterStory(ctx context.Context, h *host) (err error) {
 	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}}
 	defer func() { err = errors.Join(err, s.cleanUp()) }()

@@ -8,12 +8,12 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// The cluster's hosts; the servers come first.
+// clusterHosts are the hosts of the cluster; the servers come first.
 var clusterHosts = []string{"server-1", "server-2", "server-3", "node-1", "node-2"}
 
 const clusterServers = 3
 
-// clusterConfig is a host's. Its times are short, so that nobody has to wait long.
+// clusterConfig is the configuration of a host. Its timeouts are short, so that the demo does not take long.
 const clusterConfig = `name       = %[1]q
 bind_addr  = %[2]q
 data_dir   = "%[1]s"
@@ -79,7 +79,7 @@ func (h *host) configure(on *testnet.Host, role string) error {
 			filepath.Join(h.bin, "shareddriver"), h.path("volumes")))
 }
 
-// writeClusterFiles writes what the commands of the demo name.
+// writeClusterFiles writes the files that the demo's commands use.
 func (h *host) writeClusterFiles() error {
 	workload := func(id, before, volume string) error {
 		return h.writeFile(id+".hcl", fmt.Sprintf(sharedWorkload, id, before, volume, h.mnt()))
@@ -91,7 +91,7 @@ func (h *host) writeClusterFiles() error {
 		workload("db-2", "  replaces = [\"db\"]\n\n", "data"),
 		workload("other", "", "data"),
 		workload("scratch-user", "", "scratch"),
-		// Lines such as "node-1 4711.05": who wrote, and the machine's uptime in seconds.
+		// Each line has the writer and the machine's uptime in seconds, such as "node-1 4711.05".
 		h.writeFile("write", "while :; do read -r up idle </proc/uptime; echo \"$1 $up\" >>"+h.mnt()+
 			"/log; sleep 0.1; done\n"),
 	)

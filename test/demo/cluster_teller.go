@@ -19,16 +19,16 @@ import (
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
-// clusterTeller tells with a shell, of which each host has one.
+// clusterTeller is a teller with a shell on each host.
 type clusterTeller struct {
 	*teller
 	net    *testnet.Net
 	hosts  map[string]*testnet.Host
 	agents map[string]*exec.Cmd
-	at     time.Time // of what since counts from
+	at     time.Time // the time from which since counts
 }
 
-// prepare opens the net and writes the files, and shows the folder.
+// prepare opens the network, writes the files, and shows the directory.
 func (s *clusterTeller) prepare() {
 	s.do(func() (err error) {
 		s.hosts, s.agents = map[string]*testnet.Host{}, map[string]*exec.Cmd{}
@@ -40,7 +40,7 @@ func (s *clusterTeller) prepare() {
 	})
 }
 
-// addHosts makes the networks and the configurations.
+// addHosts creates the networks and the configurations.
 func (s *clusterTeller) addHosts() {
 	for n, name := range clusterHosts {
 		role := "node"
@@ -111,7 +111,7 @@ func (s *clusterTeller) awaitReady(name string) {
 	})
 }
 
-// shell prepares a line as the shell of a host runs it, in the demo's folder.
+// shell prepares a line for a shell on a host, in the demo's directory.
 func (s *clusterTeller) shell(on, line string) *exec.Cmd {
 	cmd := exec.CommandContext(s.ctx, "sh", "-c", line)
 	cmd.Dir = s.h.dir
@@ -128,8 +128,7 @@ func (s *clusterTeller) try(on, line string) (string, error) {
 	return string(out), err
 }
 
-// shows runs a line on a host and shows what it prints; check says whether that is as it
-// has to be.
+// shows runs a line on a host and shows its output, which must pass check.
 func (s *clusterTeller) shows(on, line string, check func(out string) error) {
 	s.do(func() error {
 		fmt.Println(on + "$ " + line)
@@ -142,10 +141,10 @@ func (s *clusterTeller) shows(on, line string, check func(out string) error) {
 	})
 }
 
-// sh runs a line that has to work.
+// sh runs a line that must succeed.
 func (s *clusterTeller) sh(on, line string) { s.shows(on, line, has("")) }
 
-// refused runs a line that has to fail and to say why.
+// refused runs a line that must fail with a certain reason.
 func (s *clusterTeller) refused(on, line, why string) {
 	s.do(func() error {
 		fmt.Println(on + "$ " + line)
@@ -155,7 +154,7 @@ func (s *clusterTeller) refused(on, line, why string) {
 	})
 }
 
-// until repeats a line until it works and prints what it has to, and shows that.
+// until repeats a line until it succeeds and its output passes check, and shows that output.
 func (s *clusterTeller) until(on, line string, check func(out string) error) {
 	s.do(func() error {
 		fmt.Println(on + "$ " + line)
@@ -171,7 +170,7 @@ func (s *clusterTeller) until(on, line string, check func(out string) error) {
 	})
 }
 
-// has looks for a text.
+// has returns a check that looks for a text.
 func has(text string) func(out string) error {
 	return func(out string) error {
 		if !strings.Contains(out, text) {
@@ -181,7 +180,7 @@ func has(text string) func(out string) error {
 	}
 }
 
-// allReady looks for five nodes in a list that are all ready.
+// allReady checks that a list has five nodes and all of them are ready.
 func allReady(out string) error {
 	if n := strings.Count(out, " ready "); n != len(clusterHosts) {
 		return fmt.Errorf("%d nodes are ready: %s", n, out)
@@ -189,7 +188,7 @@ func allReady(out string) error {
 	return nil
 }
 
-// writer runs a workload that writes into its volume who it is and when.
+// writer runs a workload that writes its name and the time into its volume.
 func (s *clusterTeller) writer(on, workload string) *exec.Cmd {
 	var cmd *exec.Cmd
 	s.do(func() error {
@@ -206,7 +205,7 @@ func (s *clusterTeller) writer(on, workload string) *exec.Cmd {
 	return cmd
 }
 
-// written are the uptimes at which a host wrote into the volume.
+// written returns the uptimes at which a host wrote into the volume.
 func (s *clusterTeller) written(by string) (at []float64, err error) {
 	logs, err := filepath.Glob(s.h.path("volumes/*data*/data/log"))
 	if err != nil || len(logs) != 1 {
@@ -230,7 +229,7 @@ func (s *clusterTeller) written(by string) (at []float64, err error) {
 	return at, nil
 }
 
-// writes waits until a host has written into the volume after this moment.
+// writes waits until a host has written into the volume after the call.
 func (s *clusterTeller) writes(by string) {
 	s.do(func() error {
 		begun := -1
@@ -250,7 +249,7 @@ func (s *clusterTeller) writes(by string) {
 	})
 }
 
-// handedOver says when one host wrote last and the other first, which has to be after that.
+// handedOver shows when one host wrote last and the other one first, which must be later.
 func (s *clusterTeller) handedOver(from, to string) {
 	s.do(func() error {
 		a, err := s.written(from)
@@ -270,7 +269,7 @@ func (s *clusterTeller) handedOver(from, to string) {
 	})
 }
 
-// killLeader kills the agent that leads, and returns its name.
+// killLeader kills the agent of the leader, and returns its name.
 func (s *clusterTeller) killLeader() (name string) {
 	s.do(func() error {
 		err := s.h.wait(s.ctx, "a server leads", func() error {
@@ -304,7 +303,7 @@ func (s *clusterTeller) since(what string) {
 	})
 }
 
-// ended is nil for a process that has ended, in whatever way.
+// ended returns nil if a process has ended in any way.
 func ended(err error) error {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return nil
@@ -328,8 +327,7 @@ func (s *clusterTeller) heal() {
 	})
 }
 
-// writerEnds waits until the program of a host's workload has ended, which nobody has
-// asked it to.
+// writerEnds waits until the program of a host's workload has ended by itself.
 func (s *clusterTeller) writerEnds(on string) {
 	s.do(func() error {
 		command := "sh\x00" + s.h.path("write") + "\x00" + on
@@ -348,8 +346,7 @@ func (s *clusterTeller) writerEnds(on string) {
 	})
 }
 
-// ends waits for the end of a workload's command that nobody has asked to end, and shows
-// its last words.
+// ends waits until a workload's command has ended by itself, and shows the end of its output.
 func (s *clusterTeller) ends(cmd *exec.Cmd) {
 	s.do(func() error {
 		done := make(chan error, 1)
@@ -364,7 +361,7 @@ func (s *clusterTeller) ends(cmd *exec.Cmd) {
 	})
 }
 
-// notMounted looks for volumes that are mounted on a host.
+// notMounted checks that no volume is mounted on a host.
 func (s *clusterTeller) notMounted(name string) error {
 	found, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.h.path(name + "/csi")))
 	if err == nil && len(found) > 0 {
@@ -385,7 +382,7 @@ func (s *clusterTeller) stopAll() {
 	}
 }
 
-// processes are those that were started from or for the demo's folder.
+// processes returns the processes that were started from or for the demo's directory.
 func (s *clusterTeller) processes() (pids []int) {
 	found, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range found {
@@ -406,7 +403,7 @@ func (s *clusterTeller) nothingRuns() error {
 	})
 }
 
-// cleanUp ends what runs, also after a failure, and tells of the agents' last words then.
+// cleanUp ends everything that still runs. After a failure it shows the end of the agents' logs.
 func (s *clusterTeller) cleanUp() error {
 	var tails []error
 	if s.err != nil {

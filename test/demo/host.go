@@ -18,17 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is the agent of the demo and the directory that all of it lives in.
+// host is the agent of the demo and the directory with all its files.
 type host struct {
 	bin, dir   string
-	env        []string // added to that of every command
+	env        []string // added to the environment of every command
 	agent      *exec.Cmd
 	background []*exec.Cmd
 }
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
 
-// mnt is where the workloads see their volume, in their own mount namespace.
+// mnt returns the path at which the workloads see their volume, in their own mount namespace.
 func (h *host) mnt() string { return h.path("mnt") }
 
 const agentConfig = `
@@ -93,7 +93,7 @@ func (h *host) pannier(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// command shows a command of the CLI, runs it and returns all that it printed.
+// command shows a command of the CLI, runs it and returns its whole output.
 func (h *host) command(ctx context.Context, args ...string) (string, error) {
 	fmt.Println("$ pannier " + quote(args))
 	out, err := h.pannier(ctx, args...).CombinedOutput()
@@ -190,7 +190,7 @@ func (h *host) waitReady(ctx context.Context) error {
 	})
 }
 
-// children are the processes of the plugins and the drivers by name.
+// children returns the processes of the plugins and the drivers by name.
 func (h *host) children(ctx context.Context) (pids map[string]int, err error) {
 	s, err := h.status(ctx)
 	if err != nil {
@@ -206,7 +206,7 @@ func (h *host) children(ctx context.Context) (pids map[string]int, err error) {
 	return pids, nil
 }
 
-// wait looks until check is content, for a minute at most.
+// wait polls until check succeeds, for up to a minute.
 func (h *host) wait(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -223,7 +223,7 @@ func (h *host) wait(ctx context.Context, what string, check func() error) error 
 	}
 }
 
-// childOf is the process that a `workload run` has started.
+// childOf returns the process that a `workload run` has started.
 func (h *host) childOf(ctx context.Context, pid int) (child int) {
 	_ = h.wait(ctx, "the workload's process is there", func() error {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
@@ -254,7 +254,7 @@ func (h *host) noMounts() error {
 	return err
 }
 
-// nothingLeft looks for what a stopped agent must not leave.
+// nothingLeft checks that a stopped agent has left nothing.
 func (h *host) nothingLeft(children map[string]int) error {
 	for name, pid := range children {
 		if raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(raw), h.dir) {
@@ -276,7 +276,7 @@ func (h *host) nothingLeft(children map[string]int) error {
 	return h.noBigFiles()
 }
 
-// noBigFiles looks for volumes that were not deleted.
+// noBigFiles checks that no volumes are left.
 func (h *host) noBigFiles() error {
 	return filepath.WalkDir(h.path("volumes"), func(path string, d os.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) {
@@ -293,7 +293,7 @@ func (h *host) noBigFiles() error {
 	})
 }
 
-// cleanUp ends what the demo has started, also after a failure.
+// cleanUp ends everything that the demo has started, also after a failure.
 func (h *host) cleanUp() error {
 	for _, cmd := range h.background {
 		if cmd.ProcessState == nil {
@@ -312,7 +312,7 @@ func (h *host) cleanUp() error {
 	return os.RemoveAll(h.dir)
 }
 
-// logTail is the end of each log that there is, as part of an error.
+// logTail returns the end of each existing log as an error.
 func (h *host) logTail() error {
 	var tails []error
 	for _, name := range []string{"consul.log", "agent.log"} {

@@ -1,10 +1,8 @@
-// Command demo shows Pannier at work on this machine: it starts an agent in a
-// temporary directory, gives volumes to workloads, kills the agent in the middle
-// of one, replaces a plugin in the middle of all, and leaves nothing behind. With -mesh it starts a Consul too, and
-// tells how
-// workloads come into its mesh and go; with -cluster it runs five agents in networks of
-// their own, kills the one that leads and cuts one off. Every command that it prints can
-// be typed by hand. It needs root and Linux.
+// Command demo shows Pannier at work on this machine. It starts an agent in a temporary directory, gives
+// volumes to workloads, kills the agent while one of them runs, replaces a plugin meanwhile, and leaves
+// nothing behind. With -mesh it also starts a Consul and shows how workloads join and leave its mesh. With
+// -cluster it runs five agents, each in its own network, kills the leader and disconnects a node. Every
+// command that it prints can be typed by hand. It needs root and Linux.
 package main
 
 import (
@@ -67,7 +65,7 @@ func run(ctx context.Context, bin string, tell func(context.Context, *host) erro
 	return nil
 }
 
-// story is what the demo tells, from top to bottom.
+// story runs the demo of a single host.
 func story(ctx context.Context, h *host) error {
 	s := &teller{ctx: ctx, h: h}
 

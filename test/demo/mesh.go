@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// meshStory is what the demo of the mesh tells, from top to bottom. program is Consul's.
+// meshStory runs the mesh demo. program is Consul's.
 func meshStory(ctx context.Context, h *host, program string) error {
 	s := &meshTeller{teller: &teller{ctx: ctx, h: h}, program: program}
 

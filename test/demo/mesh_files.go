@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// greeting is what db answers.
+// greeting is the answer of db.
 const greeting = "db greets you"
 
 const consulConfig = `
@@ -95,8 +95,8 @@ plugin "sids" {
 }
 `
 
-// The services of the demo have no checks of their ports: what Consul's proxy resolves
-// would have to wait for the first ones.
+// The services have no checks of their ports, because Consul's proxy would not resolve them before the first
+// check has passed.
 const dbSpec = `workload "db" {
   user = "nobody"
 
@@ -159,12 +159,12 @@ const webSpec = `workload "web" {
 }
 `
 
-// ports of the demo's Consul on loopback, and the one where web finds db.
+// ports are the loopback ports of the demo's Consul, and the port at which web reaches db.
 type ports struct {
 	https, grpcTLS, server, serfLAN, upstream int
 }
 
-// freePorts picks ports that nobody has, all held until the last is found.
+// freePorts returns unused ports. All of them are held until the last one is found.
 func freePorts() (p ports, err error) {
 	var held []net.Listener
 	defer func() {
@@ -183,13 +183,13 @@ func freePorts() (p ports, err error) {
 	return p, nil
 }
 
-// writeMeshFiles writes what the commands of the mesh read.
+// writeMeshFiles writes the files that the demo's commands use.
 func (h *host) writeMeshFiles(plugins string, p ports) error {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	management := fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 	return errors.Join(
-		// Consul's proxies, which are nobody's, run what is in bin.
+		// Consul's proxies run as an unprivileged user and must be able to execute the programs in bin.
 		os.Chmod(h.dir, 0o711),
 		os.Mkdir(h.path("bin"), 0o755),
 		h.writeFile("management.token", management),

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// siTokens lists the descriptions of the tokens in Consul that Pannier has made.
+// siTokens lists the descriptions of the tokens that Pannier has created in Consul.
 const siTokens = "consul acl token list | sed -n 's/^Description: *_pannier_si/_pannier_si/p'"
 
-// meshTeller tells with a shell and with a Consul.
+// meshTeller is a teller with a shell and a Consul.
 type meshTeller struct {
 	*teller
 	program string // Consul's
@@ -22,7 +22,7 @@ type meshTeller struct {
 	consul  *exec.Cmd
 }
 
-// prepare makes the folder what the commands need, and shows the variables.
+// prepare fills the directory with what the commands need, and shows the variables.
 func (s *meshTeller) prepare() {
 	s.do(func() (err error) {
 		if _, err := exec.LookPath("curl"); err != nil {
@@ -51,7 +51,7 @@ func (s *meshTeller) prepare() {
 	s.sh("go build -C " + root + " -o " + s.h.path("bin") + "/ ./test/demo/answer ./test/demo/xds")
 }
 
-// try runs a line as a shell does that is in the demo's folder.
+// try runs a line in a shell in the demo's directory.
 func (s *meshTeller) try(line string) (out string, err error) {
 	cmd := exec.CommandContext(s.ctx, "sh", "-c", line)
 	cmd.Dir = s.h.dir
@@ -63,8 +63,7 @@ func (s *meshTeller) try(line string) (out string, err error) {
 	return string(raw), err
 }
 
-// shows runs a line and shows what it prints; check says whether that is as it has
-// to be.
+// shows runs a line and shows its output. The result must pass check.
 func (s *meshTeller) shows(line string, check func(out string, err error) error) {
 	s.do(func() error {
 		fmt.Println("$ " + line)
@@ -74,10 +73,10 @@ func (s *meshTeller) shows(line string, check func(out string, err error) error)
 	})
 }
 
-// sh runs a line that has to work.
+// sh runs a line that must succeed.
 func (s *meshTeller) sh(line string) { s.shows(line, func(_ string, err error) error { return err }) }
 
-// nothing runs a line that has to print nothing.
+// nothing runs a line that must print nothing.
 func (s *meshTeller) nothing(line string) {
 	s.shows(line, func(out string, err error) error {
 		if err == nil && out != "" {
@@ -87,7 +86,7 @@ func (s *meshTeller) nothing(line string) {
 	})
 }
 
-// refused runs a line that has to fail and to say why.
+// refused runs a line that must fail with a certain reason.
 func (s *meshTeller) refused(line, why string) {
 	s.shows(line, func(out string, err error) error { return isRefusal(line, why, out, err) })
 }
@@ -102,7 +101,7 @@ func isRefusal(line, why, out string, err error) error {
 	return nil
 }
 
-// until repeats a line until it works and prints text, and shows what it printed then.
+// until repeats a line until it succeeds and prints text, and shows that output.
 func (s *meshTeller) until(line, text string) {
 	s.repeat(line, func(out string, err error) error {
 		if err == nil && !strings.Contains(out, text) {
@@ -112,9 +111,9 @@ func (s *meshTeller) until(line, text string) {
 	})
 }
 
-// untilRefused repeats a curl until its connection is closed without an answer.
+// untilRefused repeats a curl command until its connection is closed without an answer.
 func (s *meshTeller) untilRefused(line string) {
-	// 52: nothing came; 56: the connection was reset. Any other is another failure.
+	// curl's exit codes: 52: no answer; 56: the connection was reset. Any other is a different failure.
 	s.repeat(line, func(out string, err error) error { return isRefusal(line, "curl: (5", out, err) })
 }
 
@@ -131,7 +130,7 @@ func (s *meshTeller) repeat(line string, check func(out string, err error) error
 	})
 }
 
-// startConsul starts Consul and waits until it knows its own node.
+// startConsul starts Consul and waits until it has registered its own node.
 func (s *meshTeller) startConsul() {
 	s.do(func() error {
 		fmt.Println("$ consul agent -config-file consul.hcl &")
@@ -160,13 +159,13 @@ func (s *meshTeller) stopConsul() {
 		}
 		err := s.consul.Wait()
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
-			err = nil // it ends with 1 when it is asked to
+			err = nil // Consul exits with 1 after SIGTERM
 		}
 		return err
 	})
 }
 
-// look notes the processes of the plugins.
+// look records the processes of the plugins.
 func (s *meshTeller) look() {
 	s.do(func() (err error) {
 		s.children, err = s.h.children(s.ctx)

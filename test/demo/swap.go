@@ -11,11 +11,10 @@ import (
 	"sync"
 )
 
-// bridge is the plugin that the demo swaps: every volume's calls go through it.
+// bridge is the plugin that the demo swaps. The calls for every volume go through it.
 const bridge = "csi-bridge"
 
-// copyPlugins gives the demo a plugin directory of its own, in which it may replace
-// what it likes.
+// copyPlugins creates a separate plugin directory, in which the demo can replace files.
 func (h *host) copyPlugins() error {
 	from := filepath.Join(h.bin, "plugins")
 	if err := os.Mkdir(h.path("plugins"), 0o755); err != nil {
@@ -24,9 +23,9 @@ func (h *host) copyPlugins() error {
 	return os.CopyFS(h.path("plugins"), os.DirFS(from))
 }
 
-// swapBridge replaces csi-bridge so many times, each time by another binary, and at last
-// by half of one. Workloads with a volume come and go all the while: every start and every
-// stop is calls through csi-bridge, and each of them has to work.
+// swapBridge replaces csi-bridge the given number of times by different binaries, and finally by a truncated
+// one. Meanwhile workloads with a volume start and stop. Each start and stop makes calls through csi-bridge,
+// and all of them must succeed.
 func (s *teller) swapBridge(times int) {
 	s.do(func() error {
 		good, err := os.ReadFile(filepath.Join(s.h.bin, "plugins", bridge))
@@ -47,7 +46,8 @@ func (s *teller) swapBridge(times int) {
 func (s *teller) swaps(good []byte, times int) error {
 	built := filepath.Join(s.h.bin, "plugins", bridge)
 	for n := range times {
-		// What is behind the end of an executable nobody reads: the same, with another sum.
+		// Data after the end of an executable is ignored, so this is the same program with a different
+		// checksum.
 		other := fmt.Sprintln(n)
 		err := s.putBridge(fmt.Sprintf("(cat %s; echo %d)", built, n), append(slices.Clip(good), other...))
 		if err != nil {
@@ -64,7 +64,7 @@ func (s *teller) swaps(good []byte, times int) error {
 		func(p plugin) bool { return len(p.Refused) == 1 && p.State == "running" })
 }
 
-// putBridge puts data, the output of a command, in csi-bridge's place at once.
+// putBridge atomically replaces csi-bridge by data, the output of a command.
 func (s *teller) putBridge(command string, data []byte) error {
 	path := filepath.Join(s.h.path("plugins"), bridge)
 	fmt.Printf("$ %[1]s > %[2]s.tmp && chmod +x %[2]s.tmp && mv %[2]s.tmp %[2]s\n", command, path)
@@ -88,7 +88,7 @@ func (s *teller) awaitBridge(what string, ok func(plugin) bool) error {
 	})
 }
 
-// swapsOf counts a plugin's swaps with that error.
+// swapsOf counts a plugin's swaps with the given error.
 func swapsOf(p plugin, problem string) (n int) {
 	for _, w := range p.Swaps {
 		if w.Error == problem {
@@ -98,8 +98,7 @@ func swapsOf(p plugin, problem string) (n int) {
 	return n
 }
 
-// comeAndGo runs one workload after the other until end is called, which tells how many
-// there were and what went wrong.
+// comeAndGo runs one workload after another until end is called, which returns their number and the failures.
 func (s *teller) comeAndGo() (end func() (done int, failed []error)) {
 	args := []string{"workload", "run", s.h.path("guest.hcl"), "--", "true"}
 	fmt.Println("$ while :; do pannier " + quote(args) + "; done &")

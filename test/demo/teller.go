@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// teller carries the story out and stops at the first thing that goes wrong.
+// teller runs the demo's steps and stops at the first failure.
 type teller struct {
 	ctx context.Context
 	h   *host
 	err error
 
-	children map[string]int // the plugins' and drivers' processes as they were last looked at
+	children map[string]int // the processes of the plugins and drivers at the last check
 }
 
 func (s *teller) say(text string) {
@@ -30,14 +30,14 @@ func (s *teller) say(text string) {
 	}
 }
 
-// do runs fn unless the story has ended.
+// do runs fn unless a step has failed.
 func (s *teller) do(fn func() error) {
 	if s.err == nil {
 		s.err = fn()
 	}
 }
 
-// pannier runs a command as a person would, and shows what it prints.
+// pannier runs a command as an operator would, and shows its output.
 func (s *teller) pannier(args ...string) {
 	s.do(func() error {
 		out, err := s.h.command(s.ctx, args...)
@@ -46,7 +46,7 @@ func (s *teller) pannier(args ...string) {
 	})
 }
 
-// prints runs a command that has to print text.
+// prints runs a command that must print text.
 func (s *teller) prints(text string, args ...string) {
 	s.do(func() error {
 		out, err := s.h.command(s.ctx, args...)
@@ -58,7 +58,7 @@ func (s *teller) prints(text string, args ...string) {
 	})
 }
 
-// refused runs a command that has to fail because somebody holds the volume.
+// refused runs a command that must fail because the volume is held.
 func (s *teller) refused(args ...string) {
 	s.do(func() error {
 		out, err := s.h.command(s.ctx, args...)
@@ -73,7 +73,7 @@ func (s *teller) refused(args ...string) {
 	})
 }
 
-// check runs checks and says that they hold.
+// check runs checks and reports that they pass.
 func (s *teller) check(what string, checks ...func() error) {
 	s.do(func() error {
 		for _, c := range checks {
@@ -119,7 +119,7 @@ func (s *teller) stopAgent() {
 	})
 }
 
-// background starts a command that goes on.
+// background starts a command in the background.
 func (s *teller) background(args ...string) *exec.Cmd {
 	var cmd *exec.Cmd
 	s.do(func() error {
@@ -135,7 +135,7 @@ func (s *teller) background(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// ticks waits until the background workload has written n lines more.
+// ticks waits until the background workload has written n more lines.
 func (s *teller) ticks(cmd *exec.Cmd, n int) {
 	s.do(func() error { return s.ticksNow(cmd, n) })
 }
@@ -247,5 +247,5 @@ func quote(args []string) string {
 	return strings.Join(out, " ")
 }
 
-// pollEvery is the pause between two looks at something that the demo waits for.
+// pollEvery is the interval at which the demo checks a condition.
 const pollEvery = 20 * time.Millisecond

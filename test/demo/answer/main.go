@@ -1,5 +1,5 @@
-// Command answer is the service of the demo of the mesh: it answers each HTTP request
-// with one line, until a signal ends it.
+// Command answer is the service in the mesh demo. It answers each HTTP request with one line, until a signal
+// ends it.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command xds does what Envoy does first: it reads a bootstrap, opens the stream that
-// this describes, with the token in it, and prints the names of the clusters and
-// listeners that Consul sends. It is for machines that have no Envoy.
+// Command xds takes the first steps of Envoy: it reads a bootstrap, opens the stream that the bootstrap
+// describes with the token in it, and prints the names of the clusters and listeners that Consul sends. It is
+// for machines without Envoy.
 package main
 
 import (
@@ -38,7 +38,7 @@ func show(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = stream.Close() }() // what it had to bring is there
+	defer func() { _ = stream.Close() }() // everything expected has arrived
 	if err := stream.Ready(); err != nil {
 		return fmt.Errorf("the stream of %s: %w", b.GetNode().GetId(), err)
 	}

@@ -16,7 +16,7 @@ var (
 
 func TestMain(m *testing.M) { testns.Main(m, 0) }
 
-// BenchmarkCluster measures everything once, whatever b.N is.
+// BenchmarkCluster takes all measurements once, regardless of b.N.
 func BenchmarkCluster(b *testing.B) {
 	testbin.RequireRoot(b, "agents with volumes")
 	r := &table.Report{}

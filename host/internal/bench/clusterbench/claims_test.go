@@ -22,27 +22,27 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-// turns of each of the three, after one that does not count. They follow one another, each
-// first as often as the others.
+// turns is the number of counted rounds, after one that does not count. In each round the three contenders
+// run one after another; each of them is first equally often.
 const turns = 6
 
-// contender takes what nobody has: a claim of a volume, or a key.
+// contender is a system in which clients acquire something exclusively: a claim of a volume, or a key.
 type contender struct {
 	name string
-	// prepare makes what is taken, n things from the first on; nil: nothing has to be made.
+	// prepare creates n things to acquire, starting with number first; nil: nothing has to be created.
 	prepare func(ctx context.Context, first, n int) error
-	// take takes the i-th thing, which is taken once.
+	// take acquires the i-th thing, which is acquired only once.
 	take func(ctx context.Context, i int) error
 	used int
-	// pids are its servers.
+	// pids are the processes of its servers.
 	pids []int
-	// cpu is what its servers and its clients have used for it, in the turns that count.
+	// cpu is the CPU time that its servers and clients have used in the counted rounds.
 	cpu  time.Duration
 	done int
 }
 
-// measureClaims lets a node's RPC client claim volumes, and clients of Consul and etcd put
-// values of a claim's size under keys that have none.
+// measureClaims compares claiming volumes through a node's RPC client with Consul and etcd clients that put
+// values of a claim's size under unused keys.
 func measureClaims(b *testing.B, r *table.Report) {
 	all := []*contender{panniers(b), consuls(b), etcds(b)}
 	for _, load := range []struct{ clients, claims int }{{1, 300}, {64, 6000}, {256, 8000}} {
@@ -86,7 +86,7 @@ func measureClaims(b *testing.B, r *table.Report) {
 	}
 }
 
-// turn is how many a second a number of clients take.
+// turn returns how many things per second a number of clients acquire.
 func (c *contender) turn(b *testing.B, n, clients int) float64 {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
@@ -109,8 +109,7 @@ func (c *contender) turn(b *testing.B, n, clients int) float64 {
 	return float64(n) / took.Seconds()
 }
 
-// parallel does what there is to do, each once, from a number of goroutines, until the
-// first error.
+// parallel calls do for each number below n once, from a number of goroutines, until the first error.
 func parallel(n, goroutines int, do func(i int) error) error {
 	var next atomic.Int64
 	g := new(errgroup.Group)
@@ -141,8 +140,7 @@ func panniers(b *testing.B) *contender {
 	}
 }
 
-// registering is how many volumes are registered at the same time, where that is not
-// measured.
+// registering is the number of volumes that are registered concurrently when that is not measured.
 const registering = 256
 
 // register registers the i-th volume.
@@ -179,14 +177,14 @@ func workloadRef(i int) claim.WorkloadRef {
 	return claim.WorkloadRef{Namespace: "default", ID: fmt.Sprintf("workload-%06d", i)}
 }
 
-// claimText is what a claim would be in a store of keys and values.
+// claimText returns a value that represents a claim in a key-value store.
 func claimText(i int) []byte {
 	text, err := json.Marshal(claim.Claim{
 		Volume: volumeRef(i), Workload: workloadRef(i), Node: "node-1", Mode: claim.Write, AccessMode: claim.SingleNodeWriter,
 		AttachmentMode: claim.FileSystem, State: claim.Taken, Index: uint64(i),
 	})
 	if err != nil {
-		panic(err) // it is no error of a claim's
+		panic(err) // cannot happen with a claim
 	}
 	return text
 }

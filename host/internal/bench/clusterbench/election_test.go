@@ -11,18 +11,18 @@ import (
 	"github.com/pannier/pannier/test/bench/table"
 )
 
-// measureElection kills the leader, each time the one that was elected, and lets a node
-// claim a volume at once. The server is started again, and votes, before the next one goes.
+// measureElection kills the current leader and at once lets a node claim a volume. The killed server is
+// restarted and votes before the next leader is killed.
 func measureElection(b *testing.B, r *table.Report) {
-	// So many that one of a hundred is not the worst alone: about four minutes.
+	// Enough that the 99th percentile is not only the worst value. It takes about four minutes.
 	const kills = 120
 	s := form(b, "")
 	n, operator := s.node(b, "node-1"), s.operator(b)
-	unix.Sync() // what was built and set up is no part of it, and keeps a disk busy for seconds
+	unix.Sync() // writing the built programs to disk takes seconds and must not be measured
 	var outages table.Samples
 	for kill := range kills {
 		ctx, cancel := context.WithTimeout(b.Context(), patience)
-		// Two volumes: with the first one the node finds out who leads.
+		// There are two volumes, because with the first one the node finds the leader.
 		for i := 2 * kill; i < 2*kill+2; i++ {
 			if err := register(ctx, operator, i, "shared"); err != nil {
 				b.Fatal(err)

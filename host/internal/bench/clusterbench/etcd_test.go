@@ -19,14 +19,13 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// etcd is three members without TLS, with their default settings: each entry of the log
-// is synced.
+// etcd is a cluster of three members without TLS, with default settings: each log entry is synced.
 type etcd struct {
-	conns []*grpc.ClientConn // the leader's first
+	conns []*grpc.ClientConn // the connection to the leader is the first
 	pids  []int
 }
 
-// program of Debian's package etcd-server.
+// etcdProgram is the program in Debian's package etcd-server.
 const etcdProgram = "/usr/bin/etcd"
 
 func startEtcd(b *testing.B) *etcd {
@@ -99,7 +98,7 @@ func (e *etcd) lead(ctx context.Context) error {
 	return errors.Join(errs, errors.New("no member leads"))
 }
 
-// take puts a value under a key that has none, in one transaction: false where it has one.
+// take puts a value under an unused key in one transaction. It returns false if the key is in use.
 func (e *etcd) take(ctx context.Context, key string, value []byte) (bool, error) {
 	var compare, put, op, txn []byte
 	// Compare: result EQUAL (0), target CREATE (1), key, create_revision 0.
@@ -125,7 +124,7 @@ func appendBytes(to []byte, field protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(to, field, protowire.BytesType), value)
 }
 
-// fields of a message: those that are bytes, and those that are numbers.
+// fields returns the fields of a message, separated into bytes and numbers.
 func fields(message []byte) (bytes map[protowire.Number][]byte, numbers map[protowire.Number]uint64) {
 	bytes, numbers = map[protowire.Number][]byte{}, map[protowire.Number]uint64{}
 	for len(message) > 0 {
@@ -150,7 +149,7 @@ func fields(message []byte) (bytes map[protowire.Number][]byte, numbers map[prot
 	return bytes, numbers
 }
 
-// raw sends and receives messages that are bytes already.
+// raw is a codec for messages that are already encoded.
 type raw struct{}
 
 func (raw) Name() string { return "proto" }

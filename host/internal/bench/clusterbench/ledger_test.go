@@ -15,8 +15,8 @@ import (
 
 const manyClaims = 100_000
 
-// measureLedger gives three servers a ledger with 100,000 volumes and as many claims,
-// copies it, and lets a fourth server with an empty disk catch up.
+// measureLedger gives three servers a ledger with 100,000 volumes and as many claims, copies the ledger, and
+// lets a fourth server with an empty disk catch up.
 func measureLedger(b *testing.B, r *table.Report) {
 	backup := manyClaimed(b)
 	s := form(b, "")
@@ -39,8 +39,7 @@ func measureLedger(b *testing.B, r *table.Report) {
 	)
 }
 
-// took is how long a command takes that works. On a machine that is busy the leader may change
-// before.
+// took returns how long a command takes until it succeeds. On a busy machine the leader may change before.
 func took(h *server, args ...string) (took time.Duration) {
 	h.Eventually("pannier "+strings.Join(args, " "), func() error {
 		at := time.Now()
@@ -54,7 +53,7 @@ func took(h *server, args ...string) (took time.Duration) {
 	return took
 }
 
-// manyClaimed is a backup of a ledger with as many claims.
+// manyClaimed returns a backup of a ledger with that many volumes and claims.
 func manyClaimed(b *testing.B) []byte {
 	b.Helper()
 	n := clustertest.Start(b)

@@ -24,33 +24,33 @@ import (
 
 const (
 	nodes = 1000
-	// wave is how many join at the same time, and every how long at most. With default timings each
-	// sends 15 packets a second, and passes on 16 times what it hears of a new one: it gets through
-	// six new ones a second.
+	// wave is the number of nodes that join at the same time, and every the minimum interval between waves.
+	// With default timings each member sends 15 packets a second, and news of a new member is sent 16 times:
+	// about six new members a second get through.
 	wave, every = 5, 800 * time.Millisecond
-	// busy is how much of the cores this process may have used in between. One that has to wait for
-	// a core is taken for failed, and that is news, too.
+	// busy is the share of the cores that this process may have used before the next wave. A member that has
+	// to wait for a core counts as failed, which causes more gossip.
 	busy = 0.75
-	// behind is how many others each may lack, on average, when more join.
+	// behind is how many other members each member may not know yet, on average, when the next wave joins.
 	behind = 20
-	// enrolling is how many put their records into the ledger at the same time.
+	// enrolling is the number of nodes that add their records to the ledger concurrently.
 	enrolling = 8
-	// steady is how long the use of all is looked at when nothing happens any more.
+	// steady is for how long the resource usage is measured once nothing happens any more.
 	steady = 30 * time.Second
-	// healing bounds how long gossip may lack anyone anywhere. A thousand members compare all that
-	// they know every three minutes, each with one other.
+	// healing limits the time in which some members may be unknown to others. A thousand members exchange
+	// their full state every three minutes, each with one other member.
 	healing = 5 * time.Minute
 )
 
-// swarm are nodes that gossip in this process.
+// swarm is a set of nodes that gossip in this process.
 type swarm []*discovery.Discovery
 
-// measureNodes lets 1,000 agents in the benchmark's process join: real serf with default
-// timings, a certificate, a record with a driver's fingerprint and heartbeats each.
+// measureNodes lets 1,000 agents join from the benchmark's process: real serf with default timings, and for
+// each node a certificate, a record with a driver's fingerprint, and heartbeats.
 func measureNodes(b *testing.B, r *table.Report) {
 	s := form(b, "")
 	leader := s.leader(b)
-	// What 1,000 hosts keep in memory is looked at less often while it is less than 8 GiB.
+	// The memory of 1,000 hosts is collected less often, up to 8 GiB.
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(8 << 30))
 	begun := s.use(b)
@@ -106,8 +106,8 @@ func measureNodes(b *testing.B, r *table.Report) {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-// gather lets the nodes join, in waves. last is the time from the last one until each knows of
-// all others but one, on average.
+// gather lets the nodes join in waves. last is the time from the last wave until each node knows all others
+// except one, on average.
 func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 	b.Helper()
 	b.Cleanup(func() {
@@ -147,7 +147,7 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 	return all, time.Since(at)
 }
 
-// await waits until all have joined, and each knows of all others but some, on average.
+// await waits until all nodes have joined and each of them knows all others except some, on average.
 func (all swarm) await(b *testing.B, some int) {
 	b.Helper()
 	for late := time.Now().Add(patience); all.alone() > 0 ||
@@ -160,16 +160,16 @@ func (all swarm) await(b *testing.B, some int) {
 	}
 }
 
-// patient are the default timings of gossip, but for the probes: 1,000 nodes on the cores of one
-// host may take longer to answer than one that has a host of its own, and are not to be taken for
-// failed. The bounds are memberlist's own for distant hosts.
+// patient returns gossip's default timings with longer ones for probes. 1,000 nodes on the cores of one host
+// may answer more slowly than nodes on separate hosts, and must not count as failed. The limits are
+// memberlist's own for distant hosts.
 func patient() *memberlist.Config {
 	c, distant := memberlist.DefaultLANConfig(), memberlist.DefaultWANConfig()
 	c.ProbeInterval, c.ProbeTimeout = distant.ProbeInterval, distant.ProbeTimeout
 	return c
 }
 
-// missing is how often a node does not know of another agent, or takes it for failed.
+// missing counts how often a node does not know another agent, or considers it failed.
 func (all swarm) missing() (n int) {
 	for _, d := range all {
 		n += len(all) + servers - d.Alive()
@@ -177,7 +177,7 @@ func (all swarm) missing() (n int) {
 	return n
 }
 
-// alone is how many have met nobody.
+// alone counts the nodes that know no other.
 func (all swarm) alone() (n int) {
 	for _, d := range all {
 		if d.Alive() == 1 {
@@ -187,7 +187,7 @@ func (all swarm) alone() (n int) {
 	return n
 }
 
-// heal waits until each knows of all.
+// heal waits until each node knows all others.
 func (all swarm) heal() error {
 	for late := time.Now().Add(healing); all.missing() > 0; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(late) {
@@ -212,7 +212,7 @@ func (s *formed) awaitMembers(b *testing.B) {
 	}
 }
 
-// enrol puts a node with a driver into the ledger, and lets it live until the end.
+// enrol adds a node with a driver to the ledger and sends its heartbeats until the end.
 func (s *formed) enrol(b *testing.B, name string) error {
 	n := s.agent(b, pki.Node, name)
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
@@ -230,14 +230,14 @@ func (s *formed) enrol(b *testing.B, name string) error {
 	return err
 }
 
-// use is what has been used of the CPU at a moment, or in a time.
+// use is the CPU time used up to a moment, or during a period.
 type use struct {
 	moment        time.Time
 	at            time.Duration
 	servers, here time.Duration
 }
 
-// use is what the servers and this process have used so far.
+// use returns the CPU time that the servers and this process have used so far.
 func (s *formed) use(b *testing.B) use {
 	b.Helper()
 	return use{moment: time.Now(), servers: usage.CPU(b, s.pids()...), here: usage.CPU(b, os.Getpid())}
@@ -250,5 +250,5 @@ func (u use) since(before use) use {
 	}
 }
 
-// share is what part of the time that was, in per cent of one core.
+// share returns a CPU time as a percentage of one core during the period.
 func (u use) share(cpu time.Duration) float64 { return 100 * cpu.Seconds() / u.at.Seconds() }

@@ -21,13 +21,13 @@ import (
 
 const (
 	releases = 1000
-	// atOnce is how many calls the leader makes to one driver at the same time.
+	// atOnce is the number of concurrent calls that the leader makes to one driver.
 	atOnce = 16
 )
 
-// measureRelease lets a node claim and attach 1,000 volumes, and an operator say that it is
-// down: its claims are free when the driver has detached each and the ledger has it. Before
-// that, the driver alone attaches and detaches them, called on its own socket.
+// measureRelease lets a node claim and attach 1,000 volumes, and an operator vouch that it is down. Its
+// claims are free when the driver has detached each volume and the ledger has recorded that. Before that, it
+// measures the driver alone, called directly on its socket.
 func measureRelease(b *testing.B, r *table.Report) {
 	volumes := filepath.Join(b.TempDir(), "volumes")
 	s := form(b, fmt.Sprintf(`
@@ -41,7 +41,7 @@ csi_driver "shared" {
 	ctx, cancel := context.WithTimeout(b.Context(), 5*patience)
 	defer cancel()
 	const name = "node-1"
-	// The driver ran on that node too.
+	// The driver must know that node, too.
 	if err := os.WriteFile(filepath.Join(volumes, ".nodes", name), nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
@@ -96,8 +96,8 @@ csi_driver "shared" {
 	)
 }
 
-// detachAlone makes all volumes, and is how long the driver takes to detach them, called on its
-// socket.
+// detachAlone creates all volumes and returns how long the driver takes to detach them, called directly on
+// its socket.
 func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Duration {
 	b.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -25,14 +25,14 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// servers is how many form a cluster.
+// servers is the number of servers in a cluster.
 const servers = 3
 
-// formed are agents' processes that form a cluster on loopback.
+// formed is a cluster of agent processes on loopback.
 type formed struct {
 	ca   pkitest.Authority
 	all  []*server
-	more string // HCL that each has besides
+	more string // additional HCL for each server
 }
 
 type server struct {
@@ -61,7 +61,7 @@ func form(b *testing.B, more string) *formed {
 	return s
 }
 
-// add prepares one more server, and does not start it.
+// add prepares another server without starting it.
 func (s *formed) add(b *testing.B, name string) *server {
 	b.Helper()
 	ports := freePorts(b, 2)
@@ -100,13 +100,13 @@ tls {
 	if err != nil {
 		b.Fatal(err)
 	}
-	// It logs what an agent logs by default.
+	// Log at an agent's default level.
 	h.Write("agent.hcl", regexp.MustCompile(`log_level.*\n`).ReplaceAllString(string(config), ""))
 }
 
 func (h *server) gossip() string { return fmt.Sprint("127.0.0.1:", h.serf) }
 
-// leader waits until one of those that run leads.
+// leader waits until one of the running servers is the leader.
 func (s *formed) leader(b *testing.B) *server {
 	b.Helper()
 	var leader *server
@@ -138,7 +138,7 @@ func (s *formed) awaitVoters(b *testing.B) {
 	})
 }
 
-// pids are those of the agents' processes.
+// pids returns the processes of the agents.
 func (s *formed) pids() (pids []int) {
 	for _, h := range s.all {
 		pids = append(pids, h.PID())
@@ -146,7 +146,7 @@ func (s *formed) pids() (pids []int) {
 	return pids
 }
 
-// members are the servers as an agent finds them by gossip.
+// members returns the servers as an agent finds them by gossip.
 func (s *formed) members() (all []route.Member) {
 	for _, h := range s.all {
 		all = append(all, route.Member{Name: h.Name, Addr: fmt.Sprint("127.0.0.1:", h.rpc), Server: true})
@@ -154,8 +154,8 @@ func (s *formed) members() (all []route.Member) {
 	return all
 }
 
-// node is an agent without a ledger, as the servers see it: a certificate, a secret, and
-// calls over its one connection to each server.
+// node is an agent without a ledger, from the servers' point of view: a certificate, a secret, and one
+// connection to each server.
 type node struct {
 	*peer.Servers
 	*cluster.Client
@@ -163,7 +163,7 @@ type node struct {
 	secret peer.Secret
 }
 
-// node makes one that is registered.
+// node creates and registers a node.
 func (s *formed) node(b *testing.B, name string) *node {
 	b.Helper()
 	n := s.agent(b, pki.Node, name)
@@ -176,7 +176,7 @@ func (s *formed) node(b *testing.B, name string) *node {
 	return n
 }
 
-// live sends heartbeats as often as agents do by default, until the end.
+// live sends heartbeats at the default interval of agents until the end.
 func (n *node) live(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var wg sync.WaitGroup
@@ -184,7 +184,7 @@ func (n *node) live(b *testing.B) {
 		beat := time.NewTicker(lease.Default.HeartbeatTTL / 3)
 		defer beat.Stop()
 		for {
-			// One that is lost, in an election say, is followed by the next.
+			// A lost heartbeat, for example during an election, is followed by the next one.
 			_, _ = n.Heartbeat(ctx, n.name)
 			select {
 			case <-ctx.Done():
@@ -196,7 +196,7 @@ func (n *node) live(b *testing.B) {
 	b.Cleanup(func() { cancel(); wg.Wait() })
 }
 
-// operator calls as a server does, which may send every command.
+// operator returns a client with a server's rights, which may send every command.
 func (s *formed) operator(b *testing.B) *cluster.Client {
 	b.Helper()
 	return s.agent(b, pki.Server, "operator").Client
@@ -223,8 +223,8 @@ func (s *formed) agent(b *testing.B, role pki.Role, name string) *node {
 	return n
 }
 
-// freePorts are ports on loopback that nobody has at this moment, for TCP and UDP. All are
-// held until the last is found, so that they differ.
+// freePorts returns unused ports on loopback, for TCP and UDP. All of them are held until the last one is
+// found, so that they differ.
 func freePorts(b *testing.B, n int) (ports []int) {
 	b.Helper()
 	var held []io.Closer
@@ -247,5 +247,5 @@ func freePorts(b *testing.B, n int) (ports []int) {
 	return ports
 }
 
-// patience bounds one call: a slow machine needs long.
+// patience limits one call. It is long for slow machines.
 const patience = time.Minute

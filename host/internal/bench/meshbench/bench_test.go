@@ -9,7 +9,7 @@ import (
 
 var out = flag.String("out", "", "the file whose table gets the rows")
 
-// BenchmarkMesh measures everything once, whatever b.N is.
+// BenchmarkMesh takes all measurements once, regardless of b.N.
 func BenchmarkMesh(b *testing.B) {
 	m := newMesh(b)
 	r := &table.Report{}

@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/bench/table"
 )
 
-// measureBootstrap makes the bootstrap of one sidecar through the host, and runs
-// Consul's command for the same, in turns.
+// measureBootstrap compares generating a sidecar's bootstrap through the host with Consul's own command,
+// alternately.
 func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
 	const commands, perCommand = 15, 20
 	proxyID := m.sidecar(b, "web")
@@ -74,7 +74,7 @@ func wantJSON(b *testing.B, file []byte) {
 	}
 }
 
-// sidecar registers a service with a sidecar through the host until the end, and returns the
+// sidecar registers a service with a sidecar through the host until the end of the benchmark, and returns the
 // sidecar's id.
 func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 	b.Helper()

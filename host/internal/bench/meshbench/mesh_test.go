@@ -14,7 +14,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// nodePolicy is what registrations need, as docs/consul.md has it.
+// nodePolicy is the policy for registrations, as in docs/consul.md.
 const nodePolicy = `
 service_prefix "" { policy = "write" }
 node_prefix "" { policy = "read" }
@@ -22,12 +22,12 @@ agent_prefix "" { policy = "read" }
 mesh = "write"
 `
 
-// mesh is a Consul with ACLs and TLS, and the plugins that speak to it, each a process.
+// mesh is a Consul with ACLs and TLS, and the plugins for it, each in its own process.
 type mesh struct {
 	consul *consul.Cluster
-	reach  service.Consul // how the host reaches it
+	reach  service.Consul // the address for the host
 	plugin *catalog.Catalog
-	// aclToken may write ACLs; it is what sids has.
+	// aclToken may write ACLs; sids uses it.
 	aclToken string
 }
 
@@ -42,8 +42,8 @@ func newMesh(b *testing.B) *mesh {
 	return m
 }
 
-// plugins runs the plugins for Consul. The rate of sids is far above what a Consul
-// gives, so that it is not what is measured.
+// plugins runs the plugins for Consul. The rate limit of sids is far above what Consul can do, so that the
+// limit is not measured.
 func plugins(b *testing.B, aclTokenFile string) *supervisor.Supervisor {
 	b.Helper()
 	dir := b.TempDir()

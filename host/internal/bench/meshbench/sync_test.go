@@ -20,7 +20,7 @@ const (
 
 var owner = registration.Owner{Cluster: "bench", Node: node}
 
-// instance is a service of a workload of its own.
+// instance returns a service of a separate workload.
 func instance(name string) registration.Instance {
 	return registration.Instance{
 		ID: "pannier:a:default:" + name + ":" + name, Owner: owner, Namespace: "default", Workload: name,
@@ -31,7 +31,7 @@ func instance(name string) registration.Instance {
 	}
 }
 
-// syncBench keeps services in sync through a proxy that counts what Consul is asked.
+// syncBench keeps services in sync through a proxy that counts the requests to Consul.
 type syncBench struct {
 	*mesh
 	proxy *consul.Proxy
@@ -39,7 +39,7 @@ type syncBench struct {
 	want  []registration.Instance
 }
 
-// measureSync registers services and lets passes go over them.
+// measureSync registers services and measures passes of Sync over them.
 func measureSync(b *testing.B, m *mesh, r *table.Report) {
 	const passes = 20
 	s := &syncBench{mesh: m, proxy: m.consul.Proxy(b, 0)}
@@ -106,8 +106,8 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 	)
 }
 
-// pass is one Sync through the host. With an index it blocks until the catalog is newer,
-// or a second has passed.
+// pass makes one Sync through the host. With an index it blocks until the catalog has changed, or for a
+// second.
 func (s *syncBench) pass(ctx context.Context, index uint64) (next uint64, changes []registration.Change, err error) {
 	req := registration.SyncRequest{Owner: owner, Instances: s.want, Index: index}
 	if index > 0 {
@@ -120,7 +120,7 @@ func (s *syncBench) pass(ctx context.Context, index uint64) (next uint64, change
 	return next, changes, err
 }
 
-// quiet is a pass that has nothing to do.
+// quiet makes a pass, which must find nothing to do.
 func (s *syncBench) quiet(ctx context.Context, index uint64) error {
 	_, changes, err := s.pass(ctx, index)
 	if err == nil && len(changes) > 0 {
@@ -129,7 +129,7 @@ func (s *syncBench) quiet(ctx context.Context, index uint64) error {
 	return err
 }
 
-// settled passes until the agent has told the catalog everything.
+// settled makes passes until the agent has updated the catalog completely.
 func (s *syncBench) settled(b *testing.B) (index uint64) {
 	b.Helper()
 	for deadline := time.Now().Add(time.Minute); ; {
@@ -146,8 +146,7 @@ func (s *syncBench) settled(b *testing.B) (index uint64) {
 	}
 }
 
-// drift takes ten services out behind Pannier's back, and waits until the catalog has
-// lost them.
+// drift removes ten services directly in Consul, and waits until they are gone from the catalog.
 func (s *syncBench) drift(b *testing.B) {
 	b.Helper()
 	client := s.consul.Client(s.consul.Management)
@@ -176,7 +175,7 @@ func (s *syncBench) drift(b *testing.B) {
 	}
 }
 
-// asked counts what came to the proxy since then.
+// asked counts the requests to the proxy since then.
 func (s *syncBench) asked(since int) (queries, writes int) {
 	for _, request := range s.proxy.Requests()[since:] {
 		if strings.HasPrefix(request, "GET ") {

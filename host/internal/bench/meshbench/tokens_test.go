@@ -25,16 +25,16 @@ import (
 
 const (
 	node     = "a"
-	together = 64  // workloads that want a token at once
+	together = 64  // workloads that request a token concurrently
 	perTurn  = 256 // tokens
 	turns    = 31
 )
 
-// tokenBench asks for tokens through Pannier and of Consul itself.
+// tokenBench requests tokens through Pannier and directly from Consul.
 type tokenBench struct {
 	ledger    *clustertest.Server
 	authority *tokens.Authority
-	bare      *api.Client // with the token that sids has
+	bare      *api.Client // with the token of sids
 }
 
 func newTokenBench(b *testing.B, m *mesh) *tokenBench {
@@ -54,10 +54,10 @@ func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 	}
 }
 
-// way is one way to a token for a workload that no other call has.
+// way is a way to get a token for a new workload.
 type way func(ctx context.Context, id string) error
 
-// create asks Consul itself for the token that sids would mint.
+// create requests the token that sids would mint directly from Consul.
 func (t *tokenBench) create(ctx context.Context, id string) error {
 	_, err := t.createBare(ctx, id)
 	return err
@@ -74,25 +74,25 @@ func (t *tokenBench) createBare(ctx context.Context, id string) (secret string, 
 	return made.SecretID, nil
 }
 
-// start lets a workload run, without a token.
+// start starts a workload without a token.
 func (t *tokenBench) start(ctx context.Context, id string) error {
 	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil)
 	return err
 }
 
-// intend lets a workload run, and notes its token in the same command.
+// intend starts a workload, and records its token in the same command.
 func (t *tokenBench) intend(ctx context.Context, id string) error {
 	_, err := t.ledger.StartWorkload(ctx, claim.Run{Ref: token(id).Workload, Node: node}, nil, token(id))
 	return err
 }
 
-// derive asks for the token of a workload that runs.
+// derive requests the token of a running workload.
 func (t *tokenBench) derive(ctx context.Context, id string) error {
 	_, _, err := t.authority.Derive(ctx, token(id))
 	return err
 }
 
-// then is one way after the other.
+// then combines two ways, one after the other.
 func then(first, second way) way {
 	return func(ctx context.Context, id string) error {
 		if err := first(ctx, id); err != nil {
@@ -111,24 +111,24 @@ func token(id string) claim.Token {
 	}
 }
 
-// newID is a random UUID.
+// newID returns a random UUID.
 func newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// measureTokens takes turns: each way gets its tokens right after the others, so that
-// what else goes on on the machine is the same for all.
+// measureTokens alternates between the ways to get tokens, so that other load on the machine affects all of
+// them alike.
 func measureTokens(b *testing.B, m *mesh, r *table.Report) {
 	t := newTokenBench(b, m)
-	t.load(b, newIDs(perTurn), t.create) // makes the connections
+	t.load(b, newIDs(perTurn), t.create) // opens the connections
 	t.load(b, newIDs(perTurn), then(t.intend, t.derive))
 	t.rates(b, r)
 	t.latencies(b, r)
 }
 
-// rates are those of 64 workloads at once.
+// rates measures the rates with 64 concurrent workloads.
 func (t *tokenBench) rates(b *testing.B, r *table.Report) {
 	var bare, derived, started, whole tokenLoad
 	for range turns {
@@ -171,7 +171,7 @@ func (t *tokenBench) rates(b *testing.B, r *table.Report) {
 	)
 }
 
-// tokenLoad is what one way to tokens came to, turn by turn.
+// tokenLoad has the results of one way to get tokens, by round.
 type tokenLoad struct {
 	rates []float64 // tokens per second
 	took  table.Samples
@@ -184,7 +184,7 @@ func (l *tokenLoad) add(turn tokenLoad) {
 	l.cpu += turn.cpu
 }
 
-// over compares the turns one by one.
+// over compares two loads round by round.
 func (l *tokenLoad) over(other *tokenLoad) float64 {
 	var ratios []float64
 	for n, rate := range l.rates {
@@ -197,7 +197,7 @@ func (l *tokenLoad) cpuPerToken() float64 {
 	return l.cpu.Seconds() * 1000 / float64(len(l.took))
 }
 
-// latencies are those of one workload at a time.
+// latencies measures the latencies with one workload at a time.
 func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 	const n = 300
 	var bare, derived, plain, intended, self, read table.Samples
@@ -262,7 +262,7 @@ func newIDs(n int) (ids []string) {
 	return ids
 }
 
-// took is how long a call takes that has to work.
+// took returns how long a call takes, which must succeed.
 func took(b *testing.B, do func(ctx context.Context) error) time.Duration {
 	b.Helper()
 	at := time.Now()
@@ -274,7 +274,7 @@ func took(b *testing.B, do func(ctx context.Context) error) time.Duration {
 	return d
 }
 
-// parallel does what there is to do, each once, from a number of goroutines.
+// parallel calls do for each number below n once, from a number of goroutines.
 func parallel(b *testing.B, n, goroutines int, do func(i int) error) {
 	b.Helper()
 	var next atomic.Int64

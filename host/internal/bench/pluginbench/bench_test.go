@@ -9,7 +9,7 @@ import (
 
 var out = flag.String("out", "", "the file whose table gets the rows")
 
-// BenchmarkPlugins measures everything once, whatever b.N is.
+// BenchmarkPlugins takes all measurements once, regardless of b.N.
 func BenchmarkPlugins(b *testing.B) {
 	r := &table.Report{}
 	for _, section := range []struct {

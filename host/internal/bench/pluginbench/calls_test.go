@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// measureCalls makes the same call in three ways, in turns, each of a process of its own.
+// measureCalls makes the same call in three ways, alternately, each to a separate process.
 func measureCalls(b *testing.B, r *table.Report) {
 	const turns, each = 60, 200
 	rig := newRig(b, "identity")
@@ -98,7 +98,7 @@ func newBare(b *testing.B, program string) identity.Identity {
 	return client
 }
 
-// newTheirs starts the program as go-plugin's client does, with its own TLS.
+// newTheirs starts the program with go-plugin's client and its TLS.
 func newTheirs(b *testing.B, program string) identity.Identity {
 	b.Helper()
 	client := goplugin.NewClient(&goplugin.ClientConfig{

@@ -18,19 +18,19 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// rig is a plugin directory with one plugin, and the host's supervisor over it.
+// rig is a plugin directory with one plugin, and a supervisor for it.
 type rig struct {
 	kind string
 	name string // the plugin's
 	cfg  supervisor.Config
 	host *supervisor.Supervisor
-	// good is the path of the executable; a line may be added to it.
+	// good is the path of the executable. A line may be appended to it.
 	good string
-	// fixture is the supervisor's: it is as bad as its last line says.
+	// fixture is the path of the supervisor's fixture, which misbehaves according to its last line.
 	fixture string
 }
 
-// newRig has csi-bridge as its storage plugin, and the fixture of any other kind.
+// newRig uses csi-bridge as the storage plugin, and the fixture for any other kind.
 func newRig(b *testing.B, kind string) *rig {
 	b.Helper()
 	dir := shortDir(b)
@@ -68,9 +68,8 @@ func (g *rig) open(b *testing.B) {
 	g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running })
 }
 
-// put puts an executable into the plugin directory, as an operator would, and tells
-// when it was there. The sum of each is another one. It is copied by another process:
-// that is not the host's work.
+// put installs an executable in the plugin directory, as an operator would, and returns when that was done.
+// Each one has a different checksum. Another process copies it, because that is not the host's work.
 func (g *rig) put(b *testing.B, mode, version string) (at time.Time) {
 	b.Helper()
 	from := g.fixture
@@ -113,9 +112,9 @@ func (g *rig) await(b *testing.B, what string, ok func(supervisor.Status) bool) 
 	return st
 }
 
-// processes run from the copies in the data directory.
+// processes returns the processes that run from the copies in the data directory.
 func (g *rig) processes() (pids []string) {
-	all, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is right
+	all, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is valid
 	for _, path := range all {
 		if exe, err := os.Readlink(path); err == nil && strings.HasPrefix(exe, g.cfg.DataDir) {
 			pids = append(pids, filepath.Base(filepath.Dir(path)))
@@ -124,13 +123,13 @@ func (g *rig) processes() (pids []string) {
 	return pids
 }
 
-// sockets of the plugin's processes.
+// sockets returns the sockets of the plugin's processes.
 func (g *rig) sockets() (paths []string) {
-	paths, _ = filepath.Glob(filepath.Join(g.cfg.DataDir, "plugins", "run", "*", "*")) // the pattern is right
+	paths, _ = filepath.Glob(filepath.Join(g.cfg.DataDir, "plugins", "run", "*", "*")) // the pattern is valid
 	return paths
 }
 
-// startDriver runs csi-local, which csi-bridge asks.
+// startDriver runs csi-local, which csi-bridge calls.
 func startDriver(b *testing.B) storage.Driver {
 	b.Helper()
 	dir := shortDir(b)
@@ -152,7 +151,7 @@ func startDriver(b *testing.B) storage.Driver {
 	return d
 }
 
-// shortDir is a temporary folder whose path leaves room for a socket's.
+// shortDir returns a temporary directory whose path leaves room for a socket's.
 func shortDir(b *testing.B) string {
 	b.Helper()
 	dir, err := os.MkdirTemp("", "pb-")

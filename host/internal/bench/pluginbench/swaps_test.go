@@ -18,13 +18,13 @@ import (
 	"github.com/pannier/pannier/test/bench/table"
 )
 
-// bad are the ways in which a new binary is bad, in turns.
+// bad lists the faults of new binaries, which are used in turn.
 var bad = []string{
 	"exit", "hang", "garbage", "wrong-cookie", "wrong-wire", "plain", "other-certificate", "wrong-kind", "panic", "unwell",
 	"hang-in-configure", "exit-after-handshake",
 }
 
-// measureSwaps swaps one plugin of each kind after the other, under load.
+// measureSwaps swaps one plugin of each kind, one after the other, under load.
 func measureSwaps(b *testing.B, r *table.Report) {
 	const swaps, quietFor = 100, 10 * time.Second
 	driver := startDriver(b)
@@ -78,7 +78,7 @@ func measureSwaps(b *testing.B, r *table.Report) {
 	)
 }
 
-// swap puts a good binary there and returns how long it takes until it serves.
+// swap installs a good binary and returns how long it takes until it serves.
 func (g *rig) swap(b *testing.B, n int) time.Duration {
 	b.Helper()
 	before := g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running }).SHA256
@@ -87,7 +87,7 @@ func (g *rig) swap(b *testing.B, n int) time.Duration {
 	return time.Since(at)
 }
 
-// refuse puts a bad binary there and waits until it has been refused.
+// refuse installs a bad binary and waits until it is refused.
 func (g *rig) refuse(b *testing.B, n int) {
 	b.Helper()
 	before := g.await(b, "it runs", func(st supervisor.Status) bool { return st.State == supervisor.Running })
@@ -101,13 +101,13 @@ func (g *rig) refuse(b *testing.B, n int) {
 	}
 }
 
-// callOf makes one call of a kind, as the host does.
+// callOf returns a function that makes one call of a kind, as the host does.
 func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(context.Context) error {
 	switch kind {
 	case "storage":
 		return func(ctx context.Context) error {
 			return plugins.DoStorage(ctx, func(ctx context.Context, client storage.Client) error {
-				// Not Probe: csi-local syncs a file for each, and the disk would be measured.
+				// Do not use Probe: csi-local syncs a file for it, and the disk would be measured.
 				_, err := client.List(ctx, driver, storage.Page{})
 				return err
 			})
@@ -135,8 +135,8 @@ func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(c
 	}
 }
 
-// load makes a call every millisecond, whether those before it have ended or not. A
-// call's time begins when it is due: what holds up the caller counts.
+// load makes a call every millisecond, even if earlier calls have not ended. The time of a call counts from
+// when it is due, so delays of the caller count.
 type load struct {
 	stop chan struct{}
 	wg   sync.WaitGroup
@@ -176,7 +176,7 @@ func (l *load) note(took time.Duration, err error) {
 	}
 }
 
-// end makes no more calls and waits for those under way.
+// end stops making calls and waits for those in flight.
 func (l *load) end() {
 	close(l.stop)
 	l.wg.Wait()
