@@ -98,8 +98,8 @@ func join(namespace int) error {
 // execProgram drops to the program's user, for good, and executes the program.
 func execProgram(plan Plan) error {
 	if u := plan.User; u != nil {
-		// In the caller's session it could type into the caller's terminal (TIOCSTI).
-		if _, err := unix.Setsid(); err != nil {
+		// In the caller's session it could type into the caller's terminal (TIOCSTI). A child that joins has its own.
+		if _, err := unix.Setsid(); err != nil && !plan.Join {
 			return fmt.Errorf("begin a session: %w", err)
 		}
 		if err := drop(u); err != nil {
