@@ -138,9 +138,10 @@ proto: ## Generate Go code from the protobuf files, beside them
 	@tools/generate $(PROTO_ROOTS)
 
 .PHONY: docs
-docs: ## Write the commands in docs/cli.md, and the checks in docs/conformance.md
+docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, the mutants in docs/guarantees.md
 	@go test -count=1 ./host/internal/cli -run '^TestCommandReference$$' -update
 	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
+	@go test -count=1 ./test/mutants -run '^TestPage$$' -update
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man

@@ -12,7 +12,7 @@
 //	make mutants                     all of them; the last line is "mutants: N planted, M caught"
 //	make mutants ONLY='lease|fence'  those whose names match
 //
-// The test of this package checks the table in make test: each old text occurs exactly once in its file, and each
-// test exists. So a change of the code that a mutant is planted in has to change
+// The test of this package checks the table in make test: each old text occurs exactly once in its file, each test
+// exists, and docs/guarantees.md lists each mutant. So a change of the code that a mutant is planted in has to change
 // the mutant too.
 package main

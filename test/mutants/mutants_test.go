@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -36,6 +38,53 @@ func TestTable(t *testing.T) {
 	if len(names) < fewest {
 		t.Errorf("there are %d mutants, want at least %d", len(names), fewest)
 	}
+}
+
+var update = flag.Bool("update", false, "write the section of docs/guarantees.md instead of checking it")
+
+// TestPage checks that docs/guarantees.md ends with the table of the mutants.
+func TestPage(t *testing.T) {
+	path := filepath.Join(testbin.Root(), "docs/guarantees.md")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const heading = "\n## Planted bugs\n"
+	before, have, found := strings.Cut(string(text), heading)
+	if !found {
+		t.Fatalf("%s has no section of planted bugs", path)
+	}
+	want := section()
+	if *update {
+		err := os.WriteFile(path, []byte(before+heading+want), 0o644)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if have != want {
+		t.Errorf("%s does not list the mutants as they are: run make docs", path)
+	}
+}
+
+func section() string {
+	var b strings.Builder
+	b.WriteString(`
+` + "`make mutants`" + ` plants these bugs, one at a time, and checks that the test fails
+([how](../CONTRIBUTING.md#planted-bugs)). This table is written by ` + "`make docs`" + `.
+
+| promise | planted bug that breaks it | test that catches it |
+|---|---|---|
+`)
+	for _, m := range all() {
+		run := strings.NewReplacer("^", "", "$", "", "(", "", ")", "", "|", ", ").Replace(m.run)
+		if m.seeds > 0 {
+			run += fmt.Sprintf(", one of %d seeds", m.seeds)
+		}
+		fmt.Fprintf(&b, "| %s%s | `%s` | `%s` %s |\n", strings.ToUpper(m.promise[:1]), m.promise[1:], m.name,
+			strings.TrimPrefix(m.pkg, "./"), run)
+	}
+	return b.String()
 }
 
 var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)

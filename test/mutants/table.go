@@ -3,4 +3,6 @@ package main
 import "slices"
 
 // all returns the table.
-func all() []mutant { return slices.Concat(leases, fences, ledger, releases, workloads) }
+func all() []mutant {
+	return slices.Concat(leases, fences, ledger, releases, workloads, crashes, inChaos())
+}

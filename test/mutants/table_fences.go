@@ -81,4 +81,11 @@ var fences = []mutant{
 		new:  "		a.done()\n",
 		pkg:  fencePkg, run: "^TestFileSystemThatIsStillInUse$",
 	},
+	{
+		name: "report-of-another-run", promise: "what the fence did to an earlier run is not taken for this one's",
+		file: "host/internal/fencing/fence/report.go",
+		old:  "r.BootID == bootID && r.Deadline > started\n",
+		new:  "r.BootID == bootID && r.Deadline != started\n",
+		pkg:  fencePkg, run: "^TestReportIsOfTheRun$",
+	},
 }

@@ -41,8 +41,8 @@ var ledger = []mutant{
 	{
 		name: "late-start-granted", promise: "a start of a run that was ended is refused",
 		file: "cluster/state/apply_workload_start.go",
-		old:  "	if runID == \"\" || w.LastEndedRunID != runID {\n",
-		new:  "	if runID == \"\" || w.LastEndedRunID == runID {\n",
+		old:  "	if !ended {\n		return nil\n	}\n",
+		new:  "	if !ended || runID != \"\" {\n		return nil\n	}\n",
 		pkg:  statePkg, run: "^TestLateStart$",
 	},
 	{
@@ -50,7 +50,7 @@ var ledger = []mutant{
 		file: "cluster/state/apply_claims.go",
 		old:  "item.Index != 0 && item.Index != held.Index {",
 		new:  "item.Index != 0 && item.Index > held.Index {",
-		pkg:  statePkg, run: "^(TestFencing|TestAdvance|TestAnyLog)$", args: []string{"-rapid.nofailfile"},
+		pkg:  statePkg, run: "^TestFencing$",
 	},
 	{
 		name: "node-secret-unchecked", promise: "a machine cannot take another's name in the ledger",
@@ -128,5 +128,19 @@ var ledger = []mutant{
 		old:  "		if s.Suffrage != raft.Voter {\n",
 		new:  "		if s.ID == \"\" {\n",
 		pkg:  raftPkg, run: "^TestMajorityOfVoters$",
+	},
+	{
+		name: "late-by-two-granted", promise: "a start of an ended run is refused, however many runs came after it",
+		file: "cluster/state/apply_workload_start.go",
+		old:  "	if !ended {\n		var err error\n",
+		new:  "	if !ended && w.Node == runID {\n		var err error\n",
+		pkg:  statePkg, run: "^TestStartThatIsLateByTwo$",
+	},
+	{
+		name: "earlier-leader-obeyed", promise: "a restarted agent does nothing for a leader before a server has answered it",
+		file: "host/internal/peer/serve.go",
+		old:  "	if !answered && method != peerv1",
+		new:  "	if !answered && method == \"\" && method != peerv1",
+		pkg:  peerPkg, run: "^TestRestartedAgentCannotTellWhoLeads$",
 	},
 }

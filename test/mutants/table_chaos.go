@@ -1,0 +1,35 @@
+package main
+
+import "slices"
+
+const chaosPkg = "./test/suite/chaos"
+
+// onlyInChaos are planted bugs that only clusters of real agents show.
+var onlyInChaos = []mutant{
+	{
+		name: "reads-unconfirmed", promise: "histories of claims and reads are linearizable",
+		file: "cluster/queries.go",
+		old:  "	if err := n.verifying.join(ctx, n.verify); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
+	},
+}
+
+// alsoInChaos names mutants of other packages that the chaos suite has to catch as well: it checks the promises
+// together, in clusters of real agents.
+var alsoInChaos = []string{"released-early", "fence-without-kill", "own-workload-not-asked"}
+
+// inChaos are the mutants of the chaos suite.
+func inChaos() []mutant {
+	all := slices.Clone(onlyInChaos)
+	for _, m := range slices.Concat(leases, fences, releases) {
+		if slices.Contains(alsoInChaos, m.name) {
+			m.name += "-in-chaos"
+			all = append(all, m)
+		}
+	}
+	for n := range all {
+		all[n].pkg, all[n].run, all[n].seeds = chaosPkg, "^TestChaos$", 3
+		all[n].args = []string{"-duration=25s"}
+	}
+	return all
+}
