@@ -80,7 +80,7 @@ func (c Commands) AdvanceClaims(ctx context.Context, by string,
 	return apply[command.AdvanceClaimsResult](ctx, c.to, &command.AdvanceClaims{Items: items, By: by})
 }
 
-// PutNode records what a node reports of itself and its drivers. A node that was down or disconnected becomes
+// PutNode records a node's report about itself and its drivers. A node that was down or disconnected becomes
 // ready. Errors: ErrNodeSecret if the node is known with another secret; ErrInvalid.
 func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNodeResult, error) {
 	return apply[command.PutNodeResult](ctx, c.to, &command.PutNode{Node: node})
@@ -167,13 +167,14 @@ func (c Commands) SetNodeStatus(ctx context.Context, name string, status claim.N
 	}
 }
 
-// SetNodeDuty records what an operator wants of a node. Errors: ErrNodeNotFound.
+// SetNodeDuty records an operator's settings for a node. Errors: ErrNodeNotFound.
 func (c Commands) SetNodeDuty(ctx context.Context, duty command.SetNodeDuty) (claim.Node, error) {
 	result, err := apply[command.SetNodeDutyResult](ctx, c.to, &duty)
 	return result.Node, err
 }
 
-// PutLiveness records what the leader promises to nodes from now on, and returns the previous promise.
+// PutLiveness records the lease that the leader promises to nodes from now on, and returns the previous
+// promise.
 func (c Commands) PutLiveness(ctx context.Context, l claim.Liveness) (claim.Liveness, error) {
 	result, err := apply[command.PutLivenessResult](ctx, c.to, &command.PutLiveness{Liveness: l})
 	return result.Before, err

@@ -222,7 +222,7 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 		return err
 	}
 	for {
-		// A server that was removed is not told who leads, so each of the others is asked.
+		// A removed server does not learn who leads, so ask each of the others.
 		for _, other := range voters {
 			if other == n.name {
 				continue

@@ -12,15 +12,15 @@ const (
 	// firstAttend is how long a new process waits for its host's first Attend: the host may have died between
 	// starting the process and calling it.
 	firstAttend = time.Minute
-	// finishCalls bounds how long calls in flight may go on after a stop.
+	// finishCalls limits how long calls in flight may continue after a stop.
 	finishCalls = 30 * time.Second
-	// goAway is how long to wait until the host has heard that it must make no more calls. Calls that arrive
+	// goAway is how long to wait until the host knows that it must make no more calls. Calls that arrive
 	// before then are still answered; if they were refused, the host would have to repeat them.
 	goAway = 20 * time.Millisecond
 )
 
-// lifetime decides when the process ends: when it is told to, or when no host has attended it for the orphan
-// timeout.
+// lifetime decides when the process ends: when the host asks for it, or when no host has attended it for the
+// orphan timeout.
 type lifetime struct {
 	log      hclog.Logger
 	stopping chan struct{} // closed when stop begins

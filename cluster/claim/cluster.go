@@ -148,8 +148,8 @@ func (k *SecretsKeys) CheckSealed(with string) error {
 	return fmt.Errorf("%w: %q; the active key is %q", ErrOldKey, with, k.Active)
 }
 
-// Liveness is what the cluster has promised its nodes: for how long after the last answered heartbeat a node's
-// claims are kept. A new leader keeps the promise of the leader before it.
+// Liveness is the lease that the cluster has promised its nodes: how long after the last answered heartbeat a
+// node keeps its claims. A new leader keeps the promise of the leader before it.
 type Liveness struct {
 	// HeartbeatTTL is how long after its last heartbeat a node counts as connected.
 	HeartbeatTTL time.Duration `json:"heartbeat_ttl"`

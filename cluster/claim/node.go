@@ -64,10 +64,10 @@ func (n *Node) AnotherBoot(bootID string) bool {
 	return n.SecretHash != "" && n.BootID != "" && bootID != "" && n.BootID != bootID && n.Status != NodeDown
 }
 
-// Machine is the public part of a node's SecretHash, by which machines of one name are told apart.
+// Machine is the public part of a node's SecretHash. It distinguishes machines with the same name.
 func Machine(secretHash string) string { return secretHash[:min(16, len(secretHash))] }
 
-// EarlierBoot says what another boot of the node waits for. The error is an ErrEarlierBoot.
+// EarlierBoot returns an ErrEarlierBoot that says what the node's new boot has to wait for.
 func (n *Node) EarlierBoot() error {
 	return fmt.Errorf(
 		"node %q: %w: this ends when its lease is over, or it has no claims; if two machines have a copy of one"+
@@ -208,7 +208,7 @@ const (
 // sha256Hex is the format of a secret's hash.
 var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Validate checks what a node reports of itself. The error is a *FieldError.
+// Validate checks a node's report about itself. The error is a *FieldError.
 func (n *Node) Validate() error {
 	c := checker{object: fmt.Sprintf("node %q", n.Name)}
 	c.id("name", n.Name)

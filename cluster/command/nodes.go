@@ -6,16 +6,16 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// PutNode records what a node reports of itself, and with it the counts of its drivers.
+// PutNode records a node's report about itself, and updates the counts of its drivers.
 //
-// A node whose secret's hash is already recorded is only changed with the same hash (claim.ErrNodeSecret). A node
-// that was down or disconnected becomes ready.
+// A node whose secret's hash is already recorded can only be changed with the same hash
+// (claim.ErrNodeSecret). A node that was down or disconnected becomes ready.
 type PutNode struct {
 	Stamp
 	Node claim.Node `json:"node"`
 }
 
-// PutNodeResult answers PutNode. Changed is false if the node reports what it reported before.
+// PutNodeResult answers PutNode. Changed is false if the report is the same as before.
 type PutNodeResult struct {
 	Node    claim.Node
 	Changed bool
@@ -102,7 +102,7 @@ type IdentifyResult struct {
 	Cluster claim.Cluster
 }
 
-// PutLiveness records what the leader promises to nodes from now on.
+// PutLiveness records the lease that the leader promises to nodes from now on.
 type PutLiveness struct {
 	Stamp
 	Liveness claim.Liveness `json:"liveness"`

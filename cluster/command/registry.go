@@ -174,7 +174,8 @@ func numbersByType[K comparable, R any](rows map[K]R, empty func(R) any) map[ref
 	return numbers
 }
 
-// Apply applies a command to a ledger. The error is ErrUnknownCommand where the registry does not have it.
+// Apply applies a command to a ledger. The error is ErrUnknownCommand if the registry does not have the
+// command.
 func Apply(l Ledger, c Command) (any, error) {
 	known, ok := kinds[kindOf(c)]
 	if !ok {

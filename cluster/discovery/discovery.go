@@ -132,8 +132,8 @@ func config(cfg Config, log hclog.Logger) (*serf.Config, <-chan serf.Event, erro
 	ml.AdvertiseAddr, ml.AdvertisePort = cfg.Advertise, cfg.Port
 	ml.Keyring, ml.SecretKey = ring, nil
 	ml.DeadNodeReclaimTime = movedAfter
-	// Compression is off: for a packet of at most 1,400 bytes, memberlist fills a dictionary of 64 KiB. Compressed
-	// packets of others are read all the same.
+	// Compression is off: for a packet of at most 1,400 bytes, memberlist fills a dictionary of 64 KiB.
+	// Compressed packets of other members can be read nevertheless.
 	ml.EnableCompression = false
 	standard := log.StandardLogger(&hclog.StandardLoggerOptions{InferLevels: true})
 	ml.Logger, ml.LogOutput = standard, nil

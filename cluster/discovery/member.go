@@ -29,7 +29,7 @@ const (
 	Failed  Status = "failed"  // it does not answer
 )
 
-// Self is what an agent announces of itself.
+// Self is the information that an agent announces about itself.
 type Self struct {
 	Name       string // unique in the cluster
 	Role       Role

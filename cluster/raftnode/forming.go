@@ -244,7 +244,7 @@ func (f *forming) keep(p promise) error {
 	return nil
 }
 
-// say logs what the server waits for, once.
+// say logs what the server waits for, unless it was logged before.
 func (f *forming) say(text string, args ...any) {
 	line := fmt.Sprint(text, args)
 	f.mu.Lock()

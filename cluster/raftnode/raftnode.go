@@ -23,7 +23,7 @@ import (
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
-// Config is what a raft node needs.
+// Config is the configuration of a raft node.
 type Config struct {
 	// Dir is the node's own directory: wal/ and snapshots/ are made in it.
 	Dir string

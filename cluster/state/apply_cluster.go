@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 )
 
-// Liveness reads what the leader promised to nodes; found is false if nothing was promised yet.
+// Liveness reads the lease that was promised to nodes; found is false if none was promised yet.
 func (tx *ReadTx) Liveness() (l claim.Liveness, found bool, err error) {
 	return read[claim.Liveness](tx, liveness)
 }

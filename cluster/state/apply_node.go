@@ -70,7 +70,8 @@ func (tx *writeTx) writeNode(n *claim.Node) error {
 	return write(tx, nodeKey(n.Name), n, nil, nil)
 }
 
-// saysTheSame compares what a node reports, but not when: a node that repeats itself writes nothing.
+// saysTheSame compares two reports of a node without their times. A node that repeats its report writes
+// nothing.
 func saysTheSame(a, b claim.Node) bool {
 	return a.BootID == b.BootID && a.Address == b.Address && maps.Equal(a.Attributes, b.Attributes) &&
 		maps.EqualFunc(a.Drivers, b.Drivers, sameDriver) && slices.EqualFunc(a.Devices, b.Devices, sameDevices)

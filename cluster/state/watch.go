@@ -27,7 +27,7 @@ const (
 	TopicCluster Topic = identity
 	// TopicACL changes with any policy, role or token, and with the bootstrap.
 	TopicACL Topic = aclPolicies
-	// TopicLiveness changes with what is promised to nodes.
+	// TopicLiveness changes with the lease that is promised to nodes.
 	TopicLiveness Topic = liveness
 	// TopicSecretsKeys changes with the names of the keys that encrypt secrets.
 	TopicSecretsKeys Topic = secretsKeys

@@ -25,7 +25,7 @@ func WriteFile(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes what was created, renamed and removed in a directory survive a loss of power.
+// SyncDir makes changes to a directory (created, renamed and removed files) survive a loss of power.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -53,7 +53,7 @@ func (s *sentinel) Is(target error) bool {
 	return ok && Code(c) == s.code
 }
 
-// anyOf stands for all sentinels of one code in errors.Is.
+// anyOf matches all sentinels of one code in errors.Is.
 type anyOf Code
 
 func (anyOf) Error() string { return "any error of a code" }

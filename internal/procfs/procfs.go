@@ -34,8 +34,8 @@ func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
 // Dir is the directory of a process.
 func Dir(pid int) string { return Root + "/" + strconv.Itoa(pid) }
 
-// ReadStat reads the stat file in the directory of a process (Dir) or of a thread (/proc/PID/task/TID). The error is
-// os.ErrNotExist or syscall.ESRCH where there is none.
+// ReadStat reads the stat file in the directory of a process (Dir) or of a thread (/proc/PID/task/TID). The
+// error is os.ErrNotExist or syscall.ESRCH if the process is gone.
 func ReadStat(dir string) (Stat, error) {
 	data, err := os.ReadFile(dir + "/stat")
 	if err != nil {
@@ -130,7 +130,7 @@ func MountNamespace(dir string) (uint64, error) {
 	return inode, nil
 }
 
-// Command is the name of a process (proc_pid_comm(5)); empty where it is gone.
+// Command returns the name of a process (proc_pid_comm(5)); empty if it is gone.
 func Command(pid int) string {
 	name, _ := os.ReadFile(Dir(pid) + "/comm")
 	return strings.TrimSpace(string(name))

@@ -44,11 +44,11 @@ type Capability struct {
 	VolumeMountGroup string
 }
 
-// Topology is where a volume or a node can be reached, as the driver names it.
+// Topology is a location of volumes or nodes, in the driver's own terms.
 type Topology map[string]string
 
-// TopologyRequirement is CSI's TopologyRequirement: Requisite bounds where the
-// volume may be made, Preferred orders the choice.
+// TopologyRequirement is CSI's TopologyRequirement: Requisite restricts where the volume may be created,
+// Preferred is an order of preference.
 type TopologyRequirement struct {
 	Requisite, Preferred []Topology
 }
@@ -131,8 +131,8 @@ type StageRequest struct {
 	StagingPath    string
 }
 
-// PublishRequest is for Storage.Publish. Paths are as the driver sees them;
-// StagingPath is empty where the driver does not stage.
+// PublishRequest is for Storage.Publish. Paths are as the driver sees them; StagingPath is empty if the
+// driver does not stage.
 type PublishRequest struct {
 	Volume         Volume
 	PublishContext map[string]string

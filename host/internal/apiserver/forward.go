@@ -239,8 +239,8 @@ func methodOf(path string) protoreflect.MethodDescriptor {
 // length.
 const frameHeader = 5
 
-// wantsStale reports whether a request is a query that accepts a stale answer. It is false for a request that cannot
-// be decoded: whoever answers it reports the error.
+// wantsStale reports whether a request is a query that accepts a stale answer. It is false for a request that
+// cannot be decoded: the agent that answers it reports the error.
 func wantsStale(method protoreflect.MethodDescriptor, header http.Header, body []byte) bool {
 	input, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
 	if err != nil {

@@ -27,7 +27,7 @@ var (
 	errUsed = errcode.FailedPrecondition.New("workloads of this node have volumes")
 	// errAlive is returned by calls that are only for dead agents.
 	errAlive = errcode.FailedPrecondition.New("it is alive")
-	// errLastServer is returned where the ledger would be lost.
+	// errLastServer is returned if leaving would lose the ledger.
 	errLastServer = errcode.FailedPrecondition.New("it is the only server, and the ledger would be gone with it")
 	// errUnknownKey is returned if no agent has a key of that id.
 	errUnknownKey = errcode.NotFound.New("no such key (see: pannier keyring list)")

@@ -19,7 +19,7 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// heard is Heartbeats.Known, or zero where there are no heartbeats.
+// heard is Heartbeats.Known, or zero if there are no heartbeats.
 func (s *Server) heard(node string) (at, keepsTo time.Time) {
 	if s.cfg.Heartbeats == nil {
 		return at, keepsTo

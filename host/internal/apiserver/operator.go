@@ -268,7 +268,7 @@ type systemService struct{ *Server }
 func (s systemService) CollectGarbage(ctx context.Context,
 	req *connect.Request[hostv1.CollectGarbageRequest],
 ) (*connect.Response[hostv1.CollectGarbageResponse], error) {
-	// Only the leader decides what is garbage.
+	// Only the leader decides which records are garbage.
 	if err := s.cfg.Ledger.ReadLatest(ctx, func(*state.ReadTx) error { return nil }); err != nil {
 		return nil, err
 	}

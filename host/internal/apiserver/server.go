@@ -87,8 +87,8 @@ type Config struct {
 	Leader *route.Router
 	// Nodes calls other nodes; nil: this host is in no cluster, or is no server.
 	Nodes Nodes
-	// Raft, Discovery and Heartbeats are nil where there are none: all on a host in no cluster, and Raft and
-	// Heartbeats on a plain node.
+	// Raft, Discovery and Heartbeats are nil on a standalone host. Raft and Heartbeats are also nil on a node
+	// that is not a server.
 	Raft       *cluster.Node
 	Discovery  Discovery
 	Heartbeats Heartbeats
@@ -105,7 +105,7 @@ type Config struct {
 	AuditPath string
 }
 
-// Ending is what is stopped with the agent.
+// Ending describes what is stopped with the agent.
 type Ending struct {
 	Plugins   bool // and the drivers that the agent runs
 	Workloads bool // before the agent

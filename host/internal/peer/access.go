@@ -284,8 +284,9 @@ func (n caller) known() error {
 	return nil
 }
 
-// mayAgent checks whether an agent may make this call. Commands and queries are checked when they are decoded. The
-// answer to a heartbeat says what is not so: that the ledger does not know the node, or has an earlier boot of it.
+// mayAgent checks whether an agent may make this call. Commands and queries are checked when they are
+// decoded. For a heartbeat, the answer itself reports that the ledger does not know the node, or has an
+// earlier boot of it.
 func mayAgent(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
 	switch req.(type) {
 	case *peerv1.ApplyRequest, *peerv1.QueryRequest:

@@ -209,8 +209,8 @@ func (s nodeService) NodeInfo(context.Context, *peerv1.NodeInfoRequest) (*peerv1
 	}, nil
 }
 
-// claimed reads a claim on this node and its volume. Their IDs become paths here, so they are checked whoever sent
-// them.
+// claimed reads a claim on this node and its volume. Their IDs become paths here, so they are checked even
+// though a server sent them.
 func (s nodeService) claimed(req interface {
 	GetClaim() []byte
 	GetVolume() []byte

@@ -150,9 +150,9 @@ func (s *Sealer) Offer(k Key) error {
 	return nil
 }
 
-// Use applies what the ledger says about keys: active seals from now on, named are stored permanently, and removed are
-// deleted. Key files that an operator has added meanwhile are read. It returns the named keys that this host does not
-// have. An empty active changes nothing.
+// Use applies the ledger's list of keys: active encrypts from now on, named are stored permanently, and
+// removed are deleted. Key files that an operator has added meanwhile are read. It returns the named keys
+// that this host does not have. An empty active changes nothing.
 func (s *Sealer) Use(active string, named, removed []string) (missing []string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -173,8 +173,8 @@ func (d *dialer) dialTLS(ctx context.Context, network, address string) (net.Conn
 	return conn, nil
 }
 
-// bounded returns a context that ends after dialTimeout, or when the pool is closed, whoever waits for the
-// connection.
+// bounded returns a context that ends after dialTimeout, or when the pool is closed. It does not depend on
+// the caller that waits for the connection.
 func (d *dialer) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	stop := context.AfterFunc(d.pool, cancel)
@@ -192,7 +192,7 @@ func (d *dialer) connect(ctx context.Context, network, address string) (net.Conn
 	return d.hold(raw), nil
 }
 
-// hold closes a connection when the pool is closed, whoever uses it then.
+// hold closes a connection when the pool is closed, even if it is in use.
 func (d *dialer) hold(raw net.Conn) net.Conn {
 	return &pooledConn{Conn: raw, forget: context.AfterFunc(d.pool, func() { _ = raw.Close() })}
 }

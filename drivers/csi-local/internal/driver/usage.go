@@ -73,7 +73,7 @@ func (d *Driver) settled(ctx context.Context, id string) (usage, error) {
 	}
 }
 
-// place is what is mounted at a path. At most one of its fields is set.
+// place is the mount at a path. At most one of its fields is set.
 type place struct {
 	fs    *mountinfo.Info // the volume's file system
 	node  *node           // one of its devices

@@ -69,14 +69,13 @@ func IsOf(m *mountinfo.Info, rdev uint64) bool {
 // IsReadOnly reports whether m is a read-only mount.
 func IsReadOnly(m *mountinfo.Info) bool { return slices.Contains(strings.Split(m.Options, ","), "ro") }
 
-// Describe says what is mounted, for an error.
+// Describe describes a mount for an error.
 func Describe(m *mountinfo.Info) string {
 	return fmt.Sprintf("%s %s (root %s, %s) at %s", m.FSType, m.Source, m.Root, m.Options, m.Mountpoint)
 }
 
-// ErrorState tells what is wrong with a mounted file system, or is empty. After
-// an error the kernel makes a file system read-only (or shuts it down) below
-// mounts that still say that they can be written.
+// ErrorState describes what is wrong with a mounted file system; empty: nothing. After an error the kernel
+// makes a file system read-only, or shuts it down, although its mounts are still shown as writable.
 func ErrorState(m *mountinfo.Info) string {
 	super := strings.Split(m.VFSOptions, ",")
 	switch {

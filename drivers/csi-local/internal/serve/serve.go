@@ -33,8 +33,8 @@ const (
 	// answerWait is how long a socket must accept connections to count as in use: a killed process may leave it,
 	// for a moment, to a child that it was just about to start.
 	answerWait = time.Second
-	// stopWait is how long calls in flight may go on after the server is told
-	// to stop; then their contexts are cancelled.
+	// stopWait is how long calls in flight may continue after the server was asked to stop. Their contexts
+	// are then cancelled.
 	stopWait = 10 * time.Second
 )
 

@@ -101,8 +101,9 @@ type finding struct {
 // maxKept bounds each of a resolver's caches; a full one is emptied.
 const maxKept = 1024
 
-// NewResolver returns a resolver. keep is how long an answer of the finder is reused; answers are reused for longer
-// while the finder fails. It is 0 where the finder reads the ledger on this host, which is then read for each call.
+// NewResolver returns a resolver. keep is how long an answer of the finder is reused; answers are reused for
+// longer while the finder fails. It is 0 if the finder reads the ledger on this host, which is then read for
+// each call.
 func NewResolver(finder Finder, keep time.Duration, log hclog.Logger) *Resolver {
 	return &Resolver{
 		finder: finder, keep: keep, log: log, now: time.Now, found: map[string]finding{},

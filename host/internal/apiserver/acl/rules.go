@@ -37,7 +37,8 @@ var shorthands = map[string][]Capability{
 
 var shorthandNames = slices.Sorted(maps.Keys(shorthands))
 
-// implied maps a capability to one that it includes: whoever may read an object may list it.
+// implied maps a capability to one that it includes. For example, a caller that may read an object may list
+// it.
 var implied = map[Capability]Capability{
 	ReadWorkload:   ListWorkloads,
 	CSIReadVolume:  CSIListVolume,

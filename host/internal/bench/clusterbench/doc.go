@@ -1,5 +1,5 @@
-// Package clusterbench measures what several servers agree on: real agents' processes on
-// loopback, real raft, serf and TLS, beside Consul and etcd with three servers on the
-// same disk. It has no tests, one benchmark (BenchmarkCluster), and asserts nothing about
-// time. the doc of test/bench says how each number is measured.
+// Package clusterbench measures a cluster of several servers: real agent processes on loopback, with real
+// raft, serf and TLS, compared with Consul and etcd with three servers on the same disk. It has no tests, one
+// benchmark (BenchmarkCluster), and asserts nothing about time. The doc of test/bench says how each number is
+// measured.
 package clusterbench

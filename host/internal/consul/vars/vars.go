@@ -1,7 +1,7 @@
-// Package vars expands the variables of a workload's spec, such as ${node.name} or ${port.http}. Specs are parsed
-// (host/internal/config) before the node and the ports are known, so variables stay in them as text. The agent
-// expands those of services; whoever runs a workload's programs expands those of exec and sidecar. The values are
-// the caller's.
+// Package vars expands the variables of a workload's spec, such as ${node.name} or ${port.http}. Specs are
+// parsed (host/internal/config) before the node and the ports are known, so variables stay in them as text.
+// The agent expands those of services. The program that runs a workload's programs expands those of exec and
+// sidecar. The caller provides the values.
 package vars
 
 import (

@@ -39,7 +39,7 @@ type Driver struct {
 	// is unhealthy, or what else an operator should know.
 	Healthy bool
 	Message string
-	// PID of the process where the host runs it, 0 while there is none.
+	// PID of the process if the host runs it, otherwise 0.
 	PID int
 	// Restarts since this host started.
 	Restarts int

@@ -20,8 +20,8 @@ type streamState struct {
 	away   error // why there is no plugin now
 }
 
-// watch keeps the driver's state up to date until ctx ends. When a storage plugin crashes or is
-// swapped, what was known stands for a while; only then the driver counts as unhealthy.
+// watch keeps the driver's state up to date until ctx ends. When a storage plugin crashes or is swapped, the
+// last known state stays valid for a while. After that the driver counts as unhealthy.
 func (i *instance) watch(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	states := make(chan streamState)

@@ -159,7 +159,7 @@ func (i *instance) tailLog(ctx context.Context) {
 	}
 }
 
-// defaultPath is PATH for drivers where the host has none.
+// defaultPath is the PATH of drivers if the host has none.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // findOrStart sets i.proc to the process that an earlier host started, if its command is still the

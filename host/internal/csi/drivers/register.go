@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// Register adds a driver that is already running, or replaces the spec of one registered before. It
+// Register adds a driver that is already running, or replaces the spec of one that was registered before. It
 // is kept across restarts of the host until it is deregistered or stops.
 //
-// Register waits, up to the health timeout, for the driver's first healthy report, and returns its
-// state. A driver that is unhealthy is registered all the same, and its Message says why.
-// ErrInvalid, ErrDeclared and ErrInUse (a new container path while volumes are mounted through the
-// driver) change nothing. If ctx ends first, the driver stays registered, and its state is returned
-// with ctx's error.
+// Register waits, up to the health timeout, for the driver's first healthy report, and returns its state. A
+// driver that is unhealthy is registered nevertheless, and its Message says why. ErrInvalid, ErrDeclared and
+// ErrInUse (a new container path while volumes are mounted through the driver) change nothing. If ctx ends
+// first, the driver stays registered, and its state is returned with ctx's error.
 func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
 	spec.Source = SourceRegistered
 	spec = spec.withDefaults(r.cfg.DataDir)

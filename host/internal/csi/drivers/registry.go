@@ -238,8 +238,8 @@ func (r *Registry) Close(stop bool) error {
 	return err
 }
 
-// StopStarted makes Close stop the processes that this registry has started and through which no
-// volume is mounted. Those that it found running go on, unless Close stops all.
+// StopStarted makes Close stop the processes that this registry has started and through which no volume is
+// mounted. Processes that it found running continue, unless Close stops all.
 func (r *Registry) StopStarted() { r.undo.Store(true) }
 
 // stopAll ends all instances in parallel.

@@ -7,9 +7,8 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// StorageVolume returns v as calls of the storage plugin take it, without secrets. modes are those that it is used
-// with;
-// zero where the call is about no use.
+// StorageVolume returns v as an argument for calls of the storage plugin, without secrets. modes are the
+// modes that it is used with; zero if the call is not about a use.
 func StorageVolume(v claim.Volume, modes claim.Capability) storage.Volume {
 	return storage.Volume{
 		Name: v.String(), ExternalID: v.ExternalID, Context: v.Context, Capability: StorageCapability(v.MountOptions, modes),

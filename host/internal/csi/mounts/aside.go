@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// asideDir is the folder, in a driver's, of what was found beneath mount points. It is on the same file system, so a
-// move is a rename.
+// asideDir is the folder, inside a driver's folder, for files that were found beneath mount points. It is on
+// the same file system, so moving them is a rename.
 const asideDir = "set-aside"
 
 // CheckEmpty fails with ErrHoldsData if path is a directory with something in it, or a file that is not empty: a mount
@@ -47,7 +47,7 @@ func (l Layout) CheckEmpty(path string) error {
 	return nil
 }
 
-// content says what is in the directory or file name; empty: nothing.
+// content describes the content of the directory or file called name; empty: there is none.
 func content(in int, name string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(in, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -75,9 +75,10 @@ func content(in int, name string) (string, error) {
 	return fmt.Sprintf("it has %q in it", names[0]), nil
 }
 
-// SetAside moves what is at path, unless that is empty, into the folder set-aside of the driver's, below the time and
-// under the same path, and returns where it is now; empty: nothing was moved. Nothing is deleted or overwritten. What
-// is mounted at or below path is an error; an *os.LinkError says that it could not be moved.
+// SetAside moves the file or directory at path, unless it is an empty directory, into the folder set-aside of
+// the driver, below the time and under the same path. It returns the new path; empty: nothing was moved.
+// Nothing is deleted or overwritten. A mount at or below path is an error; an *os.LinkError means that it
+// could not be moved.
 func (l Layout) SetAside(path string, now time.Time) (to string, err error) {
 	err = l.CheckEmpty(path)
 	if !errors.Is(err, ErrHoldsData) {

@@ -69,7 +69,7 @@ func (l Layout) MakeParent(path string) error {
 	return nil
 }
 
-// kind names what is there instead of a directory (inode(7)).
+// kind names the type of a file that is not a directory (inode(7)).
 func kind(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:

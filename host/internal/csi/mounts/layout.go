@@ -1,9 +1,8 @@
-// Package mounts knows where on this node volumes are mounted, and what is really mounted there:
-// paths, directories and the kernel's mount table.
+// Package mounts knows the paths at which volumes are mounted on this node, and reads the kernel's mount
+// table to find out what is really mounted there.
 //
-// It calls no driver and keeps no record. It never follows a link in a driver's folder, removes
-// nothing that holds data (but may move it aside), and unmounts only below such a folder, never
-// lazily.
+// It calls no driver and keeps no record. It never follows a link in a driver's folder, removes nothing that
+// holds data (but may move it aside), and unmounts only below such a folder, never lazily.
 package mounts
 
 import (

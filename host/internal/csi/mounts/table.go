@@ -8,7 +8,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
-// Mount is what the kernel says is mounted at a path (proc_pid_mountinfo(5)).
+// Mount is a mount as the kernel lists it (proc_pid_mountinfo(5)).
 type Mount struct {
 	Path string `json:"path"`
 	// Source, FSType and Root identify the mount: the device or name, the file system type, and the

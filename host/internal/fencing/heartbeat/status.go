@@ -33,7 +33,7 @@ func (term *leaderTerm) wants(n *node) (claim.NodeStatus, time.Time) {
 	}
 }
 
-// schedule puts a node where it belongs in the order of what is due. The tracker's lock is held.
+// schedule moves a node to its place in the order of due times. The tracker's lock is held.
 func (term *leaderTerm) schedule(n *node) {
 	if n.changing != "" {
 		return // the change schedules it when it is over
@@ -53,7 +53,7 @@ func (term *leaderTerm) schedule(n *node) {
 	}
 }
 
-// wake makes decide look again at what is due first.
+// wake makes decide check the first due time again.
 func (term *leaderTerm) wake() {
 	select {
 	case term.kick <- struct{}{}:
@@ -141,7 +141,7 @@ func (t *Tracker) change(ctx context.Context, term *leaderTerm, n *node) {
 		return // the term is over
 	case err != nil:
 		t.Log.Warn("the status of a node could not be changed: retrying", "node", n.name, "status", status, "error", err)
-		// The change may have been applied all the same, so a node that goes down must go down.
+		// The change may have been applied nevertheless, so a node that goes down must go down.
 		n.next = time.Now().Add(statusRetry)
 		if status != claim.NodeDown {
 			n.changing = ""

@@ -69,7 +69,7 @@ type leaderTerm struct {
 	work      chan *node
 }
 
-// node is what is known of one node.
+// node is the tracker's state for one node.
 type node struct {
 	name      string
 	status    claim.NodeStatus
@@ -184,9 +184,9 @@ func (term *leaderTerm) add(name string, status claim.NodeStatus) *node {
 	return n
 }
 
-// Answer answers the heartbeat of a node in the boot with this ID; it must be called as soon as the heartbeat was
-// received. A node that the ledger does not know is told that it is down: it has no claims. Errors: ErrNotAnswered;
-// claim.ErrEarlierBoot; command.ErrNotLeader.
+// Answer answers the heartbeat of a node in the boot with this ID. It must be called as soon as the heartbeat
+// was received. A node that the ledger does not know gets the status down, because it has no claims. Errors:
+// ErrNotAnswered; claim.ErrEarlierBoot; command.ErrNotLeader.
 func (t *Tracker) Answer(ctx context.Context, name, bootID string) (lease.Answer, error) {
 	received := time.Now()
 	for {
@@ -237,7 +237,7 @@ func (t *Tracker) present(name string) (term *leaderTerm, changes int, err error
 	return t.term, changes, nil
 }
 
-// promise notes what an answer promises. It is not done where the status was read before the last change of it.
+// promise records the promise in an answer. It does nothing if the status was read before its last change.
 func (t *Tracker) promise(term *leaderTerm, name string, changes int, received time.Time,
 	status claim.NodeStatus,
 ) (done bool, err error) {

@@ -88,7 +88,7 @@ func (b *backlog) close() {
 	b.tries.Wait()
 }
 
-// look compares the backlog with the ledger, and attempts what is new or has changed.
+// look compares the backlog with the ledger, and attempts the releases that are new or have changed.
 func (b *backlog) look(ctx context.Context) error {
 	var found map[claim.VolumeRef]*release
 	err := b.w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {

@@ -80,7 +80,8 @@ func New(cfg Config) *Watcher {
 	return w
 }
 
-// Run works until ctx ends, and waits for what it has started. It needs nothing but the ledger to begin.
+// Run works until ctx ends, and waits for the goroutines that it has started. It needs only the ledger to
+// begin.
 func (w *Watcher) Run(ctx context.Context) {
 	b := newBacklog(ctx, w)
 	w.setBacklog(b)

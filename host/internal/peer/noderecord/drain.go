@@ -42,8 +42,8 @@ type Drainer struct {
 // pollTimeout is how long a query for the node's record may wait for a change.
 const pollTimeout = 5 * time.Minute
 
-// Run follows the node's record until ctx ends. A running drain is then left as it is: the next process of the host
-// continues it.
+// Run follows the node's record until ctx ends. A running drain is then left unfinished: the next process of
+// the host continues it.
 func (d *Drainer) Run(ctx context.Context) {
 	var drain draining
 	defer drain.end()
@@ -103,7 +103,7 @@ func (d *Drainer) want(ctx context.Context, g *draining, wanted *claim.Drain) er
 	return nil
 }
 
-// drain runs until nothing is left and the ledger has been told, or ctx ends.
+// drain runs until nothing is left and the ledger has recorded that, or ctx ends.
 func (d *Drainer) drain(ctx context.Context, wanted claim.Drain) {
 	reason := fmt.Sprintf("the node is drained: \"pannier node drain -disable %s\" ends that", d.Name)
 	d.tell("drain-started", reason)

@@ -117,7 +117,7 @@ func (a *Authority) Issue(r Request) (Issued, error) {
 	return issued, nil
 }
 
-// proves checks that a host will accept what was made.
+// proves checks that a host will accept the certificate.
 func (a *Authority) proves(issued Issued, id Identity) error {
 	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
 	if err == nil {
@@ -186,7 +186,7 @@ func writeNew(path string, text []byte, mode os.FileMode) error {
 	return nil
 }
 
-// parseCertificates reads every certificate of a PEM text, and nothing else.
+// parseCertificates reads every certificate of a PEM text, and refuses anything else.
 func parseCertificates(text []byte) (certs []*x509.Certificate, err error) {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {

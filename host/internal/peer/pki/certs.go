@@ -247,7 +247,7 @@ func verify(cert tls.Certificate, roots *x509.CertPool, id Identity) error {
 	return nil
 }
 
-// Description is what a certificate says.
+// Description has the contents of a certificate that operators need.
 type Description struct {
 	// Identity is empty for an authority's.
 	Identity Identity

@@ -245,8 +245,8 @@ func (p *Port) deliver(ctx context.Context, conn *tls.Conn) error {
 	}
 }
 
-// Close closes the port, its listeners and running handshakes. Connections that were accepted are closed by whoever
-// accepted them. It may be called again.
+// Close closes the port, its listeners and running handshakes. Connections that were already accepted are
+// closed by the callers of Accept. It may be called again.
 func (p *Port) Close() error {
 	p.close.Do(func() {
 		p.cancel()

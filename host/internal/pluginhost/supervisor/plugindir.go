@@ -93,7 +93,8 @@ func ignored(file string) bool {
 		slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
 }
 
-// checkOwner refuses a path that other users could replace: whoever can write there runs code as the host.
+// checkOwner refuses a path that other users could replace, because a user who can write there can run code
+// as the host.
 func checkOwner(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// record is what the next host must know of a plugin. It is written before anything depends on it: the intent
-// before the fork, the process after it, the address when the plugin has answered, and which process serves before
-// callers move to it.
+// record is the information about a plugin for the next host. It is written before anything depends on it:
+// the intent before the fork, the process after it, the address when the plugin has answered, and which
+// process serves before callers move to it.
 type record struct {
 	Format     int    `json:"format"`
 	Name       string `json:"name"`

@@ -220,8 +220,8 @@ func (s *Supervisor) Close() error {
 // StopWithHost makes Close stop the plugins, whatever the configuration says.
 func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
 
-// StopStarted makes Close stop the plugins that this supervisor has started, whatever the configuration says. Those
-// that it found running go on, unless the configuration says otherwise.
+// StopStarted makes Close stop the plugins that this supervisor has started, whatever the configuration says.
+// Plugins that it found running continue, unless the configuration says otherwise.
 func (s *Supervisor) StopStarted() { s.undo.Store(true) }
 
 // stopsPlugins says whether Close stops all plugins.

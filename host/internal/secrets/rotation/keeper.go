@@ -143,7 +143,7 @@ func (k *Keeper) Sync(ctx context.Context) error {
 	return k.use(ctx, keys)
 }
 
-// use applies what the ledger says about keys, and asks the other servers for missing ones.
+// use applies the ledger's list of keys, and requests missing keys from the other servers.
 func (k *Keeper) use(ctx context.Context, keys claim.SecretsKeys) error {
 	missing, err := k.Sealer.Use(keys.Active, ids(keys), keys.Removed)
 	if err != nil || len(missing) == 0 {

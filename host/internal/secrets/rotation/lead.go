@@ -73,7 +73,8 @@ func (k *Keeper) removeOld(ctx context.Context, keys claim.SecretsKeys) error {
 	return errors.Join(append(errs, k.use(ctx, keys))...)
 }
 
-// resealAll re-encrypts with the active key what other keys seal. What cannot be decrypted stays as it is.
+// resealAll re-encrypts with the active key everything that other keys encrypt. Values that cannot be
+// decrypted stay as they are.
 func (k *Keeper) resealAll(ctx context.Context, active string) error {
 	volumes, signing, err := k.records(ctx)
 	if err != nil {

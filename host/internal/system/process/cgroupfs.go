@@ -28,8 +28,8 @@ type cgroupParents struct {
 	lack error
 }
 
-// parents returns those of this host. cgroup v1's memory hierarchy is not used: Usage suffices for that, and its
-// groups belong to whoever started the host.
+// parents returns the parent groups on this host. cgroup v1's memory hierarchy is not used: Usage suffices
+// for that, and its groups belong to the service manager that started the host.
 var parents = sync.OnceValue(func() cgroupParents {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	own, ownErr := os.ReadFile("/proc/self/cgroup")

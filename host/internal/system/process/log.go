@@ -94,7 +94,7 @@ func (t *tail) close() {
 	_ = t.mark.Close()
 }
 
-// read logs what is new in the file.
+// read logs the lines that were added to the file.
 func (t *tail) read() error {
 	for total := 0; ; {
 		n, err := t.file.ReadAt(t.buf, t.offset)

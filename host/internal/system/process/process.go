@@ -345,7 +345,7 @@ func (p *Process) Ref() Ref { return p.ref }
 // PID returns the process's PID.
 func (p *Process) PID() int { return p.ref.PID }
 
-// Done is closed when the process has ended, whoever started it.
+// Done is closed when the process has ended, even if another process started it.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Exit says how the process ended. It is valid once Done is closed.

@@ -36,10 +36,10 @@ type Op struct {
 	Timeout  time.Duration // of an RPC of the class ask; 0: Timing.Ask
 }
 
-// Do runs op under the policy of its RPC. attempt makes the RPC. It builds its request anew each time, since the
-// request may depend on the driver's capabilities and the driver may have been replaced meanwhile. The error is a
-// gRPC status that says what was tried, on what, what the driver answered and what can be done; DeadlineExceeded
-// means that the outcome is unknown. When ctx ends, Do returns at once.
+// Do runs op under the policy of its RPC. attempt makes the RPC. It builds a new request each time, since the
+// request may depend on the driver's capabilities and the driver may have been replaced meanwhile. The error
+// is a gRPC status that says what was tried, on what, what the driver answered and what can be done;
+// DeadlineExceeded means that the outcome is unknown. When ctx ends, Do returns at once.
 func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context) (T, error)) (T, error) {
 	var none T
 	if op.Key != "" {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// call is what the interceptor needs to know about the attempt that an RPC belongs to.
+// call has the information that the interceptor needs about the attempt that an RPC belongs to.
 type call struct {
 	op      *Op
 	attempt int

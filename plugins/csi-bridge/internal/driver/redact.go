@@ -68,7 +68,7 @@ func (r Redactor) Text(s string) string {
 	return s
 }
 
-// hideWord hides v where it is not adjacent to a letter or a digit.
+// hideWord hides v unless it is adjacent to a letter or a digit.
 func hideWord(s, v string) string {
 	var out strings.Builder
 	for {

@@ -153,8 +153,8 @@ func readCA(path string) (string, error) {
 	return string(pem), nil
 }
 
-// askCA reads the mesh's own CA, which signs the certificates of agents with auto_encrypt or auto_config. Without
-// any CA the proxy would send its token to whoever answers.
+// askCA reads the mesh's own CA, which signs the certificates of agents with auto_encrypt or auto_config.
+// Without any CA the proxy would send its token to any server that answers.
 func (g *Generator) askCA(ctx context.Context, c service.Consul, token string) (string, error) {
 	client, err := g.pool.Client(c, token)
 	if err != nil {

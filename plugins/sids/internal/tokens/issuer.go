@@ -214,7 +214,7 @@ func (c config) add(consul string, raw json.RawMessage) error {
 	return nil
 }
 
-// key returns what the operator sets for one Consul.
+// key returns the operator's settings for one Consul.
 func key(consul string) string {
 	if consul == service.DefaultConsul {
 		return "token_file"

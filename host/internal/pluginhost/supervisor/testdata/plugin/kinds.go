@@ -19,7 +19,7 @@ var kinds = map[string]func(*impl) sdk.Plugin{
 	"bootstrap":    func(i *impl) sdk.Plugin { return bootstrap.Plugin(generator{life: i}) },
 }
 
-// life is what all kinds have in common.
+// life is the part that all kinds have in common.
 type life interface {
 	sdk.Validator
 	sdk.Configurer
