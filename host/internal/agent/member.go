@@ -18,7 +18,6 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer"
-	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -160,12 +159,7 @@ func (m *member) keepLease(ctx context.Context) error {
 		},
 	}
 	m.closers.loop(ctx, k.Run)
-	d := &noderecord.Drainer{
-		Name: m.cfg.Name, Ledger: m.ledger, Workloads: m.workloads, Drivers: m.drivers,
-		Events: m.events, Log: m.log.Named("drain"),
-	}
-	m.closers.loop(ctx, d.Run)
-	return nil
+	return m.followDrains(ctx)
 }
 
 // fenced describes what the fence did to a workload since a time in this boot.

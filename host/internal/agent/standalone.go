@@ -27,6 +27,7 @@ func (s *standalone) steps() []step {
 		{"workloads", s.openWorkloads},
 		{"services", s.keepServices},
 		{"node record", s.openNodeRecord},
+		{"drain", s.followDrains},
 		{"watcher", s.openWatcher},
 		{"API", s.openServer},
 		{"signals", s.followSignals},
@@ -82,7 +83,7 @@ func (s *standalone) openWatcher(ctx context.Context) error {
 func (s *standalone) openServer(ctx context.Context) error {
 	cfg := s.apiConfig()
 	s.serveLedger(&cfg)
-	cfg.Health, cfg.SocketRoot = s.health, s.cfg.ACL.SocketRoot
+	cfg.Health, cfg.SocketRoot, cfg.Reconcile = s.health, s.cfg.ACL.SocketRoot, s.workloads.Reconcile
 	return s.serveAPI(ctx, cfg)
 }
 

@@ -158,6 +158,16 @@ func (a *agent) newRegistrar() {
 	}
 }
 
+// followDrains stops this node's workloads while its record says that it is drained.
+func (a *agent) followDrains(ctx context.Context) error {
+	d := &noderecord.Drainer{
+		Name: a.cfg.Name, Ledger: a.ledger, Workloads: a.workloads, Drivers: a.drivers,
+		Events: a.events, Log: a.log.Named("drain"),
+	}
+	a.closers.loop(ctx, d.Run)
+	return nil
+}
+
 // apiConfig returns the API's configuration in every role.
 func (a *agent) apiConfig() apiserver.Config {
 	cfg := apiserver.Config{

@@ -190,6 +190,12 @@ func (s operatorService) RestoreSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	if s.cfg.Reconcile != nil {
+		if err := s.cfg.Reconcile(ctx); err != nil {
+			return nil, fmt.Errorf("the ledger is restored, but claims of workloads that have ended since may stay "+
+				"until the agent is started again: %w", err)
+		}
+	}
 	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: snapshotInfo(info)}), nil
 }
 

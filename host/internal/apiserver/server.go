@@ -101,6 +101,8 @@ type Config struct {
 	ACL *acl.Resolver
 	// SocketRoot allows root and the agent's own user everything over the socket without a token.
 	SocketRoot bool
+	// Reconcile compares what runs on this host with the ledger, after that was restored; nil in a cluster.
+	Reconcile func(ctx context.Context) error
 	// AuditPath is the audit log's file; empty: there is none.
 	AuditPath string
 }

@@ -49,7 +49,8 @@ goes on then. -force frees the claims of a node that you know is down.`,
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "free the claims of a node that you know is down; your name is recorded")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "wait no longer than this `duration`, such as 30s; 0: until it is released")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0,
+		"wait no longer than this `duration`, such as 30s; 0: until it is released")
 	return cmd
 }
 

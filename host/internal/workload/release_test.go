@@ -33,8 +33,8 @@ func TestAReleaseThatWaitsIsSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := w.Release
-	if r.Tries != failing || r.Error != w.Waiting || !strings.Contains(r.Error, "the test wants it so") || r.Since.IsZero() ||
-		!r.NextAt.IsZero() {
+	if r.Tries != failing || r.Error != w.Waiting || !strings.Contains(r.Error, "the test wants it so") ||
+		r.Since.IsZero() || !r.NextAt.IsZero() {
 		t.Errorf("during try %d the release is %+v", failing+1, r)
 	}
 	if n := h.FailedTries(); n != failing {

@@ -157,3 +157,34 @@ func bridgeVariant(t *testing.T, h *testhost.Host, dir, name string, first int, 
 	}
 	return path
 }
+
+// A host that is alone is drained as docs/operations says, and after a restore the claim of a workload that has ended
+// since the snapshot is released.
+func TestRestoreAndDrainOfAHostThatIsAlone(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	h.Run("operator", "snapshot", "save", h.Path("ledger.snapshot"))
+
+	h.Refused(4, []string{"there are 1 claims", "node drain"}, "operator", "snapshot", "restore", h.Path("ledger.snapshot"))
+	h.Run("node", "drain", "-enable", "a")
+	h.NothingInUse()
+	h.Run("node", "drain", "-wait", "a")
+	h.Refused(4, []string{"drain"}, "workload", "start", h.Path("w.hcl"))
+	h.Run("operator", "snapshot", "restore", h.Path("ledger.snapshot"))
+	if got, err := h.Status(); err != nil || got.GetVolumes() != 1 {
+		t.Errorf("after the restore there are %d volumes (%v)", got.GetVolumes(), err)
+	}
+	h.NothingInUse() // the snapshot's claim is released
+	h.Run("node", "drain", "-disable", "a")
+	h.AwaitDrivers()
+	h.Eventually("a workload starts again", func() error {
+		if r := h.Try("workload", "run", h.Path("w.hcl"), "--", "true"); r.Code != 0 {
+			return errors.New(r.Stderr)
+		}
+		return nil
+	})
+	h.NothingInUse()
+}

@@ -22,7 +22,7 @@ type Owner struct {
 	Stop string // the command that ends it
 }
 
-// containerID is in the control groups of containers: /docker/ID, docker-ID.scope, libpod-ID.scope, cri-containerd-ID.scope.
+// containerID is in the control groups of containers, such as /docker/ID, docker-ID.scope, libpod-ID.scope.
 var containerID = regexp.MustCompile(`(?:([a-z][a-z-]*)[-/])?([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
 
 // shortID is how many digits of a container's id its engine shows.

@@ -59,7 +59,9 @@ func TestNameOfAContainer(t *testing.T) {
 			return dir + "/config.v2.json", fmt.Sprintf(`{"ID":%q,"Name":"/web","State":{}}`, id)
 		}},
 		"podman": {"overlay-containers/" + id, func(dir string) (string, string) {
-			list, _ := json.Marshal([]map[string]any{{"id": "other", "names": []string{"no"}}, {"id": id, "names": []string{"web"}}})
+			list, _ := json.Marshal([]map[string]any{
+				{"id": "other", "names": []string{"no"}}, {"id": id, "names": []string{"web"}},
+			})
 			return filepath.Dir(dir) + "/containers.json", string(list)
 		}},
 	} {
@@ -69,7 +71,8 @@ func TestNameOfAContainer(t *testing.T) {
 			check.NoError(t, os.WriteFile(dir+"/hostname", nil, 0o600))
 			path, content := c.write(dir)
 			check.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-			cmd := exec.Command("unshare", "--mount", "sh", "-c", "mount --bind "+dir+"/hostname /etc/hostname && echo && exec cat")
+			cmd := exec.Command("unshare", "--mount", "sh", "-c",
+				"mount --bind "+dir+"/hostname /etc/hostname && echo && exec cat")
 			in, err := cmd.StdinPipe()
 			check.NoError(t, err)
 			out, err := cmd.StdoutPipe()
