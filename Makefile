@@ -11,18 +11,18 @@ PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
 
 VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
-# The version is of the program, not of the SDK (tags sdk/v…). It is stamped here, so the go command need not ask git a second time.
+# This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
 
-# gotestsum ends with the number of tests that ran, failed and were skipped. `make lint` vets
-# them, and they are linked without the tables of a debugger, which takes less time.
+# gotestsum's last line has the number of tests that ran, failed and were skipped. `make lint` vets the tests, so this
+# does not. They are linked without debugging tables, which is faster.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
 GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 10m
 # Tests mostly wait, so more packages and tests run at the same time than there are processors.
 AT_ONCE   = -p 4 -parallel 6
-# Packages whose tests run a built program, need root or start a server read this variable
-# (test/lib/testbin): they share what they build, and go's test cache does not apply to
-# them, since it cannot know whether a program has changed. It applies to all others.
+# Packages whose tests run a built program, need root or start a server read this variable (test/lib/testbin). They
+# share the programs that they build, and Go's test cache does not apply to them, since it cannot know whether a
+# program has changed. It applies to all other packages.
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
@@ -54,11 +54,11 @@ demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its v
 demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
-# Clusters of real agents have elections, and times that a busy machine breaks: their
-# tests run one package after the other, when all others are done.
+# Clusters of real agents have elections and timeouts, which fail on a busy machine. Their tests run one package after
+# the other, after all other tests.
 CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security
 
-# These take longest. They begin first, or one of them would be alone in the end.
+# These packages take longest. They start first, so that none of them runs alone at the end.
 LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test

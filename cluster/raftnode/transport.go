@@ -251,9 +251,9 @@ func (c *trackedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// pipeline closes itself after the first refused answer. Raft's leader stops reading answers then, but its writer
-// may be waiting for room that only the reader makes: it would wait for ever, the follower would get no entries,
-// and the server could not shut down.
+// pipeline closes itself after the first refused answer. Raft's leader stops reading answers then, but its
+// writer may be waiting for room that only the reader makes: it would block forever, the follower would get
+// no entries, and the server could not shut down.
 type pipeline struct {
 	raft.AppendPipeline
 	answered chan raft.AppendFuture

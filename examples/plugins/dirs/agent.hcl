@@ -1,4 +1,4 @@
-# A driver of this plugin is a folder: its endpoint.
+# The endpoint of this plugin's driver is a directory.
 csi_driver "shared" {
   endpoint = "unix:///srv/dirs"
 }

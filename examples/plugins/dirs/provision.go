@@ -69,7 +69,7 @@ func (*dirs) List(_ context.Context, driver storage.Driver, page storage.Page) (
 	begin := 0
 	if page.Token != "" {
 		if begin, err = strconv.Atoi(page.Token); err != nil || begin < 0 || begin > len(entries) {
-			return res, status.Errorf(codes.Aborted, "the list has no page %q: begin anew", page.Token)
+			return res, status.Errorf(codes.Aborted, "the list has no page %q: start over", page.Token)
 		}
 	}
 	for n := begin; n < len(entries); n++ {

@@ -1,5 +1,5 @@
-// The storage itself, as in ../dirs: volumes are folders below the driver's endpoint,
-// and a workload gets one by a bind mount. What lasts is in the file system alone.
+// The storage, as in ../dirs: volumes are directories below the driver's endpoint, and a workload gets one by
+// a bind mount. All lasting state is in the file system.
 'use strict';
 
 const fs = require('node:fs/promises');
@@ -17,7 +17,7 @@ class Dirs {
     this.mode = 0o755;
   }
 
-  // parse refuses keys that nobody reads.
+  // parse refuses unknown keys.
   parse(config) {
     if (config === null || typeof config !== 'object' || Array.isArray(config)) {
       throw new Error('the configuration is not a JSON object');
@@ -33,12 +33,12 @@ class Dirs {
     this.mode = mode;
   }
 
-  // health is why the process is unwell; a driver's health is in its fingerprint.
+  // health is the reason why the process is unhealthy. A driver's health is in its fingerprint.
   health() {
     return '';
   }
 
-  // service is StorageService; what is missing answers UNIMPLEMENTED.
+  // service implements StorageService. Missing methods answer UNIMPLEMENTED.
   service(unary, life) {
     return {
       fingerprint: (call) => this.fingerprint(call, life),
@@ -74,7 +74,7 @@ class Dirs {
     return answer;
   }
 
-  // fingerprint tells each change until its caller ends it.
+  // fingerprint reports each change until its caller ends it.
   fingerprint(call, life) {
     const { driver, interval_ms: interval } = call.request;
     let last;
@@ -157,7 +157,7 @@ async function same(a, b) {
   return first.dev === second.dev && first.ino === second.ino;
 }
 
-// mounted looks into the kernel's table, where some characters are octal escapes
+// mounted searches the kernel's mount table, in which some characters are octal escapes
 // (proc_pid_mountinfo(5)).
 async function mounted(target) {
   const table = await fs.readFile('/proc/self/mountinfo', 'utf8');

@@ -1,6 +1,6 @@
 #!/usr/bin/env node
-// A storage plugin for pannier that is not written in Go. All that it must do as a
-// plugin, whatever its kind, is in plugin.js; docs/plugins.md has the rules.
+// A storage plugin for pannier that is not written in Go. The parts that plugins of every kind need are in
+// plugin.js; docs/plugins.md has the rules.
 'use strict';
 
 const { serve } = require('./plugin');

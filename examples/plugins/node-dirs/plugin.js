@@ -1,5 +1,5 @@
-// What every plugin does, whatever its kind: the handshake, TLS, its configuration, its
-// health, and its end.
+// The parts that plugins of every kind need: the handshake, TLS, the configuration, the health, and the end
+// of the process.
 'use strict';
 
 const fs = require('node:fs');
@@ -12,7 +12,7 @@ const HEALTH_INTERVAL = 5_000;
 const HEALTH_REPEAT = 25_000; // the host wants to hear it every 30 s
 const FINISH_CALLS = 30_000; // what calls in flight have when the process ends
 
-// log writes for the host: a line of JSON on standard error, as hclog has it.
+// log writes to the host's log: a line of JSON on standard error, in hclog's format.
 function log(level, message, fields = {}) {
   const line = { '@level': level, '@message': message, '@timestamp': new Date().toISOString(), ...fields };
   fs.writeSync(2, JSON.stringify(line) + '\n');
@@ -26,15 +26,14 @@ class PluginError extends Error {
   }
 }
 
-// toStatus gives an error a code: its own, else Internal. System errors have codes
-// that are texts.
+// toStatus gives an error a code: its own, or else Internal. The codes of system errors are strings.
 function toStatus(err) {
   if (err instanceof PluginError) return { code: err.code, details: err.message };
   return { code: grpc.status.INTERNAL, details: err.message };
 }
 
-// life says when the process ends: when it is told to, or when no host has attended
-// it for the orphan timeout.
+// life decides when the process ends: when the host asks for it, or when no host has attended it for the
+// orphan timeout.
 class Life {
   constructor(server) {
     this.server = server;
@@ -58,7 +57,7 @@ class Life {
     };
   }
 
-  // hold keeps a stream until it ends; done is called then, once.
+  // hold keeps a stream open until it ends. It then calls done, once.
   hold(call, done) {
     const end = () => {
       if (this.streams.delete(release)) done();
@@ -86,8 +85,7 @@ class Life {
   }
 }
 
-// unary makes a handler of an async function. signal is aborted when the caller has
-// given up.
+// unary makes a handler from an async function. signal is aborted when the caller has given up.
 function unary(f) {
   return (call, done) => {
     const abort = new AbortController();
@@ -133,8 +131,8 @@ function pluginService(info, impl, life) {
   };
 }
 
-// credentials reads the bundle that the host made for this process: the plugin's
-// certificate, the host's, and the plugin's key. Only this host may call.
+// credentials reads the bundle that the host made for this process: the plugin's certificate, the host's
+// certificate, and the plugin's key. Only this host may make calls.
 function credentials() {
   const bundle = fs.readFileSync(process.env.PANNIER_PLUGIN_TLS, 'utf8');
   const certs = bundle.match(/-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----\n/g);
@@ -168,7 +166,7 @@ function serve(info, impl) {
   const socket = path.join(process.env.PLUGIN_UNIX_SOCKET_DIR, 'plugin.sock');
   server.bindAsync(`unix:${socket}`, credentials(), (err) => {
     if (err) throw err;
-    // The handshake: versions of go-plugin and of the wire, the socket, the protocol.
+    // The handshake: the versions of go-plugin and of the wire, the socket, and the protocol.
     process.stdout.write(`1|1|unix|${socket}|grpc|\n`);
   });
 }

@@ -1,5 +1,5 @@
-// The services, from the same protobuf files as the host's. They are text in the built
-// file: a plugin is one file, since the host runs a copy of it.
+// The services, from the same protobuf files as the host's. They are embedded as text, because the built
+// plugin must be a single file: the host runs a copy of it.
 'use strict';
 
 const grpc = require('@grpc/grpc-js');

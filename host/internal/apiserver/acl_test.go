@@ -87,7 +87,7 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	_, err = shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "till"}))
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-list-volume" on namespace "till" is missing`)
 
-	// By its id, whether it exists or not: a refusal does not reveal that.
+	// The refusal is the same whether the id exists or not.
 	for _, id := range []string{"theirs", "none"} {
 		_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "till", Id: id}))
 		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`,

@@ -87,8 +87,8 @@ var callers = map[string]string{
 		agent { policy = "deny" }`,
 }
 
-// who may make the calls if their request names namespace "default". Management tokens may make all, expired ones
-// none.
+// who lists the callers that may make a call if its request names namespace "default". Management tokens may
+// make all calls, expired ones none.
 var who = map[string][]string{
 	"read write": {
 		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure,

@@ -77,7 +77,7 @@ func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Pl
 	return found
 }
 
-// What operators do with a plugin.
+// The operations of operators on a plugin.
 func TestPluginsLife(t *testing.T) {
 	p := openPluginHost(t)
 	plugins := p.client.Plugins

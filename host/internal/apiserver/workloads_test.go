@@ -123,7 +123,7 @@ func TestReleaseWithCallerTakesThePeersPID(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "pid")
 }
 
-// A stop that waits for its driver can be left, and is done all the same.
+// A caller may stop waiting for a stop that waits for its driver; the stop is completed nevertheless.
 func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
@@ -267,7 +267,7 @@ func receive(h *host, req *hostv1.EventsRequest) (all []*hostv1.Event, err error
 	return all, stream.Err()
 }
 
-// meshed is a specification with all that a service may bring with it.
+// meshed returns a spec that uses everything that a service can have.
 func meshed(t *testing.T) *hostv1.WorkloadSpec {
 	t.Helper()
 	config, err := structpb.NewStruct(map[string]any{
@@ -299,7 +299,7 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 	}
 }
 
-// What is asked for is what is shown, and what comes back from a record.
+// A spec is the same after conversion to a workload.Spec and back. A workload.Spec is the same after storage as JSON.
 func TestWorkloadSpecGoesThereAndBack(t *testing.T) {
 	asked := meshed(t)
 	spec, err := workloadSpec(asked)
@@ -367,8 +367,7 @@ func TestShownServices(t *testing.T) {
 	}
 }
 
-// The specification's services reach the workloads, and what is wrong with them is
-// the caller's to correct.
+// The spec's services reach the workloads, and errors in them are errors of the caller.
 func TestStartWithServices(t *testing.T) {
 	var asked []workload.Spec
 	h := openHost(t, func(c *Config) { c.Workloads = startOnly{c.Workloads, &asked} })

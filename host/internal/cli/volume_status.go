@@ -100,7 +100,7 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 			return hint(err, ExitNotFound, "pannier driver status lists the drivers")
 		}
 		all.Volumes = append(all.Volumes, resp.Msg.GetVolumes()...)
-		// A driver that returns the same token again would be asked for ever.
+		// A driver that returns the same token again would cause an endless loop.
 		next := resp.Msg.GetNextToken()
 		if next == "" || next == token {
 			break

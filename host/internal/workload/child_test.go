@@ -15,7 +15,7 @@ import (
 // envChild makes the test binary a host that will be killed.
 const envChild = "WORKLOAD_TEST_CHILD"
 
-// child is what it does: it starts spec, stops it if told to, and hangs at a label forever.
+// child is the job of that host: it starts spec, stops it if requested, and blocks forever at a label.
 type child struct {
 	Dir   string
 	Spec  Spec

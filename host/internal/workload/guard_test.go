@@ -166,7 +166,8 @@ func TestNothingIsMountedWithoutALease(t *testing.T) {
 	}
 }
 
-// The fence is told before the driver, and of the process too; if the fence is away, nothing begins.
+// The fence guards a mount before the driver is called, and the workload's process before it runs. If the
+// fence is unavailable, nothing is started.
 func TestNothingBeginsWithoutTheFence(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")
@@ -188,7 +189,7 @@ func TestNothingBeginsWithoutTheFence(t *testing.T) {
 	h.clean(t)
 }
 
-// The fence is told again of what an earlier process of the host has mounted.
+// After a restart the host sends the fence the mounts of the previous process again.
 func TestTheFenceIsToldAgainAfterARestart(t *testing.T) {
 	h, p := newHost(t), runScript(t, false, idle)
 	h.volume(t, full, "a")

@@ -50,8 +50,8 @@ func (h *host) outcome(t *testing.T, id string) outcome {
 	return o
 }
 
-// Wherever the host is closed or killed, the next process ends in the state that an uninterrupted one would have
-// reached.
+// The host is closed or killed at each point. The next process reaches the same state as an uninterrupted
+// one.
 func TestTheHostEndsInTheMiddle(t *testing.T) {
 	s := spec("w", "a", "b")
 	s.After = refs("gone")

@@ -103,8 +103,8 @@ func TestWhatCannotBeChangedInPlace(t *testing.T) {
 	h.clean(t)
 }
 
-// A change that Consul does not accept yet is reported, and made as soon as Consul does; the workload runs on and is
-// kept in sync as before.
+// A change that Consul does not accept yet is reported and retried until Consul accepts it. Meanwhile the
+// workload keeps running and is kept in sync as before.
 func TestChangeIsRetriedUntilConsulAcceptsIt(t *testing.T) {
 	h := newHost(t)
 	h.services.Limits.Register = 300 * time.Millisecond

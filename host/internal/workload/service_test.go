@@ -158,7 +158,7 @@ func TestServicesAndVolumesInParallel(t *testing.T) {
 	h.clean(t)
 }
 
-// Whatever goes wrong in a step of a service, everything is undone, volumes included.
+// If a step of a service fails in any way, everything is undone, including the volumes.
 func TestAStepOfAServiceGoesWrong(t *testing.T) {
 	ways := map[string]struct {
 		when string

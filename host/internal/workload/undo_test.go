@@ -20,7 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Every step, in every way of failing: what has an intent is undone, in reverse order, and the claims go last.
+// Every step fails in every way. All actions with an intent are undone in reverse order, and the claims are
+// released last.
 func TestAStepGoesWrong(t *testing.T) {
 	ways := map[string]struct {
 		when string

@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// nobody is the user of the programs, and of whoever prepares their destinations.
+// nobody is the user that runs the programs and prepares their destinations.
 const nobody = 65534
 
 // A user who can write in a volume, or in a directory above a destination, must not choose what the host's root mounts

@@ -17,7 +17,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// diskOfItsOwn makes a fence's folder on a file system of its own.
+// diskOfItsOwn makes a fence's folder on a separate file system.
 func diskOfItsOwn(t *testing.T, fstype string) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -45,7 +45,7 @@ func freeze(t *testing.T, dir string) (thaw func()) {
 	return thaw
 }
 
-// The fence acts, and its agent can still tell it about a new deadline, while every write to its folder hangs.
+// The fence acts, and its agent can still send it a new deadline, while every write to its folder hangs.
 func TestDiskThatHangs(t *testing.T) {
 	if !inOwnNamespace(t) {
 		return
@@ -79,7 +79,7 @@ func TestDiskThatHangs(t *testing.T) {
 	})
 }
 
-// All of the program is in memory: the disk that it lies on may hang as well.
+// The whole program is in memory, because the disk that contains it may hang as well.
 func TestProgramIsInMemory(t *testing.T) {
 	testbin.RequireRoot(t, "locked memory")
 	dir := folder(t)

@@ -27,7 +27,7 @@ func notBefore(t *testing.T, what string, at, deadline boottime.Instant) {
 	}
 }
 
-// However a process uses a volume: at the deadline it is killed, and the volume is unmounted.
+// At the deadline the processes that use a volume, in any way, are killed, and the volume is unmounted.
 func TestHoldersAreKilledAtTheDeadline(t *testing.T) {
 	for kind, make := range map[string]func(*testing.T) volume{"bound folder": bound, "ext4": ext4} {
 		for name, hold := range map[string]func(t *testing.T, v volume) *child{
@@ -128,8 +128,8 @@ func TestCopyIsUnmountedInItsNamespace(t *testing.T) {
 	}
 }
 
-// A copy in the fence's own namespace is unmounted. What the driver serves the volume from, and other agents' mounts,
-// are not.
+// A copy in the fence's own namespace is unmounted. The mount from which the driver serves the volume, and
+// other agents' mounts, are not.
 func TestCopiesInTheOwnNamespace(t *testing.T) {
 	v, dir := newVolume(t), folder(t)
 	c := open(t, dir)

@@ -29,7 +29,8 @@ func block(t *testing.T) volume {
 	return v
 }
 
-// Whoever writes to a volume through another file system that lies on it is killed, and that file system is unmounted.
+// A process that writes to a volume through another file system on top of it is killed, and that file system
+// is unmounted.
 func TestLayersAreTakenAway(t *testing.T) {
 	const overlay = `mkdir -p $1/up $1/work $2/low $2/top
 		mount -t overlay -o lowerdir=$2/low,upperdir=$1/up,workdir=$1/work overlay $2/top
@@ -104,8 +105,8 @@ func loops(t *testing.T, v volume) (found []string) {
 	return found
 }
 
-// The fence is not done while the kernel still has the file system of a volume, although no mount table says so: the
-// overlay was mounted by names that lead nowhere else.
+// The fence is not done while the kernel still uses the file system of a volume, even if no mount table shows
+// that: the overlay here was mounted by paths that no longer exist.
 func TestFileSystemThatIsStillInUse(t *testing.T) {
 	v, dir, aside := ext4(t), folder(t), t.TempDir()
 	t.Cleanup(func() { unmountQuietly(aside) })

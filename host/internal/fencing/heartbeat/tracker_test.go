@@ -59,7 +59,7 @@ func (l *fakeLedger) SetNodeStatus(ctx context.Context, name string, status clai
 	return l.Server.SetNodeStatus(ctx, name, status, by)
 }
 
-// first returns when a node first got a status.
+// first returns the time at which a node first got a status.
 func (l *fakeLedger) first(node string, status claim.NodeStatus) (time.Time, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,7 +176,8 @@ func TestNodeThatNeverSendsAHeartbeatGoesDown(t *testing.T) {
 	}
 }
 
-// A new leader has seen no heartbeat: it counts from the begin of its term, and keeps what earlier leaders promised.
+// A new leader has not received any heartbeat. It counts from the start of its term, and keeps the promises
+// of earlier leaders.
 func TestNewLeaderKeepsEarlierPromises(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	l.put(t, "a")
@@ -230,8 +231,8 @@ func TestOnlyALeaderAnswers(t *testing.T) {
 	}
 }
 
-// A node that the ledger does not know is told that it is down, and another boot of a node gets no answer while the
-// earlier one may use its claims: nothing is promised to them.
+// A node that the ledger does not know gets the status down, and another boot of a node gets no answer while
+// the earlier one may use its claims. Nothing is promised to either of them.
 func TestNoPromiseToAnotherMachine(t *testing.T) {
 	l := &fakeLedger{Server: clustertest.Start(t)}
 	h, _ := lead(t, l, long)

@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// servers answers heartbeats as the test says.
+// servers answers heartbeats as scripted by the test.
 type servers struct {
 	mu     sync.Mutex
 	answer Answer
@@ -124,14 +124,14 @@ func TestNoLeaseBeforeLostClaimsAreCompared(t *testing.T) {
 	check.Eventually(t, "the lease to be renewed", func() bool { return stop(l) > before })
 }
 
-// stop is when the lease ends.
+// stop returns the time at which the lease ends.
 func stop(l *Lease) boottime.Instant {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.times.Stop
 }
 
-// A node that is told that it is down stops before it registers again.
+// A node that gets the status down stops its workloads before it registers again.
 func TestStopsBeforeItRegisters(t *testing.T) {
 	timeouts := claim.Liveness{HeartbeatTTL: MinHeartbeatTTL, StopAfter: time.Hour, Margin: time.Hour}
 	for range 20 { // the loss and the answer are both there: the order must not be by chance

@@ -36,7 +36,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// noted is a fence that records what it is told, and returns errors as the test says.
+// noted is a fence that records its calls, and returns errors as scripted by the test.
 type noted struct {
 	mu    sync.Mutex
 	state fence.State

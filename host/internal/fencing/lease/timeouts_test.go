@@ -67,8 +67,8 @@ func TestSlewedClocks(t *testing.T) {
 	}
 }
 
-// However clocks drift within MaxDrift, and however long heartbeats and answers take: when the leader releases claims,
-// the fence has acted at least MinStopTime of true time before.
+// When the leader releases claims, the fence has acted at least MinStopTime of true time before, however the
+// clocks drift within MaxDrift and however long heartbeats and answers take.
 func TestTheFenceActsBeforeTheLeaderReleases(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stopAfter := time.Duration(rapid.Int64Range(int64(time.Second), int64(time.Hour)).Draw(t, "stop_after"))

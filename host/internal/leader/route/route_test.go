@@ -18,7 +18,7 @@ import (
 
 var errRefused = errors.New("the ledger refuses it")
 
-// world is a cluster of servers a, b and c as the agent "a" sees it.
+// world is a cluster of the servers a, b and c from the point of view of agent "a".
 type world struct {
 	*Router
 	leader string   // who answers; empty: nobody

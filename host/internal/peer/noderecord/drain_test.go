@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 )
 
-// hand is what a Drainer works on: it records its calls, and fails as often as a test wants.
+// hand has the functions that a Drainer calls. It records the calls, and fails as often as a test wants.
 type hand struct {
 	mu    sync.Mutex
 	did   []string
@@ -114,7 +114,8 @@ func (d drained) did(want ...string) {
 	d.eventually("did what is wanted", func() bool { return slices.Equal(d.done(), want) })
 }
 
-// Workloads are stopped first, drivers last, and then the ledger is told; everything is retried.
+// Workloads are stopped first, then drivers, and then the ledger records the end of the drain. Every call is
+// retried.
 func TestADrain(t *testing.T) {
 	d := drainerOf(t, &hand{fails: map[string]int{"stop workloads": 1, "stop drivers": 1, "start drivers": 1}})
 	d.duty(command.SetNodeDuty{Drain: &claim.Drain{By: "op"}})

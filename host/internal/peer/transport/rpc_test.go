@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// timeout is how long a test waits for what happens at once on a quiet machine.
+// timeout is how long a test waits for events that happen at once on an idle machine.
 const timeout = 3 * time.Minute
 
 // served is a port with everything that an agent serves on it.
@@ -32,7 +32,7 @@ type served struct {
 	addr string
 }
 
-// whoami answers a call with the name of who made it.
+// whoami answers a call with the name of its caller.
 type whoami struct {
 	healthpb.UnimplementedHealthServer
 }
@@ -45,7 +45,7 @@ func (whoami) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healt
 	return nil, status.Error(codes.OK+100, peer.String())
 }
 
-// serve opens a port and serves all its protocols. Raft connections are told who answers, and closed.
+// serve opens a port and serves all its protocols. Raft connections get the server's name, and are closed.
 func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
 	t.Helper()
 	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})

@@ -15,7 +15,7 @@ func publish(b *Bus, n int) {
 	}
 }
 
-// take reads n events of a subscription and fails the test when they do not come.
+// take reads n events of a subscription, and fails the test if they do not arrive.
 func take(t *testing.T, b *Bus, recent, n int, then ...func()) []Event {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -134,7 +134,8 @@ func TestPublisherKeepsItsDetails(t *testing.T) {
 	}
 }
 
-// Many publishers and followers at once: every follower sees each seq once, in order, or is told that it missed it.
+// Many publishers and followers are active concurrently. Every follower gets each seq once and in order, or
+// is notified that it missed it.
 func TestConcurrentFollowersAccountForEveryEvent(t *testing.T) {
 	const publishers, each, total = 4, 500, 2000
 	b := New(16)
