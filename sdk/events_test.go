@@ -51,7 +51,7 @@ func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {
 	select {
 	case <-changed:
 	default:
-		t.Error("nobody is told of an acknowledgement")
+		t.Error("an acknowledgement did not notify the waiters")
 	}
 	q.ack(99)
 	if got := seqs(0); len(got) != 0 {

@@ -258,7 +258,7 @@ func TestNothingNewIsSealedWithAnOldKey(t *testing.T) {
 	for what, c := range map[string]command.Command{
 		"an update":    &command.RegisterVolume{Volume: late},
 		"a new volume": &command.RegisterVolume{Volume: plain},
-		"one sealed anew": &command.ResealVolume{
+		"one re-encrypted": &command.ResealVolume{
 			Ref: read.VolumeRef, IfModifyIndex: read.ModifyIndex,
 			SealedSecrets: []byte("x"), KeyID: "k1",
 		},

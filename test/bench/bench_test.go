@@ -13,7 +13,7 @@ var out = flag.String("out", "", "the file that the table is written to")
 
 func TestMain(m *testing.M) { testns.Main(m, 0) }
 
-// BenchmarkPannier measures everything once, whatever b.N is.
+// BenchmarkPannier takes all measurements once, regardless of b.N.
 func BenchmarkPannier(b *testing.B) {
 	testbin.RequireRoot(b, "all numbers")
 	r := &table.Report{Machine: machine(b)}

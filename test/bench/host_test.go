@@ -16,14 +16,14 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// newHost is a host with csi-bridge and csi-local, which end with the agent. It logs
-// what an agent logs by default.
+// newHost prepares a host with csi-bridge and csi-local, which end with the agent. Its log level is the
+// default.
 func newHost(b *testing.B) *testhost.Host {
 	b.Helper()
 	return newHostWith(b, testhost.LocalDriver(b))
 }
 
-// newHostWith is a host with more in its configuration, and more plugins.
+// newHostWith is newHost with additional configuration and plugins.
 func newHostWith(b *testing.B, more string, plugins ...string) *testhost.Host {
 	b.Helper()
 	h := testhost.New(b, "leave_plugins_on_stop = false\n"+more, plugins...)
@@ -35,13 +35,13 @@ func newHostWith(b *testing.B, more string, plugins ...string) *testhost.Host {
 	return h
 }
 
-// caller is one client of a host's API.
+// caller is a client of a host's API.
 type caller struct {
 	b *testing.B
 	*api.Client
 }
 
-// volumeSpec is that of a small volume with the id, which csi-local is to make.
+// volumeSpec returns the spec of a small volume for csi-local.
 func volumeSpec(id string) *hostv1.VolumeSpec {
 	return &hostv1.VolumeSpec{
 		Id: id, Type: "csi", PluginId: "local", CapacityMin: 64 << 20, CapacityMax: 64 << 20,
@@ -59,8 +59,8 @@ func (c caller) create(ctx context.Context, id string) string {
 	return res.Msg.GetVolume().GetSpec().GetExternalId()
 }
 
-// start starts a workload of the volume's name and returns how long it took from the
-// call to the answer that it runs.
+// start starts a workload with the volume's name, and returns the time from the call to the answer that it
+// runs.
 func (c caller) start(ctx context.Context, volume string) (time.Duration, error) {
 	at := time.Now()
 	stream, err := c.Workloads.StartWorkload(ctx,
@@ -86,7 +86,7 @@ func (c caller) start(ctx context.Context, volume string) (time.Duration, error)
 	return took, nil
 }
 
-// stop stops that workload and returns how long it took until nothing was left.
+// stop stops that workload, and returns the time until nothing was left.
 func (c caller) stop(ctx context.Context, volume string) (time.Duration, error) {
 	at := time.Now()
 	stream, err := c.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: volume}))

@@ -21,8 +21,8 @@ const (
 	rounds = 300
 )
 
-// measureLatency starts and stops workloads through the API, and makes the same
-// CSI calls on the same driver's socket, in turns.
+// measureLatency alternates between starting and stopping workloads through the API, and making the same CSI
+// calls directly on the driver's socket.
 func measureLatency(b *testing.B, r *table.Report) {
 	ctx := b.Context()
 	h := newHost(b)
@@ -94,7 +94,7 @@ func measureSyncs(b *testing.B, r *table.Report, pannier caller, pid int) {
 	)
 }
 
-// took fails the benchmark where a call did not work.
+// took returns a function that fails the benchmark if a call failed.
 func took(b *testing.B) func(time.Duration, error) time.Duration {
 	return func(d time.Duration, err error) time.Duration {
 		b.Helper()
@@ -105,7 +105,7 @@ func took(b *testing.B) func(time.Duration, error) time.Duration {
 	}
 }
 
-// direct makes CSI calls on a driver's socket as a program without Pannier would.
+// direct makes CSI calls on a driver's socket, without Pannier.
 type direct struct {
 	csi.NodeClient
 	volume, staging, target string

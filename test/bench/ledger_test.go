@@ -20,8 +20,8 @@ const (
 	manyVolumes = 100_000
 )
 
-// measureLedger calls cluster.Node in this process: a node's claims without the
-// node's own work. Each claim is a workload's start, one entry of raft's log.
+// measureLedger calls cluster.Node in this process: claims without the other work of a node. Each claim is
+// the start of a workload, which is one entry in raft's log.
 func measureLedger(b *testing.B, r *table.Report) {
 	few, many := clustertest.Start(b).Node, clustertest.Start(b).Node
 	fill(b, few, fewVolumes, "")
@@ -47,8 +47,7 @@ func measureLedger(b *testing.B, r *table.Report) {
 	}
 }
 
-// fill registers volumes and, where a node is named, lets a workload on it claim
-// each of them.
+// fill registers volumes. If a node is given, a workload on it claims each of them.
 func fill(b *testing.B, n *cluster.Node, volumes int, node string) {
 	b.Helper()
 	parallel(b, volumes, 256, func(i int) error {
@@ -63,7 +62,7 @@ func fill(b *testing.B, n *cluster.Node, volumes int, node string) {
 	})
 }
 
-// claimRate claims volumes from first on, each for a workload of its own.
+// claimRate claims volumes, beginning with number first, each for a separate workload.
 func claimRate(b *testing.B, n *cluster.Node, first, claims, clients int) float64 {
 	b.Helper()
 	at := time.Now()
@@ -106,7 +105,7 @@ func workloadRef(i int) claim.WorkloadRef {
 	return claim.WorkloadRef{Namespace: "default", ID: fmt.Sprintf("workload-%06d", i)}
 }
 
-// parallel does what there is to do, each once, from a number of goroutines.
+// parallel calls do for each number below n once, from a number of goroutines.
 func parallel(b *testing.B, n, goroutines int, do func(i int) error) {
 	b.Helper()
 	var next atomic.Int64

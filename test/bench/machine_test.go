@@ -15,7 +15,7 @@ import (
 	"github.com/pannier/pannier/test/bench/table"
 )
 
-// machine names what the numbers were measured on.
+// machine describes the machine of the measurements.
 func machine(b *testing.B) string {
 	b.Helper()
 	cpu := "unknown CPU"
@@ -42,8 +42,7 @@ func machine(b *testing.B) string {
 		runtime.Version(), fsType(b, dir), syncs.P50(), syncs.P99(), load)
 }
 
-// syncTimes writes as raft's log does: one block after the other into a file that
-// has its length already.
+// syncTimes writes like raft's log: one block after the other into a preallocated file.
 func syncTimes(b *testing.B, dir string) (times table.Samples) {
 	b.Helper()
 	const n = 500
@@ -69,7 +68,7 @@ func syncTimes(b *testing.B, dir string) (times table.Samples) {
 	return times
 }
 
-// fsType of the mount that dir is on.
+// fsType returns the file system type of the mount with dir.
 func fsType(b *testing.B, dir string) string {
 	b.Helper()
 	parents, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))

@@ -15,11 +15,11 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-// rest is longer than the agent takes to give back what a burst has left.
+// rest is longer than the agent needs to return memory to the kernel after a burst.
 const rest = 35 * time.Second
 
-// measureMemory registers volumes, which asks the driver through csi-bridge for each,
-// lists them, and starts and stops workloads with some.
+// measureMemory registers volumes, which makes calls to the driver through csi-bridge for each of them, lists
+// them, and starts and stops workloads with some of them.
 func measureMemory(b *testing.B, r *table.Report) {
 	const volumes, used = 10_000, 200
 	ctx := b.Context()
@@ -63,7 +63,7 @@ func measureMemory(b *testing.B, r *table.Report) {
 	}
 }
 
-// processOf finds the host's process that runs a program of that name.
+// processOf returns the host's process that runs a program with that name.
 func processOf(b *testing.B, h *testhost.Host, program string) int {
 	b.Helper()
 	for _, pid := range h.Processes() {

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/test/lib/consul"
 )
 
-// nodePolicy is what registrations need, as docs/consul.md has it.
+// nodePolicy is the policy for registrations, as in docs/consul.md.
 const nodePolicy = `
 service_prefix "" { policy = "write" }
 node_prefix "" { policy = "read" }
@@ -24,11 +24,11 @@ agent_prefix "" { policy = "read" }
 mesh = "write"
 `
 
-// meshed is the workload that has a service with a sidecar.
+// meshed is a workload that has a service with a sidecar.
 const meshed = "meshed"
 
-// measureMesh starts and stops it, and makes the same calls of Consul without Pannier,
-// in turns.
+// measureMesh alternates between starting and stopping the workload meshed, and making the same calls to
+// Consul without Pannier.
 func measureMesh(b *testing.B, r *table.Report) {
 	const rounds, warmUp = 150, 10
 	ctx := b.Context()
@@ -81,7 +81,7 @@ func measureMesh(b *testing.B, r *table.Report) {
 	)
 }
 
-// gather adds what each step took to its samples.
+// gather adds the duration of each step to its samples.
 func gather(all map[string]table.Samples, each map[string]time.Duration) map[string]table.Samples {
 	if all == nil {
 		all = map[string]table.Samples{}
@@ -92,8 +92,8 @@ func gather(all map[string]table.Samples, each map[string]time.Duration) map[str
 	return all
 }
 
-// startMeshed starts the workload and returns how long that took from the call to the
-// answer that it runs, and each step of it.
+// startMeshed starts the workload, and returns the time from the call to the answer that it runs, and the
+// duration of each step.
 func (c caller) startMeshed(ctx context.Context) (took time.Duration, steps map[string]time.Duration, err error) {
 	at := time.Now()
 	stream, err := c.Workloads.StartWorkload(ctx,
@@ -125,8 +125,7 @@ func (c caller) startMeshed(ctx context.Context) (took time.Duration, steps map[
 	return took, steps, nil
 }
 
-// bareMesh makes the calls of Consul's API that a start needs, as a program without
-// Pannier would.
+// bareMesh makes the calls to Consul's API that a start needs, without Pannier.
 type bareMesh struct {
 	node, acl *api.Client
 	accessor  string
@@ -134,7 +133,7 @@ type bareMesh struct {
 
 const bareID = "bare-web"
 
-// start returns how long it took, by the names of the steps that make the same calls.
+// start returns the durations of the calls, by the names of the steps that make the same calls.
 func (m *bareMesh) start(ctx context.Context) (map[string]time.Duration, error) {
 	began := time.Now()
 	err := m.node.Agent().ServiceRegisterOpts(&api.AgentServiceRegistration{

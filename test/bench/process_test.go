@@ -16,14 +16,14 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// agent is one process of a host's agent, started to be measured.
+// agent is a process of a host's agent that is measured.
 type agent struct {
 	cmd   *exec.Cmd
 	ready time.Duration // from exec to health's first 200
 }
 
-// exec starts the agent and asks for its health on its socket, without a pause
-// longer than a millisecond, until it is ready.
+// startAgent starts the agent and polls its health on its socket, at least every millisecond, until it is
+// ready.
 func startAgent(b *testing.B, h *testhost.Host) *agent {
 	b.Helper()
 	log, err := os.OpenFile(h.Path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -74,7 +74,7 @@ func healthy(ctx context.Context, client *http.Client) error {
 	return err
 }
 
-// end ends the process with a signal, once.
+// end ends the process with a signal. It may be called again.
 func (a *agent) end(sig unix.Signal) {
 	if a.cmd.ProcessState == nil && a.cmd.Process.Signal(sig) == nil {
 		_ = a.cmd.Wait()

@@ -15,8 +15,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// measureReattach kills an agent with a plugin of each kind, and starts another one: it
-// is the agent's own events that tell when each plugin served again.
+// measureReattach kills an agent with a plugin of each kind, and starts another one. The agent's own events
+// tell when each plugin served again.
 func measureReattach(b *testing.B, r *table.Report) {
 	const turns = 15
 	plugins := []string{"csi-bridge", "sids", "consul-services", "envoy-bootstrap"}
@@ -50,7 +50,7 @@ func measureReattach(b *testing.B, r *table.Report) {
 	)
 }
 
-// pluginsRun says whether so many plugins run.
+// pluginsRun returns a check that this many plugins run.
 func pluginsRun(h *testhost.Host, want int) func() error {
 	return func() error {
 		s, err := h.Status()
@@ -70,7 +70,7 @@ func pluginsRun(h *testhost.Host, want int) func() error {
 	}
 }
 
-// pids of the plugins, by their names.
+// pids returns the plugins' process ids by their names.
 func pids(b *testing.B, h *testhost.Host) string {
 	b.Helper()
 	s, err := h.Status()
@@ -84,7 +84,7 @@ func pids(b *testing.B, h *testhost.Host) string {
 	return fmt.Sprint(all)
 }
 
-// reattached is when the last of the plugins served again.
+// reattached returns the time at which the last of the plugins served again.
 func reattached(ctx context.Context, c caller, plugins []string) (last time.Time, err error) {
 	stream, err := c.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: 1000}))
 	if err != nil {

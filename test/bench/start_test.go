@@ -12,8 +12,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// measureStart starts an agent that has nothing yet, and one whose plugin and driver
-// outlived the one before it.
+// measureStart starts an agent on an empty directory, and one whose plugin and driver are still running.
 func measureStart(b *testing.B, r *table.Report) {
 	const turns = 9
 	h := newHost(b)

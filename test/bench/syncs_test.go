@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waiting are the system calls that return when data is on the disk.
+// waiting lists the system calls that return when data is on the disk.
 var waiting = []string{"fsync", "fdatasync", "sync_file_range", "syncfs", "sync", "msync"}
 
-// countSyncs counts those calls of a process, all its threads, while do runs.
+// countSyncs counts these calls of all threads of a process while do runs.
 func countSyncs(b *testing.B, pid int, do func()) int {
 	b.Helper()
 	strace, err := exec.LookPath("strace")

@@ -21,7 +21,7 @@ import (
 type mutant struct {
 	// name identifies it, such as lease-too-long.
 	name string
-	// promise is what it breaks.
+	// promise is the promise that it breaks.
 	promise string
 	// file has the text old exactly once; new takes its place.
 	file, old, new string
@@ -29,14 +29,15 @@ type mutant struct {
 	pkg, run string
 	// args are flags of the test binary.
 	args []string
-	// seeds is how many seeds the test runs with, by its flag -seed; 0: it has no seed.
+	// seeds is the number of seeds with which the test runs (flag -seed); 0: it has no seed.
 	seeds int
 }
 
-// suite says that a mutant needs real agents.
+// suite reports whether a mutant needs real agents.
 func (m mutant) suite() bool { return strings.HasPrefix(m.pkg, "./test/suite/") }
 
-// sideBySide is how many mutants are tested at a time. Tests of real agents are sensitive to timing: one at a time.
+// sideBySide is the number of mutants that are tested in parallel. Tests of real agents are sensitive to
+// timing and run one at a time.
 const sideBySide = 2
 
 func main() {

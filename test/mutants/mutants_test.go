@@ -13,7 +13,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// fewest is how many planted bugs there are at least.
+// fewest is the minimum number of planted bugs.
 const fewest = 25
 
 // TestTable checks that each mutant can be planted in the code as it is, and that its test exists.

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// session tests mutants of the checkout at root. What it makes is in dir.
+// session tests mutants of the checkout at root. It writes its files to dir.
 type session struct {
 	root, dir string
 
@@ -65,7 +65,7 @@ func (s *session) plant(ctx context.Context, m mutant) verdict {
 	return verdict{caught: caught > 0, why: first}
 }
 
-// runs are the flags of the test binary for each run.
+// runs returns the flags of the test binary for each run.
 func (m mutant) runs() (all [][]string) {
 	if m.seeds == 0 {
 		return [][]string{m.args}
@@ -123,7 +123,7 @@ func (s *session) unmutated(ctx context.Context, m mutant, args []string) verdic
 	return once()
 }
 
-// passes is why a mutant is not caught, usually.
+// passes is the usual reason why a mutant is not caught.
 const passes = "the test passes"
 
 // timeout bounds one run of a test.

@@ -167,7 +167,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	}
 	check.Eventually(t, "failures are counted", func() bool { return failures() >= 2 })
 	if n := strings.Count(h.log.String(), "the audit log cannot be written"); n != 1 {
-		t.Errorf("it is told %d times", n)
+		t.Errorf("the failure is logged %d times", n)
 	}
 	check.NoError(t, os.Remove(dir))
 	_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "after"}))

@@ -106,7 +106,7 @@ func TestWorkloadsGetDevices(t *testing.T) {
 	if r := w.Reservation; r.Env["ZERO"] != "0" || r.Nodes[0].TaskPath != "/dev/z" || r.Nodes[0].HostPath != "/dev/zero" ||
 		r.Nodes[0].Permissions != "r" ||
 		r.Mounts[0].HostPath != "/usr" || r.Mounts[0].TaskPath != "/opt/usr" || !r.Mounts[0].ReadOnly {
-		t.Errorf("it is told %v", r)
+		t.Errorf("the call returned %v", r)
 	}
 	if n := w.Spec.Devices; len(n) != 1 || n[0].Name != "pseudo" || n[0].Count != 1 {
 		t.Errorf("its spec has %v", n)

@@ -131,7 +131,7 @@ func TestBadVolumes(t *testing.T) {
 			with(`secrets = {}`),
 			[]string{`v.hcl:8: unsupported argument "secrets"; did you mean to define a block of type "secrets"?`},
 		},
-		"every problem is told": {
+		"every problem is reported": {
 			with("capacity_mni = 1\ncolour = 2\nname = 3"),
 			[]string{
 				`v.hcl:8: unsupported argument "capacity_mni"; did you mean "capacity_min"?`,

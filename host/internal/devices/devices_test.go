@@ -373,7 +373,7 @@ func TestDevicesStayKnownDuringASwap(t *testing.T) {
 		t.Errorf("afterwards: %+v", d)
 	}
 	for _, e := range h.bus.Recent(100) {
-		t.Errorf("it is told of: %+v", e)
+		t.Errorf("it is reported: %+v", e)
 	}
 }
 
@@ -388,14 +388,14 @@ func TestARepeatedReportChangesNothing(t *testing.T) {
 	r.report(ctx, "p", []device.Group{group("T4", well("a"))})
 	select {
 	case <-changed:
-		t.Error("it says the same again, and everyone is told")
+		t.Error("an unchanged report notified the waiters")
 	default:
 	}
 	r.report(ctx, "p", []device.Group{group("T4")})
 	select {
 	case <-changed:
 	default:
-		t.Error("it says something else, and nobody is told")
+		t.Error("a changed report did not notify the waiters")
 	}
 }
 

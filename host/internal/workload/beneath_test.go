@@ -101,7 +101,7 @@ func TestFilesInTheWayOfAStart(t *testing.T) {
 			_, err := h.Start(context.Background(), want, Options{})
 			if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), path) ||
 				!strings.Contains(err.Error(), "would hide what is there") {
-				t.Errorf("the start came to %v", err)
+				t.Errorf("the start returned %v", err)
 			}
 			verb := map[bool]string{true: "stage a", false: "publish a"}[name == "staging"]
 			if got := h.happened()[before:]; slices.Contains(got, verb) {

@@ -99,7 +99,7 @@ func TestAWorkloadHasItsDevicesAlone(t *testing.T) {
 		t.Errorf("it was given %+v", w.Devices)
 	}
 	if len(w.Reservation.Devices) != 2 || w.Reservation.Env["ZEROS"] != "zero-0,zero-1" {
-		t.Errorf("it is told %+v", w.Reservation)
+		t.Errorf("its reservation is %+v", w.Reservation)
 	}
 	_, err := h.Start(t.Context(), deviceSpec("two", 1, "a"), Options{})
 	if !errors.Is(err, devices.ErrTooFew) || !errors.Is(err, ErrFailed) ||

@@ -71,7 +71,7 @@ func TestNodeIsCutOff(t *testing.T) {
 		t.Errorf("what has no volumes is %s (%v)", w.State, err)
 	}
 	if len(h.ledger.claims()) == 0 {
-		t.Error("claims were let go of without the ledger")
+		t.Error("claims were released without the ledger")
 	}
 	back()
 	for _, id := range []string{"w", "starting"} {

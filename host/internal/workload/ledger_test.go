@@ -347,7 +347,7 @@ func (l *ledger) checkDetached(s *ledgerState, c *claim.Claim) {
 		there, err := mounts.Below(dir)
 		there = slices.DeleteFunc(there, func(m mounts.Mount) bool { return m.Source == foreign })
 		if err != nil || len(there) > 0 {
-			l.wrong("the claim of %q on %q is let go of while %v is mounted (%v)", c.Workload, c.Volume, there, err)
+			l.wrong("the claim of %q on %q is released while %v is mounted (%v)", c.Workload, c.Volume, there, err)
 		}
 	}
 }

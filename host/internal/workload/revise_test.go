@@ -166,7 +166,7 @@ func TestAChangeInTheMiddle(t *testing.T) {
 	h.eventually(t, "w", "changing", func(w Workload) bool { return w.Spec.equal(s) })
 	h.stop(t, "w")
 	if w := <-over; w.State == Running {
-		t.Errorf("the change came to %s", w.State)
+		t.Errorf("the change ended in state %s", w.State)
 	}
 	h.clean(t)
 }

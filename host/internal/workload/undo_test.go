@@ -245,7 +245,7 @@ func TestTheLedgerIsAwayAtAStop(t *testing.T) {
 			held.await(t)
 			inOrder(t, h.happened(), "unpublish a", "unstage a")
 			if h.count("detached w") > 0 || len(h.ledger.claims()) != 1 {
-				t.Error("the claim was let go of, and the ledger does not know that the workload ended")
+				t.Error("the claim was released, but the ledger does not know that the workload ended")
 			}
 			close(held.open)
 			h.ended(t, "w")
@@ -401,7 +401,7 @@ func TestTheJournalFailsInTheMiddle(t *testing.T) {
 		t.Fatalf("%s, %v", w.State, err)
 	}
 	if h.count("detached w") > 0 {
-		t.Error("the claim was let go of")
+		t.Error("the claim was released")
 	}
 	h = h.restart(t)
 	if w := h.ended(t, "w"); w.State != Failed {
@@ -425,11 +425,11 @@ func TestRepeatedStopIsAttemptedAtOnce(t *testing.T) {
 	h.waiting(t, "w")
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("the stop that was left came to %v", err)
+		t.Errorf("the abandoned stop returned %v", err)
 	}
 	if w, err := h.Stop(t.Context(), ref("w"), "again", nil); err != nil || w.State != Stopped ||
 		w.Message != "the test stops it" {
-		t.Errorf("the second stop came to %+v, %v", w, err)
+		t.Errorf("the second stop returned %+v, %v", w, err)
 	}
 	h.clean(t)
 }

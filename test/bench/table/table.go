@@ -1,6 +1,5 @@
-// Package table is what the benchmarks print: sections of rows, each a number beside
-// the number that it must not miss. Benchmarks of several packages make one table. It
-// may be imported by tests only.
+// Package table formats the results of the benchmarks: sections of rows, each with a number and its bound.
+// The benchmarks of several packages write one table. It may be imported by tests only.
 package table
 
 import (
@@ -13,14 +12,14 @@ import (
 	"time"
 )
 
-// Report is the table.
+// Report is a table of results.
 type Report struct {
-	// Machine names what the numbers were measured on.
+	// Machine describes the machine of the measurements.
 	Machine string
 	lines   []string
 }
 
-// Row is one number. Without a bound it is there to be compared with.
+// Row is one number. A row without a bound is only for comparison.
 type Row struct {
 	What    string
 	Value   float64
@@ -62,7 +61,7 @@ func (r *Report) String() string {
 
 func (r *Report) rows() string { return strings.Join(r.lines, "\n") + "\n" }
 
-// Write puts the table into a file. Where the file is there, its table gets the rows.
+// Write writes the table to a file. If the file exists, the rows are added to its table.
 func (r *Report) Write(path string) error {
 	before, err := os.ReadFile(path)
 	text := string(before) + r.rows()
@@ -85,24 +84,24 @@ func number(v float64, unit string) string {
 	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
 }
 
-// Samples are durations of one thing, in no order.
+// Samples are durations of the same operation, in any order.
 type Samples []time.Duration
 
-// Quantile is the smallest sample that q of all are not above.
+// Quantile returns the smallest sample that is not below a share q of all samples.
 func (s Samples) Quantile(q float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(s))
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// P50 is the median in milliseconds.
+// P50 returns the median in milliseconds.
 func (s Samples) P50() float64 { return ms(s.Quantile(0.50)) }
 
-// P99 is the 99th of a hundred, in milliseconds.
+// P99 returns the 99th percentile in milliseconds.
 func (s Samples) P99() float64 { return ms(s.Quantile(0.99)) }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Median of numbers, of which there is at least one.
+// Median returns the median of at least one number.
 func Median(all []float64) float64 {
 	return slices.Sorted(slices.Values(all))[len(all)/2]
 }

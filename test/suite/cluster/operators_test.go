@@ -24,7 +24,7 @@ func TestOperators(t *testing.T) {
 	c := testcluster.Start(t, testcluster.Options{Servers: 3, Nodes: 1, Config: config, ServerConfig: longLeases})
 	o := operators{c, c.Host("server-1"), c.Host("server-2"), c.Host("server-3"), c.Host("node-1")}
 	awaitVoters(t, o.n1, "server-1", "server-2", "server-3")
-	c.Stage(t, "leadership goes where it is told", o.transfer)
+	c.Stage(t, "leadership is transferred to the requested server", o.transfer)
 	c.Stage(t, "the ledger is saved and restored, on all servers", o.restore)
 	c.Stage(t, "a server that was away for long gets a snapshot", o.away)
 	c.Volume(o.n1, "busy", "single-node-writer")

@@ -161,7 +161,7 @@ func callsOfANode(t *testing.T, i intruder) {
 		"another node's end":    &command.SetNodeStatus{Name: n1.Name, Status: claim.NodeDown},
 		"another node's record": &command.PutNode{Node: claim.Node{Name: n1.Name}},
 		"a secrets key":         &command.PutSecretsKey{ID: "mine", Active: true},
-		"secrets sealed anew":   &command.ResealVolume{Ref: held, SealedSecrets: []byte("x"), KeyID: "mine"},
+		"secrets re-encrypted":  &command.ResealVolume{Ref: held, SealedSecrets: []byte("x"), KeyID: "mine"},
 		"all rights":            &command.BootstrapACL{},
 	} {
 		denied(t, what, i.ask(toServers, "/pannier.peer.v1.ServersService/Apply", own, message(n2.Name, entry(t, c))))

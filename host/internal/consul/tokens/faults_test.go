@@ -607,7 +607,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	}
 	for _, secret := range append(f.jwts, "secret-of-") {
 		if strings.Contains(text, secret) {
-			t.Errorf("a secret is told: %s", text)
+			t.Errorf("a secret is visible: %s", text)
 		}
 	}
 	for path, content := range files(t, w.dir) {

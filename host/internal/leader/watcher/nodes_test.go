@@ -162,7 +162,7 @@ func TestALeaderLeadsAgain(t *testing.T) {
 	w.eventually("the release waits", func() bool { a, _ := w.Attempt(ref("v")); return a.Error != "" })
 	stop()
 	if _, ok := w.Attempt(ref("v")); ok {
-		t.Error("an attempt is told by a server that does not lead")
+		t.Error("a server that does not lead reports an attempt")
 	}
 	w.mu.Lock()
 	delete(w.fail, "detach v from a as d-a")

@@ -410,7 +410,7 @@ func TestListenersComeAndGo(t *testing.T) {
 	}
 	raft := port.Raft()
 	if raft.Addr() != port.Addr() {
-		t.Errorf("raft is told %s", raft.Addr())
+		t.Errorf("raft got the address %s", raft.Addr())
 	}
 	conn, err := d.Raft(t.Context(), bound)
 	if err != nil {
