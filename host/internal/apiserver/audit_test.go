@@ -112,7 +112,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// However the file was moved or removed, the next line is in a new file, and none is lost.
+// When the file is moved or removed, in any way, the next line goes to a new file, and no line is lost.
 func TestAuditIsRotated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	check.NoError(t, os.WriteFile(path, []byte("{}\n"), 0o644)) // of an earlier agent

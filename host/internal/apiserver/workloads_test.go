@@ -24,7 +24,7 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// brokenLedger fails the next registration as one that may have been taken.
+// brokenLedger makes the next registration fail with an error that leaves open whether it was applied.
 type brokenLedger struct {
 	Ledger
 	failNext bool

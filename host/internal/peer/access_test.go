@@ -23,7 +23,7 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Each method is in the table of access, or is one that no agent serves.
+// Each method is in the table of access, or is not served by any agent.
 func TestEachMethodIsInTheTable(t *testing.T) {
 	unserved := []string{"Probe", "Stage", "Unstage", "Publish", "Unpublish", "ExpandNode", "VolumeStats"}
 	others := map[string]access{"SecretsKeys": amongServers, "OfferSecretsKey": byServers}

@@ -76,8 +76,8 @@ func (s *slow) Apply(_ context.Context, req *peerv1.ApplyRequest, _ ...grpc.Call
 	return resp, err
 }
 
-// Commands that arrive while two calls are running wait for the next one, without those whose callers have gone. The
-// error of a call is that of all its commands.
+// Commands that arrive while two calls are running wait for the next call. It does not contain commands whose
+// callers have given up. An error of a call is returned for all of its commands.
 func TestBatches(t *testing.T) {
 	s := &slow{calls: make(chan [][]byte), answer: make(chan error)}
 	b := newBatcher("one", func(ctx context.Context) context.Context { return ctx })

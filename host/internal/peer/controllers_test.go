@@ -68,7 +68,7 @@ func grow(t *testing.T, name, shared, topology string) *plant {
 	return p
 }
 
-// record is what the node reports of its driver.
+// record returns the node's report about its driver.
 func (p *plant) record(t *testing.T) map[string]claim.NodeDriver {
 	t.Helper()
 	d, err := p.registry.Get("shared")

@@ -256,7 +256,7 @@ func TestTheLeaderCallsNodes(t *testing.T) {
 	if err := leader.nodes.DetachUnknown(within(t), c, v); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("an id that is a path: %v", err)
 	}
-	// A leader that was replaced is refused, and one that knows it does not call.
+	// A call of a replaced leader is refused. A replaced leader that knows about it makes no call.
 	must(t, n1.cfg.Terms.Seen(1000))
 	if _, err := leader.nodes.Info(within(t), "n1"); err == nil ||
 		!strings.Contains(err.Error(), "has become the leader since") {

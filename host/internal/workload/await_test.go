@@ -19,7 +19,7 @@ import (
 // exclusive may be used by one workload at a time.
 var exclusive = claim.Capability{AccessMode: claim.SingleNodeWriter, AttachmentMode: claim.FileSystem}
 
-// nodes are the other nodes; stops records the workloads that they were asked to stop.
+// nodes are the other nodes. stops records the workloads that they were asked to stop.
 type nodes struct {
 	mu    sync.Mutex
 	fails int

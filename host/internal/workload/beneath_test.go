@@ -70,7 +70,7 @@ func TestFilesBeneathAMount(t *testing.T) {
 	h.clean(t)
 }
 
-// A start that would hide files is refused, says where they are, and leaves them as they are.
+// A start that would hide files is refused with an error that names them. The files are not touched.
 func TestFilesInTheWayOfAStart(t *testing.T) {
 	for name, block := range map[string]bool{"target": false, "staging": false, "block device": true} {
 		t.Run(name, func(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// Wherever the host is closed or killed between the steps of a service, the next process completes it: with one token
-// and healthy, or with nothing left.
+// The host is closed or killed at each point between the steps of a service. The next process completes the
+// service with one token and healthy, or leaves nothing.
 func TestTheHostEndsInTheMiddleOfServices(t *testing.T) {
 	s := withServices(spec("w"), sidecar("web"))
 	interruptions := map[string]func(t *testing.T, h *host, c child) *host{
@@ -219,8 +219,8 @@ func (h *host) eventuallyWell(t *testing.T, id string) servicesteps.Status {
 	return s
 }
 
-// Tokens and files of this node that no record explains are removed when Consul is there; those of other nodes are
-// not.
+// Tokens and files of this node that no record explains are removed when Consul is available. Those of other
+// nodes are kept.
 func TestUnknownTokensAndFilesAreRemoved(t *testing.T) {
 	h := newHost(t)
 	h.start(t, withServices(spec("w"), sidecar("web")))

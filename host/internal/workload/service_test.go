@@ -32,7 +32,7 @@ func sidecar(name string) service.Service {
 	return service.Service{Name: name, Port: "http", Connect: &service.Connect{SidecarService: &service.SidecarService{}}}
 }
 
-// native is a service that is its own proxy; plain is one that is not in the mesh.
+// native returns a service that is its own proxy, and plain a service that is not in the mesh.
 func native(name string) service.Service {
 	return service.Service{Name: name, Port: "http", Connect: &service.Connect{Native: true}}
 }

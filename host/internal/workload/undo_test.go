@@ -165,8 +165,8 @@ func TestUndoIsRepeatedUntilItWorks(t *testing.T) {
 	}
 }
 
-// While the driver of one volume is away, the others are released. That one is released as soon as the driver is back:
-// the pause between two attempts is an hour here.
+// While the driver of one volume is unavailable, the other volumes are released. That volume is released as
+// soon as the driver is back, although the pause between two attempts is an hour here.
 func TestADriverIsAwayAtAStop(t *testing.T) {
 	h := newHost(t)
 	h.limits.undo.Min, h.limits.undo.Max = time.Hour, time.Hour
@@ -353,7 +353,7 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h.clean(t)
 }
 
-// What is found at the target is removed when the start is undone.
+// A leftover at the target is removed when the start is undone.
 func TestALeftoverAtTheTarget(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

@@ -65,7 +65,7 @@ func TestQueriesBlock(t *testing.T) {
 				t.Errorf("sync %d: index %d, wait %s", n, s.Index, s.Wait)
 			}
 		}
-		// What somebody else removes is restored within a second.
+		// An instance that another program removes is restored within a second.
 		p.touch("a", nil)
 		time.Sleep(syncEvery)
 		if !slices.Equal(p.ids(), []string{"a", "b"}) {

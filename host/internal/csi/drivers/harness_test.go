@@ -97,7 +97,7 @@ func (d *csiDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.
 	return &csi.NodeGetInfoResponse{NodeId: "node-1"}, nil
 }
 
-// serve runs a driver in the test's process, like one that somebody else runs.
+// serve runs a driver in the test's process, like a driver that the operator runs.
 func serve(t *testing.T, socket string, d *csiDriver) (stop func()) {
 	t.Helper()
 	check.NoError(t, os.MkdirAll(filepath.Dir(socket), 0o700))

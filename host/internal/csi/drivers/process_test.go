@@ -67,7 +67,7 @@ func TestNextHostFindsTheDriver(t *testing.T) {
 	again.mustHaveHappened("found", "healthy")
 	again.mustNotHaveHappened("started")
 
-	// It is supervised as before, although it is not this host's child.
+	// The driver is supervised as before, although it is not a child of this host.
 	syscall.Kill(pid, syscall.SIGKILL)
 	again.wait("a", "another process", func(d Driver) bool { return d.Healthy && d.PID != pid })
 }

@@ -184,7 +184,8 @@ func TestStoppedDriverIsDeregistered(t *testing.T) {
 	}
 }
 
-// A driver that stopped while no host ran is recognised as gone, too; one that hangs is not gone.
+// A driver that stopped while no host was running is recognised as gone, too. A driver that only hangs is
+// not.
 func TestDriverThatStoppedWhileTheHostWasAway(t *testing.T) {
 	h := open(t, shortDir(t))
 	socket := filepath.Join(h.dataDir, "r.sock")

@@ -72,7 +72,7 @@ func fencePID(t *testing.T, dir string) int {
 	return 0
 }
 
-// What the fence has confirmed stays in effect, whatever happens to the agent.
+// State that the fence has confirmed stays in effect, whatever happens to the agent.
 func TestAnAgentThatIsStoppedOrKilled(t *testing.T) {
 	for name, signal := range map[string]syscall.Signal{"stopped": syscall.SIGSTOP, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,8 @@ import (
 
 var errUnreachable = errors.New("connection refused")
 
-// others are the other nodes. Calls are recorded with the node's name; one that hangs answers nobody.
+// others are the other nodes. Calls are recorded with the node's name. Calls to a node that hangs are not
+// answered.
 type others struct {
 	*world
 	hanging string
@@ -59,7 +60,7 @@ func TestANewNodeBringsADriver(t *testing.T) {
 	w.stop("w")
 	w.failing("detach v from a as d-a", errAway)
 	w.lead()
-	// It is attempted once more when its claim has changed, and then not for an hour.
+	// The release is attempted once more when its claim has changed, and then not for an hour.
 	w.eventually("the release waits",
 		func() bool { a, _ := w.Attempt(ref("v")); return a.Tries == 2 && !a.NextAt.IsZero() })
 	w.mu.Lock()

@@ -28,7 +28,7 @@ func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*c
 	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
 }
 
-// seen is what an agent knows about the caller.
+// seen has what an agent knows about a caller.
 type seen struct {
 	protocol, token string
 	who             pki.Identity

@@ -161,7 +161,7 @@ func TestSlowStrangers(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		slow = append(slow, conn)
 	}
-	// Those above the bound are cut off at once, the others later, but all of them in the end.
+	// Connections above the limit are closed at once, and the others later, but all of them in the end.
 	ends := make(chan time.Time, len(slow))
 	for i, conn := range slow {
 		go func() {

@@ -22,7 +22,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-// sideBySide is how many tests run in parallel: they mostly wait for processes.
+// sideBySide is the number of parallel tests. They mostly wait for processes.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {

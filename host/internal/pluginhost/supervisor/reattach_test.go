@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// hostProcess is a real host process, to be killed.
+// hostProcess is a real host process that tests kill.
 type hostProcess struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -122,7 +122,7 @@ func TestCloseLeavesPluginsRunning(t *testing.T) {
 	if after := mustCall(t, second, "fixture", ""); after["pid"] != before["pid"] {
 		t.Errorf("pid %s, then %s", before["pid"], after["pid"])
 	}
-	// It is not our child any more, but its death is still noticed and it is replaced.
+	// The plugin is no longer a child of this process, but its death is still noticed and it is replaced.
 	if _, err := call(t, second, "fixture", "exit"); err == nil {
 		t.Fatal("it did not exit")
 	}

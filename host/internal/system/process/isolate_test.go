@@ -51,7 +51,7 @@ func TestNoNewPrivs(t *testing.T) {
 }
 
 func TestNoInheritedDescriptors(t *testing.T) {
-	// Like one that a shell left open when it started the host.
+	// A file descriptor like one that a shell left open when it started the host.
 	fd, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// beHost starts the spec it is given, prints the Ref and waits to be killed.
+// beHost starts a spec, prints the Ref and waits until the test kills it.
 func beHost(arg string) {
 	var spec Spec
 	if err := json.Unmarshal([]byte(arg), &spec); err != nil {
