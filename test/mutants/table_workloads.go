@@ -83,8 +83,8 @@ var workloads = []mutant{
 	{
 		name: "copies-elsewhere-ignored", promise: "a claim is not freed while a container still has the volume mounted",
 		file: "host/internal/workload/volumesteps/publish.go",
-		old:  "		if err == nil && h == nil {\n",
-		new:  "		if err == nil {\n",
+		old:  "		if h, err := s.holder(v); err != nil || h != nil {\n",
+		new:  "		if h, err := s.holder(v); err != nil {\n",
 		pkg:  workloadPkg, run: "^TestStopWaitsForCopiesInOtherNamespaces$",
 	},
 	{

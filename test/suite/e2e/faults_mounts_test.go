@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -199,6 +200,52 @@ func metric(t *testing.T, h *testhost.Host, name string) (value float64) {
 	}
 	t.Fatalf("there is no %s in\n%s", name, text)
 	return 0
+}
+
+// A file system that lies on a volume is still in use after the volume's own mounts are gone. A stop waits, reports it,
+// keeps the claim, and finishes when it is unmounted.
+func TestVolumeUnderAnotherFileSystem(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ attachment, mount, says string }{
+		"an overlay": {
+			"file-system",
+			"cd $1; mkdir up work; mount -t overlay -o lowerdir=$2,upperdir=$1/up,workdir=$1/work overlay $2", "umount ",
+		},
+		"an overlay by relative names": {
+			"file-system", "cd $1; mkdir low up work; mount -i -t overlay -o lowerdir=low,upperdir=up,workdir=work overlay $2",
+			"is in use",
+		},
+		"on the block device": {"block-device", "mkfs.ext4 -q $1; mount -t ext4 $1 $2", "umount "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := testhost.New(t, testhost.LocalDriver(t))
+			h.Start()
+			h.Run("volume", "create", h.Write("data.hcl", volumeSpec(drivers[0], "data", "single-node-writer", c.attachment, "")))
+			h.Run("workload", "start", workload(h, "w", "data", ""))
+			target := h.Path("data/csi/local/per-workload/w/default/data/rw-" + c.attachment + "-single-node-writer/data")
+			top := h.Path("top")
+			must(t, os.Mkdir(top, 0o700))
+			t.Cleanup(func() { _ = unix.Unmount(top, unix.MNT_DETACH) })
+			if out, err := exec.Command("sh", "-ec", c.mount, "sh", target, top).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", c.mount, err, out)
+			}
+			stopped := make(chan error, 1)
+			go func() { stopped <- stop(t.Context(), h.Client(), "w") }()
+			h.Eventually("the stop says what it waits for", func() error {
+				if got := h.Run("workload", "status", "w"); !strings.Contains(got, "stopping") || !strings.Contains(got, c.says) {
+					return fmt.Errorf("the status is %s", got)
+				}
+				return nil
+			})
+			if s, err := h.Status(); err != nil || s.GetClaims() != 1 {
+				t.Errorf("%d claims while the volume is in use (%v)", s.GetClaims(), err)
+			}
+			must(t, unix.Unmount(top, 0))
+			must(t, <-stopped)
+			h.NothingInUse()
+		})
+	}
 }
 
 // Something foreign is in the way of a mount. A start is refused without calling the driver, and works when

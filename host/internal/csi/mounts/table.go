@@ -3,7 +3,10 @@ package mounts
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
@@ -20,6 +23,8 @@ type Mount struct {
 	// system share it.
 	Device   string `json:"device"`
 	ReadOnly bool   `json:"read_only"`
+	// Disk is the block device that it is mounted from, or that is bound here; nil: there is none. At sets it.
+	Disk *mountuse.Disk `json:"disk,omitempty"`
 }
 
 // Same reports whether two mounts show the same directory of the same file system, wherever they
@@ -40,32 +45,45 @@ func (m Mount) String() string {
 // At returns what is mounted at path, or nil. Of several mounts on top of each other it is the
 // visible one.
 func At(path string) (*Mount, error) {
-	found, err := list(func(p string) bool { return p == path })
-	if err != nil || len(found) == 0 {
+	table, err := read()
+	if err != nil {
 		return nil, err
 	}
-	return &found[len(found)-1], nil
+	for _, i := range slices.Backward(table) {
+		if filepath.Clean(i.Mountpoint) != path {
+			continue
+		}
+		m := newMount(i)
+		if d, ok := mountuse.DiskOf(i); ok {
+			m.Disk = &d
+		}
+		return &m, nil
+	}
+	return nil, nil
 }
 
 // Below returns what is mounted at or below dir, in the order of mounting.
-func Below(dir string) ([]Mount, error) {
-	return list(func(p string) bool { return p == dir || strings.HasPrefix(p, dir+"/") })
+func Below(dir string) (found []Mount, err error) {
+	table, err := read()
+	for _, i := range table {
+		if m := newMount(i); m.Path == dir || strings.HasPrefix(m.Path, dir+"/") {
+			found = append(found, m)
+		}
+	}
+	return found, err
 }
 
-func list(want func(path string) bool) ([]Mount, error) {
+func read() ([]*mountinfo.Info, error) {
 	table, err := mountuse.Read(mountuse.Self)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	var found []Mount
-	for _, i := range table {
-		path := filepath.Clean(i.Mountpoint)
-		if want(path) {
-			found = append(found, Mount{
-				Path: path, Source: i.Source, FSType: i.FSType, Root: i.Root,
-				Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: mountuse.ReadOnly(i),
-			})
-		}
+	return table, nil
+}
+
+func newMount(i *mountinfo.Info) Mount {
+	return Mount{
+		Path: filepath.Clean(i.Mountpoint), Source: i.Source, FSType: i.FSType, Root: i.Root,
+		Device: fmt.Sprintf("%d:%d", i.Major, i.Minor), ReadOnly: mountuse.ReadOnly(i),
 	}
-	return found, nil
 }

@@ -27,10 +27,14 @@ type Disk struct {
 // there is none.
 func DiskOf(m *mountinfo.Info) (d Disk, ok bool) {
 	number, ok := blockNumber(m)
-	if !ok && m.Major != 0 {
-		number, ok = Device(m), true
+	switch {
+	case ok:
+	case m.Major != 0:
+		number = Device(m)
+	default:
+		number = nodeNumber(m.Source) // such as btrfs, which has numbers of its own
 	}
-	if !ok {
+	if number == 0 {
 		return Disk{}, false
 	}
 	return diskNumbered(number), true
@@ -50,6 +54,21 @@ func (d Disk) seq() string {
 	}
 	text, _ := os.ReadFile(d.dir() + "/../diskseq") // it is a partition
 	return strings.TrimSpace(string(text))
+}
+
+// Unused returns nil if this process's namespace has a mount of the device, which is then still a volume, or what its
+// driver serves it from; else it is Free.
+func (d Disk) Unused() error {
+	table, err := Read(Self)
+	if err != nil {
+		return err
+	}
+	for _, m := range table {
+		if other, ok := DiskOf(m); ok && other.Number == d.Number {
+			return nil
+		}
+	}
+	return d.Free()
 }
 
 // Free returns nil if nothing has the device exclusively (open(2), O_EXCL): no file system on it is mounted, in

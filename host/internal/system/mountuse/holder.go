@@ -53,8 +53,8 @@ func (h Holder) Stop() string {
 }
 
 // Holders lists the copies of what is mounted at path, or of a part of it, in this mount namespace, and in each other
-// one with a process that sees them. If that is a block device, a device node of the same number at destination counts
-// too: container engines make one, and let the container open it as long as it runs.
+// one with a process that sees them; and the layers on it. If that is a block device, a device node of the same number
+// at destination counts too: container engines make one, and let the container open it as long as it runs.
 //
 // Not listed are copies that unmounting path removes as well, because unmounting propagates to them
 // (mount_namespaces(7)), as in a driver's container; and copies at a path that contains ignore, which came with a copy
@@ -62,18 +62,12 @@ func (h Holder) Stop() string {
 // are not seen. In this namespace the volume's mounts are those below ignore, and copies are later than the first of
 // them: an earlier one is what the driver serves the volume from.
 func Holders(path, ignore, destination string) ([]Holder, error) {
-	table, err := Read(Self)
+	scene, err := Look([]string{path}, nil)
 	if err != nil {
 		return nil, err
 	}
-	own, err := procfs.MountNamespace(Self)
-	if err != nil {
-		return nil, err
-	}
-	pids, err := procfs.Numbers(procfs.Root)
-	if err != nil {
-		return nil, err
-	}
+	own := Tree{scene.own, "/"}
+	table := scene.views[own].mounts
 	s := copySearch{at: topmost(table, path), ignore: ignore, destination: destination, receives: map[string][]string{}}
 	if s.at == nil {
 		return nil, nil
@@ -83,9 +77,9 @@ func Holders(path, ignore, destination string) ([]Holder, error) {
 	}
 	s.learn(table)
 	s.lookHere(table)
-	looked := map[uint64]bool{}
-	views, _ := readViews(pids, own)
-	for _, v := range slices.SortedFunc(maps.Values(views), func(a, b view) int { return a.pid - b.pid }) {
+	s.addLayers(scene, own)
+	looked := map[uint64]bool{own.Namespace: true}
+	for _, v := range slices.SortedFunc(maps.Values(scene.views), func(a, b view) int { return a.pid - b.pid }) {
 		if !looked[v.Namespace] {
 			looked[v.Namespace] = true
 			s.look(v)
@@ -99,7 +93,7 @@ type copySearch struct {
 	at                  *mountinfo.Info
 	device              uint64 // 0: it is no block device
 	ignore, destination string
-	spots               []place // where the volume is mounted: at, where it is staged, and for other workloads
+	spots               []place // where drivers have mounted something
 
 	found    []candidate
 	receives map[string][]string // the peer groups from which a group receives
@@ -135,13 +129,33 @@ func (s *copySearch) lookHere(table []*mountinfo.Info) {
 	for _, m := range table {
 		switch {
 		case Within(m.Mountpoint, s.ignore):
+			s.spots = append(s.spots, spot(table, m))
 			if Shows(m, s.at) || Shows(s.at, m) {
-				volume, s.spots = append(volume, m), append(s.spots, spot(table, m))
+				volume = append(volume, m)
 			}
 		case len(volume) > 0 && Shows(m, s.at) && !OfAnAgent(m.Mountpoint):
 			s.found = append(s.found, candidate{
 				Holder{Path: m.Mountpoint, ReadOnly: ReadOnly(m), Only: len(volume) == 1 && volume[0] == s.at}, spot(table, m),
 			})
+		}
+	}
+}
+
+// addLayers adds the layers on the volume, except those that the driver has made: they are part of the volume. Those in
+// this namespace come first: unmounting one there may remove its copies in others.
+func (s *copySearch) addLayers(scene *Scene, own Tree) {
+	for _, here := range []bool{true, false} {
+		for c, of := range scene.Copies {
+			if !of.Layer || (c.Tree == own) != here || strings.Contains(c.Path, s.ignore+"/") || OfAnAgent(c.Path) {
+				continue
+			}
+			mounts := scene.views[c.Tree].mounts
+			m := mounts[slices.IndexFunc(mounts, func(m *mountinfo.Info) bool { return m.ID == c.ID })]
+			if here {
+				s.found = append(s.found, candidate{Holder{Path: c.Path, ReadOnly: ReadOnly(m)}, spot(mounts, m)})
+			} else {
+				s.add(scene.Member(c.Tree), c.Path, ReadOnly(m), spot(mounts, m))
+			}
 		}
 	}
 }

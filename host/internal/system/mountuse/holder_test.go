@@ -179,18 +179,57 @@ func TestHoldersOfWhatPropagates(t *testing.T) {
 	}
 }
 
+// A file system that lies on a volume holds it, in this namespace and in others.
+func TestHoldersOfAVolumeWithLayers(t *testing.T) {
+	testbin.RequireRoot(t, "what lies on a mount")
+	own, dir := tempDir(t), tempDir(t)
+	volume, device := filepath.Join(own, "volume"), filepath.Join(own, "device")
+	check.NoError(t, os.Mkdir(volume, 0o700))
+	check.NoError(t, os.WriteFile(device, nil, 0o600))
+	mount(t, "volume", volume, "tmpfs", 0)
+	image := filepath.Join(dir, "image")
+	check.NoError(t, os.WriteFile(image, nil, 0o600))
+	check.NoError(t, os.Truncate(image, 16<<20))
+	output(t, "mkfs.ext4", "-q", image)
+	disk, _ := attach(t, image)
+	mount(t, disk, device, "", unix.MS_BIND)
+	for _, sub := range []string{"up", "work"} {
+		check.NoError(t, os.Mkdir(filepath.Join(volume, sub), 0o700))
+	}
+	for _, path := range []string{volume, device} {
+		top := filepath.Join(dir, filepath.Base(path))
+		check.NoError(t, os.Mkdir(top, 0o700))
+		script := "mount -t overlay -o lowerdir=$2,upperdir=$1/up,workdir=$1/work overlay $2"
+		if path == device {
+			script = "mount -t ext4 $1 $2"
+		}
+		elsewhere := inNamespace(t, "private", script, path, top)
+		if got := held(t, own, path, "", elsewhere); len(got) != 1 || got[0].Path != top {
+			t.Errorf("in another namespace %s is held by %v", path, got)
+		}
+		if got := held(t, own, path, "", 0); len(got) != 0 {
+			t.Errorf("here %s is held by %v", path, got)
+		}
+		output(t, "sh", "-ec", script, "sh", path, top)
+		t.Cleanup(func() { _ = unix.Unmount(top, unix.MNT_DETACH) })
+		if got := held(t, own, path, "", 0); len(got) != 1 || got[0].Path != top {
+			t.Errorf("here %s is held by %v", path, got)
+		}
+	}
+}
+
 func TestHoldersOfADevice(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a block device in another namespace")
-	device := "/dev/loop0"
-	if n, err := deviceAt(device); err != nil || n == 0 {
-		t.Skipf("needs %s; not covered: block devices in containers", device)
-	}
 	own, dir := tempDir(t), tempDir(t)
 	path := filepath.Join(own, "volume")
 	check.NoError(t, os.WriteFile(path, nil, 0o600))
+	image := filepath.Join(own, "image")
+	check.NoError(t, os.WriteFile(image, nil, 0o600))
+	check.NoError(t, os.Truncate(image, 1<<20))
+	device, _ := attach(t, image)
 	mount(t, device, path, "", unix.MS_BIND)
 	pid := inNamespace(t, "private",
-		"mount -t tmpfs root $1; mknod $1/disk b 7 0; mknod $1/other b 7 1; ln -s disk $1/link", dir)
+		"mount -t tmpfs root $1; cp -a $2 $1/disk; mknod $1/other b 7 250; ln -s disk $1/link", dir, device)
 	for name, want := range map[string]int{"disk": 1, "link": 1, "other": 0, "none": 0} {
 		if got := held(t, own, path, filepath.Join(dir, name), pid); len(got) != want {
 			t.Errorf("with %s in the container it is held by %v", name, got)

@@ -56,7 +56,7 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 		if u != nil {
 			continue // workloads of the journal use it
 		}
-		if err := s.unstageNow(ctx, v, false); err != nil {
+		if err := s.unstageNow(ctx, v, nil); err != nil {
 			return err
 		}
 	}

@@ -151,6 +151,10 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
+	was := v.Mounted
+	if was == nil {
+		was, _ = mounts.At(v.Target) // of a workload that the journal does not know
+	}
 	err := s.unmount(v.Ref, v.Target, true, func() error {
 		return s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
@@ -159,20 +163,34 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
+	if err := s.unused(ctx, was); err != nil {
+		return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, err)
+	}
 	return s.Lease.Release(ctx, v.targetMount())
 }
 
-// notHeld fails while another process or container holds the volume.
-func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
-	tick := time.NewTicker(heldWait / 10)
-	defer tick.Stop()
-	for deadline := time.Now().Add(heldWait); ; {
-		h, err := s.holder(v)
-		if err == nil && h == nil {
-			return nil
+// unused fails while something that no mount table of the host shows still has the block device of a volume that was
+// unmounted, and so may write to it.
+func (s *Steps) unused(ctx context.Context, was *mounts.Mount) error {
+	if was == nil || was.Disk == nil {
+		return nil
+	}
+	return retryFor(ctx, heldWait, func() error {
+		if err := was.Disk.Unused(); err != nil {
+			return fmt.Errorf("it is unmounted, but %w: stop or unmount that, and the release continues", err)
 		}
-		if err != nil || time.Now().After(deadline) {
-			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, heldError(h, err))
+		return nil
+	})
+}
+
+// retryFor repeats a check until it returns nil, for some time.
+func retryFor(ctx context.Context, long time.Duration, check func() error) error {
+	tick := time.NewTicker(long / 10)
+	defer tick.Stop()
+	for deadline := time.Now().Add(long); ; {
+		err := check()
+		if err == nil || time.Now().After(deadline) {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -180,6 +198,16 @@ func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// notHeld fails while another process or container holds the volume.
+func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
+	return retryFor(ctx, heldWait, func() error {
+		if h, err := s.holder(v); err != nil || h != nil {
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, heldError(h, err))
+		}
+		return nil
+	})
 }
 
 func heldError(h *mountuse.Holder, err error) error {

@@ -104,15 +104,19 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 		if err := s.saveUsers(stagings, key, u); err != nil {
 			return err
 		}
-		if err := s.unstageNow(ctx, v, u.Mounted != nil); err != nil {
+		if err := s.unstageNow(ctx, v, u.Mounted); err != nil {
 			return err
 		}
 	}
 	return s.leave(stagings, key, v)
 }
 
-// unstageNow calls the driver; mounted says that it had mounted something when it staged.
-func (s *Steps) unstageNow(ctx context.Context, v *Volume, mounted bool) error {
+// unstageNow calls the driver; was is what it had mounted when it staged.
+func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) error {
+	mounted := was != nil
+	if was == nil {
+		was, _ = mounts.At(v.Staging) // of a workload that the journal does not know
+	}
 	err := s.unmount(v.Ref, v.Staging, mounted, func() error {
 		return s.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
@@ -120,6 +124,9 @@ func (s *Steps) unstageNow(ctx context.Context, v *Volume, mounted bool) error {
 	})
 	if err != nil {
 		return err
+	}
+	if err := s.unused(ctx, was); err != nil {
+		return fmt.Errorf("unstage volume %q: %w", v.Ref, err)
 	}
 	return s.Lease.Release(ctx, v.stagingMount())
 }
