@@ -362,6 +362,25 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
+// An empty keyring file, which a loss of power may leave, is as good as none, if there is another key.
+func TestEmptyKeyring(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keyring")
+	for _, configured := range []string{key(1), ""} {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d, err := discovery.Open(discovery.Config{
+			Self: self("a"), Bind: "127.0.0.1", KeyringFile: file, Key: configured,
+		})
+		if err == nil {
+			shut(t, d)
+		}
+		if (err == nil) != (configured != "") {
+			t.Errorf("with the key %q: %v", configured, err)
+		}
+	}
+}
+
 func port(t *testing.T, address string) int {
 	t.Helper()
 	_, after, _ := strings.Cut(address, ":")

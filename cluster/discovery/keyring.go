@@ -79,7 +79,7 @@ func (d *Discovery) keys(what string, do func() (*serf.KeyResponse, error)) (Key
 // keyring reads the keys that the members last agreed on. key is the configured one, which makes the first
 // keyring; later it is an additional key for decryption.
 func keyring(path, key string) (*memberlist.Keyring, error) {
-	keys, err := readKeys(path)
+	keys, err := readKeys(path, key != "")
 	if err != nil {
 		return nil, err
 	}
@@ -102,13 +102,14 @@ func keyring(path, key string) (*memberlist.Keyring, error) {
 	return ring, nil
 }
 
-// readKeys reads serf's keyring file: a JSON list, the primary key first. A missing one is empty.
-func readKeys(path string) ([][]byte, error) {
+// readKeys reads serf's keyring file: a JSON list, the primary key first. A missing one has no keys, nor has an empty
+// one if there are others: serf does not sync it, so a loss of power may leave it empty.
+func readKeys(path string, others bool) ([][]byte, error) {
 	if path == "" {
 		return nil, nil
 	}
 	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(data) == 0 && others {
 		return nil, nil
 	}
 	if err != nil {

@@ -3,7 +3,10 @@ package atomicfile
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 func TestWriteFileReplacesTheWhole(t *testing.T) {
@@ -41,5 +44,25 @@ func left(t *testing.T, dir string, want int) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != want {
 		t.Errorf("in the directory are %v, %v", entries, err)
+	}
+}
+
+// After a loss of power a file has all that was last written, on file systems that write the name of a file before its
+// contents too.
+func TestLossOfPower(t *testing.T) {
+	for _, fstype := range powerloss.FileSystems {
+		t.Run(fstype, func(t *testing.T) {
+			dir, cut := powerloss.Disk(t, fstype)
+			path := filepath.Join(dir, "f")
+			for _, want := range []string{"first", strings.Repeat("a longer text ", 10_000), "short"} {
+				if err := WriteFile(path, []byte(want)); err != nil {
+					t.Fatal(err)
+				}
+				cut()
+				if got, err := os.ReadFile(path); err != nil || string(got) != want {
+					t.Errorf("after the loss of power there are %d bytes, %v, want %d", len(got), err, len(want))
+				}
+			}
+		})
 	}
 }

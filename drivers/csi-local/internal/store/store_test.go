@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 func open(t *testing.T, dir string) *Store {
@@ -52,6 +53,42 @@ func TestVolume(t *testing.T) {
 	}
 	if _, err := s.Volume(want.ID); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// After a loss of power a volume has the record and the data that it was last given.
+func TestLossOfPower(t *testing.T) {
+	for _, fstype := range powerloss.FileSystems {
+		t.Run(fstype, func(t *testing.T) {
+			dir, cut := powerloss.Disk(t, fstype)
+			write := func(text string) func(*os.File) error {
+				return func(f *os.File) error {
+					_, err := f.WriteString(text)
+					return err
+				}
+			}
+			v := Volume{ID: VolumeID("v"), Name: "v", Capacity: 5}
+			for _, step := range []struct {
+				do         func(s *Store) error
+				data, name string
+			}{
+				{func(s *Store) error { return s.CreateVolume(v, write("first")) }, "first", "v"},
+				{func(s *Store) error { return s.volumes.replaceImage(v.ID, write("second")) }, "second", "v"},
+				{func(s *Store) error { v.Name = "w"; return s.UpdateVolume(v) }, "second", "w"},
+			} {
+				s := open(t, dir)
+				check.NoError(t, step.do(s))
+				s.Close()
+				cut()
+				s = open(t, dir)
+				got, err := s.Volume(v.ID)
+				data, readErr := os.ReadFile(s.volumes.image(v.ID))
+				s.Close()
+				if err != nil || readErr != nil || got.Name != step.name || string(data) != step.data {
+					t.Errorf("it is %+v with %q, %v, %v, want %+v", got, data, err, readErr, step)
+				}
+			}
+		})
 	}
 }
 

@@ -71,44 +71,45 @@ func waitSaved(saved <-chan error) error {
 	}
 }
 
-// stateFile is where the next process of the fence finds its state.
-const stateFile = "state.json"
+// stateFile is where the next process of the fence finds its state, in the same boot.
+func stateFile() string { return statePrefix + process.BootID() + stateSuffix }
 
-// kept is the contents of the state file. It is only valid for one boot.
-type kept struct {
-	BootID string `json:"boot_id"`
-	State  State  `json:"state"`
-}
+const statePrefix, stateSuffix = "state-", ".json"
 
-// saveState does not sync to disk: after a loss of power nothing is mounted anyway.
+// saveState does not sync to disk: after a loss of power nothing is mounted anyway. What is left of the file then is
+// another boot's, and ignored, whatever it contains.
 func saveState(dir string, s State) error {
-	data, err := json.Marshal(kept{BootID: process.BootID(), State: s})
+	data, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(dir, stateFile+".new")
+	next := filepath.Join(dir, "state.new")
 	if err := os.WriteFile(next, data, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(next, filepath.Join(dir, stateFile))
+	return os.Rename(next, filepath.Join(dir, stateFile()))
 }
 
-func loadState(dir string) (State, error) {
-	data, err := os.ReadFile(filepath.Join(dir, stateFile))
+// loadState reads the state that the previous fence of this boot has saved, and removes that of other boots.
+func loadState(dir string) (s State, err error) {
+	path := filepath.Join(dir, stateFile())
+	all, _ := filepath.Glob(filepath.Join(dir, statePrefix+"*"+stateSuffix))
+	for _, old := range all {
+		if old != path {
+			_ = os.Remove(old) // it is in nobody's way
+		}
+	}
+	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return State{}, nil
 	}
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
 	if err != nil {
-		return State{}, fmt.Errorf("read the state of the previous fence: %w", err)
+		return State{}, fmt.Errorf("read the state of the previous fence: %s: %w", path, err)
 	}
-	var k kept
-	if err := json.Unmarshal(data, &k); err != nil {
-		return State{}, fmt.Errorf("read the state of the previous fence: %s: %w", filepath.Join(dir, stateFile), err)
-	}
-	if k.BootID != process.BootID() {
-		return State{}, nil
-	}
-	return k.State, nil
+	return s, nil
 }
 
 // logLines is how many lines of the log may wait for the disk. Further ones are dropped.

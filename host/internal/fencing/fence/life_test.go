@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/test/lib/powerloss"
 )
 
 // agent is a process with a Client.
@@ -167,7 +168,7 @@ func TestOneFenceForAFolder(t *testing.T) {
 	if len(other.State().Mounts) != 1 || fencePID(t, dir) != fence {
 		t.Errorf("a second client found %+v", other.State())
 	}
-	for _, file := range []string{socketFile, lockFile, stateFile, logFile} {
+	for _, file := range []string{socketFile, lockFile, stateFile(), logFile} {
 		info, err := os.Stat(filepath.Join(dir, file))
 		must(t, err)
 		if info.Mode().Perm() != 0o600 {
@@ -211,20 +212,45 @@ func TestAFenceThatIsClosed(t *testing.T) {
 	}
 }
 
-// The state of another boot is ignored.
+// The state of another boot is ignored and removed. That of this boot has to be whole.
 func TestStateOfAnotherBoot(t *testing.T) {
 	dir := t.TempDir()
-	data, err := json.Marshal(kept{
-		BootID: "another",
-		State:  State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}},
-	})
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(dir, stateFile), data, 0o600))
+	must(t, saveState(dir, State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}}))
+	other := filepath.Join(dir, "state-another.json")
+	must(t, os.Rename(filepath.Join(dir, stateFile()), other))
 	if s, err := loadState(dir); err != nil || !s.empty() || s.Times.Deadline != 0 {
 		t.Errorf("it is %+v, %v", s, err)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("{"), 0o600))
+	if _, err := os.Stat(other); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file of another boot: %v", err)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, stateFile()), []byte("{"), 0o600))
 	if _, err := loadState(dir); err == nil {
 		t.Error("half a file was read")
+	}
+}
+
+// After a loss of power, and so in another boot, a fence starts, whatever is left of the files.
+func TestLossOfPower(t *testing.T) {
+	for _, fstype := range powerloss.FileSystems {
+		t.Run(fstype, func(t *testing.T) {
+			dir, cut := powerloss.Disk(t, fstype)
+			run(t, "sync", "--file-system", dir)
+			must(t, saveState(dir, State{Times: Times{Deadline: 1}, Mounts: []Mount{{Path: "/x"}}}))
+			must(t, writeReport(dir, Report{Unmounted: []string{"/x"}})) // which syncs the directory
+			cut()
+			left, err := filepath.Glob(filepath.Join(dir, "state-*"))
+			must(t, err)
+			for _, file := range left { // of the boot before
+				must(t, os.Rename(file, filepath.Join(dir, "state-before.json")))
+			}
+			c := open(t, endFence(t, dir))
+			if s := c.State(); len(left) != 1 || !s.empty() || s.Times.Deadline != 0 {
+				t.Errorf("of %v was read %+v", left, s)
+			}
+			if r, err := c.Reports(); err != nil || len(r) != 1 || len(r[0].Unmounted) != 1 {
+				t.Errorf("the reports are %+v, %v", r, err)
+			}
+		})
 	}
 }

@@ -1,0 +1,89 @@
+// Package powerloss gives tests a disk that loses its power. Tests need root.
+package powerloss
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// FileSystems are the types that Disk knows. They differ in what is left of a file that was not synced.
+var FileSystems = []string{"ext4", "xfs"}
+
+// Disk mounts a new file system at dir until the test ends. cut loses what is not on the disk yet, as a loss of power
+// does, and mounts the file system again: no file of it may be open.
+func Disk(t testing.TB, fstype string) (dir string, cut func()) {
+	t.Helper()
+	testbin.RequireRoot(t, "a loss of power")
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	image, dir := filepath.Join(top, "image"), filepath.Join(top, "disk")
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 300<<20)) // the smallest that XFS takes
+	run(t, "mkfs."+fstype, "-q", image)
+	device := run(t, "losetup", "--find", "--show", image)
+	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
+	mount := func() {
+		t.Helper()
+		must(t, unix.Mount(device, dir, fstype, 0, ""))
+	}
+	mount()
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir, func() {
+		t.Helper()
+		shutDown(t, dir)
+		must(t, unix.Unmount(dir, 0))
+		released(t, device)
+		mount()
+	}
+}
+
+// shutDown makes a file system refuse to write anything more, its journal included: XFS_IOC_GOINGDOWN with
+// XFS_FSOP_GOING_FLAGS_NOLOGFLUSH, and EXT4_IOC_SHUTDOWN, which has the same number.
+func shutDown(t testing.TB, dir string) {
+	t.Helper()
+	const goingDown, noLogFlush = 0x8004587d, 2
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer unix.Close(fd)
+	must(t, unix.IoctlSetPointerInt(fd, goingDown, noLogFlush))
+}
+
+// released waits until the kernel has ended the file system, of which another test's mount namespace may have a copy.
+func released(t testing.TB, device string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+		if err == nil {
+			must(t, unix.Close(fd))
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s is still in use: %v", device, err)
+		}
+	}
+}
+
+func run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).Output()
+	if err != nil {
+		t.Fatalf("%s %v: %v", name, args, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
