@@ -306,7 +306,7 @@ type Workloads interface {
 	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
-	Running(ref claim.WorkloadRef, pid int) error
+	Running(ref claim.WorkloadRef, pid, caller int) error
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload
 	Placements(ref claim.VolumeRef) []workload.Placement

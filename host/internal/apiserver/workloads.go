@@ -87,7 +87,7 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 }
 
 // RunningWorkload records which process is the workload.
-func (s workloadService) RunningWorkload(_ context.Context,
+func (s workloadService) RunningWorkload(ctx context.Context,
 	req *connect.Request[hostv1.RunningWorkloadRequest],
 ) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
 	ref, err := workloadRef(req.Msg)
@@ -99,7 +99,11 @@ func (s workloadService) RunningWorkload(_ context.Context,
 	if pid < 1 || pid > maxPID {
 		return nil, invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
 	}
-	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), s.cfg.Workloads.Running(ref, int(pid))
+	caller := peerOf(ctx).pid
+	if caller == 0 {
+		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
+	}
+	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), s.cfg.Workloads.Running(ref, int(pid), caller)
 }
 
 // GetWorkload reads one workload.

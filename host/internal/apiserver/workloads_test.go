@@ -5,12 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -121,6 +124,35 @@ func TestReleaseWithCallerTakesThePeersPID(t *testing.T) {
 	}
 	_, err = h.client.Workloads.RunningWorkload(h.ctx, request(&hostv1.RunningWorkloadRequest{Id: "db", Pid: -1}))
 	wantError(t, err, connect.CodeInvalidArgument, "pid")
+}
+
+// A stop kills what is named as the workload's process, and all in its mount namespace: only the workload's owner may name
+// one, and only one of its own.
+func TestOnlyTheOwnerNamesItsProcess(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("mysql"))
+	h.create(t, spec("other"))
+	_, _, err := h.tryStart("owned", "mysql", true)
+	check.NoError(t, err)
+	_, _, err = h.tryStart("free", "other", false)
+	check.NoError(t, err)
+	// A process of nobody's: the shell that started it has ended.
+	out, err := exec.Command("sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!").Output()
+	check.NoError(t, err)
+	victim, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	check.NoError(t, err)
+	t.Cleanup(func() { _ = unix.Kill(victim, unix.SIGKILL) })
+	child := exec.Command("sleep", "1000")
+	check.NoError(t, child.Start())
+	t.Cleanup(func() { _, _ = child.Process.Kill(), child.Wait() })
+	for id, pid := range map[string]int{"owned": victim, "free": child.Process.Pid} {
+		_, err = h.client.Workloads.RunningWorkload(h.ctx, request(&hostv1.RunningWorkloadRequest{Id: id, Pid: int64(pid)}))
+		wantError(t, err, connect.CodePermissionDenied, "only the process that started")
+	}
+	_, err = h.client.Workloads.RunningWorkload(h.ctx, request(
+		&hostv1.RunningWorkloadRequest{Id: "owned", Pid: int64(child.Process.Pid)}))
+	check.NoError(t, err)
 }
 
 // A caller may stop waiting for a stop that waits for its driver; the stop is completed nevertheless.

@@ -182,7 +182,7 @@ func TestAClosedManager(t *testing.T) {
 	if _, err := h.Stop(t.Context(), ref("w"), "", nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("stop: %v", err)
 	}
-	if err := h.Running(ref("w"), p.pid()); !errors.Is(err, ErrClosed) {
+	if err := h.Running(ref("w"), p.pid(), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("running: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func TestNodeIsCutOff(t *testing.T) {
 	h.volume(t, full, "a")
 	h.volume(t, staged, "b")
 	w := h.start(t, spec("w", "a", "b"))
-	check.NoError(t, h.Running(ref("w"), private.pid()))
+	check.NoError(t, h.Running(ref("w"), private.pid(), 0))
 	h.start(t, spec("nothing"))
 	s := spec("patient", "a")
 	s.After = refs("nothing")
@@ -105,7 +105,7 @@ func TestANodeIsCutOffInTheMiddleOfAStop(t *testing.T) {
 	h.limits.stopGrace = time.Hour
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "enough", nil) }()
 	h.eventually(t, "w", "stopping", func(w Workload) bool { return w.State == Stopping })
 	h.loses(t, "cut off")

@@ -34,6 +34,9 @@ var (
 	// ErrNotReconciled: the host has not reached the ledger since it was started.
 	ErrNotReconciled = errcode.Unavailable.New(
 		"the ledger has not been reached since the host was started: no workload can be started yet")
+	// ErrNotOwner says that the caller may not name this process as the workload's.
+	ErrNotOwner = errcode.PermissionDenied.New(
+		"only the process that started a workload with its own life may name its process, and only one that it has started")
 	// ErrClosed: the host is stopping.
 	ErrClosed = errcode.Unavailable.New("the host is stopping")
 )

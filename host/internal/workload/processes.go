@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,15 +14,18 @@ import (
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/step"
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // ownerGrace is how long an owner has to end what its workload's process has left in the namespace.
 // It is enough for pannier workload run, which gives leftovers and then sidecars 10 s each.
 const ownerGrace = 25 * time.Second
 
-// Running notes the process of a workload, which is released when that process ends. After an
-// error the process must not begin: its volumes are not mounted, or not for it.
-func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
+// Running notes the process of a workload, which is released when that process ends. caller is the process that names
+// it, 0 if the workload has no owner: a stop kills the workload's process and all others in its mount namespace, so only
+// the owner may name it. After an error the process must not begin: its volumes are not mounted, or not for it.
+// Errors: ErrNotOwner; ErrConflict; process.ErrGone.
+func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
 	i, err := m.find(ref)
 	if err != nil {
 		return err
@@ -30,7 +34,10 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
 	if err != nil {
 		return fmt.Errorf("observe the process of %s: %w", i, err)
 	}
-	if err := m.protectProcess(m.ctx, i, p); err != nil {
+	if err = i.mayName(p.PID(), caller); err == nil {
+		err = m.protectProcess(m.ctx, i, p)
+	}
+	if err != nil {
 		p.Release()
 		return fmt.Errorf("%s: its process may not begin: %w", i, err)
 	}
@@ -41,6 +48,44 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid int) error {
 		m.Services.Changed() // the health of its services changes now
 	}
 	return nil
+}
+
+// mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount namespace
+// or in a new one.
+func (i *instance) mayName(pid, caller int) error {
+	i.mu.Lock()
+	owner := 0
+	if i.rec.Owner != nil {
+		owner = i.rec.Owner.PID
+	}
+	i.mu.Unlock()
+	if owner != caller {
+		return fmt.Errorf("%w: its owner is process %d, the caller is process %d", ErrNotOwner, owner, caller)
+	}
+	if owner == 0 {
+		return nil
+	}
+	for p := pid; p != owner; {
+		st, err := procfs.ReadStat(procfs.Dir(p))
+		if err != nil || st.Parent == 0 {
+			return fmt.Errorf("%w: process %d is not one of process %d", ErrNotOwner, pid, owner)
+		}
+		p = st.Parent
+	}
+	theirs, err := procfs.MountNamespace(procfs.Dir(pid))
+	if err != nil {
+		return err
+	}
+	owners, err := procfs.MountNamespace(procfs.Dir(owner))
+	if err != nil {
+		return err
+	}
+	ours, err := procfs.MountNamespace(procfs.Dir(os.Getpid()))
+	if err == nil && theirs == owners && theirs != ours {
+		err = fmt.Errorf("%w: process %d shares the mount namespace of process %d, with whatever else runs in it",
+			ErrNotOwner, pid, owner)
+	}
+	return err
 }
 
 // observe opens the processes whose end releases the workload. A process that has ended already

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -167,7 +169,7 @@ func TestTheProcessEnds(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.volume(t, full, "a")
 			h.start(t, spec("w", "a"))
-			check.NoError(t, h.Running(ref("w"), p.pid()))
+			check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 			if w, _ := h.Get(ref("w")); w.PID != p.pid() {
 				t.Errorf("its process is %d", w.PID)
 			}
@@ -193,7 +195,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		w := h.start(t, spec("w", "a"))
 		note := filepath.Join(w.Mounts[0].HostPath, "note") // it can still write what it has
 		p := runScript(t, true, fmt.Sprintf("trap 'echo bye >%s; exit' TERM; echo ready; sleep 1000 & wait", note))
-		check.NoError(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 		h.stop(t, "w")
 		if said, err := os.ReadFile(filepath.Join(h.driver.base, "external-a", "note")); string(said) != "bye\n" {
 			t.Errorf("it was not asked: %q, %v", said, err)
@@ -205,7 +207,7 @@ func TestAStopAsksAndThenKills(t *testing.T) {
 		h.limits.stopGrace = time.Millisecond
 		h.volume(t, full, "a")
 		h.start(t, spec("w", "a"))
-		check.NoError(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 		h.on("unpublish:before", 1, func(context.Context) error {
 			if p.alive() {
 				t.Error("it is unmounted while its process lives")
@@ -227,7 +229,7 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 	h.start(t, spec("w", "a"))
 	p := runScript(t, true, daemonising)
 	outside, elsewhere := runScript(t, false, idle), runScript(t, true, idle)
-	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 	if n := len(process.InMountNamespace(p.inode)); n < 2 {
 		t.Fatalf("%d processes in the namespace, want the process and its grandchild", n)
 	}
@@ -252,17 +254,24 @@ func TestAStopEmptiesTheMountNamespace(t *testing.T) {
 func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		t.Run(fmt.Sprintf("the owner ends %t", ends), func(t *testing.T) {
-			h, owner := newHost(t), runScript(t, false, idle)
+			h, dir := newHost(t), t.TempDir()
+			note, pidFile := filepath.Join(dir, "note"), filepath.Join(dir, "pid")
+			owner := runScript(t, false, fmt.Sprintf(`unshare -m --propagation unchanged sh -c 'echo $$ >%s
+				setsid sh -c "trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done" &
+				exec sleep 1000' & wait; exec sleep 1000`, pidFile, note))
 			h.volume(t, full, "a")
 			_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
 			check.NoError(t, err)
-			note := filepath.Join(t.TempDir(), "note")
-			p := runScript(t, true, fmt.Sprintf(
-				"setsid sh -c 'trap \"sleep 0.3; echo bye >%s; exit\" TERM; echo ready; while :; do sleep 0.01; done' & exec sleep 1000", note))
-			check.NoError(t, h.Running(ref("w"), p.pid()))
-			p.kill(t)
+			text, err := os.ReadFile(pidFile)
+			check.NoError(t, err)
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			check.NoError(t, err)
+			namespace, err := procfs.MountNamespace(procfs.Dir(pid))
+			check.NoError(t, err)
+			check.NoError(t, h.Running(ref("w"), pid, owner.pid()))
+			check.NoError(t, unix.Kill(pid, unix.SIGKILL))
 			h.eventually(t, "w", "the end of its process to be seen", func(w Workload) bool { return w.State == Stopping })
-			rest := process.InMountNamespace(p.inode)
+			rest := process.InMountNamespace(namespace)
 			if len(rest) == 0 {
 				t.Fatal("the rest was ended before its owner could")
 			}
@@ -288,7 +297,7 @@ func TestAnOwnerEndsTheRestFirst(t *testing.T) {
 func TestTheHostsOwnNamespaceIsNeverEmptied(t *testing.T) {
 	h, p, bystander := newHost(t), runScript(t, false, idle), runScript(t, false, idle)
 	h.start(t, spec("w"))
-	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 	i, err := h.find(ref("w"))
 	check.NoError(t, err)
 	if i.rec.MountNS != nil || i.pin != nil {
@@ -315,7 +324,7 @@ func TestAMountNamespaceAfterARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, p := newHost(t), runScript(t, true, daemonising)
 			h.start(t, spec("w"))
-			check.NoError(t, h.Running(ref("w"), p.pid()))
+			check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 			h.shut(t)
 			p.kill(t)
 			h = prepareHost(t, h.dir)
@@ -356,21 +365,21 @@ func TestRunningAfterTheEnd(t *testing.T) {
 	h, p, other := newHost(t), runScript(t, true, idle), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid()))
-	check.NoError(t, h.Running(ref("w"), p.pid()))
-	if err := h.Running(ref("w"), other.pid()); !errors.Is(err, ErrConflict) {
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
+	if err := h.Running(ref("w"), other.pid(), 0); !errors.Is(err, ErrConflict) {
 		t.Errorf("a second process: %v", err)
 	}
 	held := newGate()
 	h.on("end:before", 1, held.hold)
 	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
 	held.await(t)
-	if err := h.Running(ref("w"), other.pid()); err == nil || !strings.Contains(err.Error(), "may not begin") {
+	if err := h.Running(ref("w"), other.pid(), 0); err == nil || !strings.Contains(err.Error(), "may not begin") {
 		t.Errorf("while it stops: %v", err)
 	}
 	close(held.open)
 	h.ended(t, "w")
-	if err := h.Running(ref("w"), other.pid()); err == nil {
+	if err := h.Running(ref("w"), other.pid(), 0); err == nil {
 		t.Error("when it has stopped")
 	}
 	h.clean(t) // no record came back
@@ -381,13 +390,13 @@ func TestRunningAfterTheEnd(t *testing.T) {
 
 // No descriptor of a workload stays open after its end.
 func TestDescriptorsAreClosed(t *testing.T) {
-	h, owner := newHost(t), runScript(t, false, idle)
+	h, owner := newHost(t), os.Getpid()
 	before := descriptors(t)
 	for range 3 {
 		p := runScript(t, true, idle)
-		_, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()})
+		_, err := h.Start(t.Context(), spec("w"), Options{Owner: owner})
 		check.NoError(t, err)
-		check.NoError(t, h.Running(ref("w"), p.pid()))
+		check.NoError(t, h.Running(ref("w"), p.pid(), owner))
 		h.stop(t, "w")
 		i, err := h.find(ref("w"))
 		check.NoError(t, err)
@@ -398,7 +407,7 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		p.reap()
 	}
 	check.NoError(t, h.journal.Close())
-	if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner.pid()}); err == nil {
+	if _, err := h.Start(t.Context(), spec("w"), Options{Owner: owner}); err == nil {
 		t.Error("a start without a journal")
 	}
 	if after := descriptors(t); after > before {

@@ -166,7 +166,7 @@ func TestALostMountIsMountedAgain(t *testing.T) {
 			h.on("publish:before", 1, held.hold)
 			h.open(t)
 			held.await(t)
-			if err := h.Running(ref("w"), p.pid()); err == nil || !strings.Contains(err.Error(), "may not begin") {
+			if err := h.Running(ref("w"), p.pid(), 0); err == nil || !strings.Contains(err.Error(), "may not begin") {
 				t.Errorf("its process may begin without the mount: %v", err)
 			}
 			if w, err := h.Get(ref("w")); err != nil || w.State != Starting {

@@ -228,7 +228,7 @@ func TestBeats(t *testing.T) {
 		t.Errorf("before its process is known: %+v", beats)
 	}
 	told := h.consul.changed()
-	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 	if h.consul.changed() == told {
 		t.Error("nobody was told of the process")
 	}

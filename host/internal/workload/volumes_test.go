@@ -56,7 +56,7 @@ func TestDetachRefusesWhileAProcessRuns(t *testing.T) {
 	h, p := newHost(t), runScript(t, true, idle)
 	h.volume(t, full, "a")
 	h.start(t, spec("w", "a"))
-	check.NoError(t, h.Running(ref("w"), p.pid()))
+	check.NoError(t, h.Running(ref("w"), p.pid(), 0))
 	c, v := h.claimOf(t, "w", "a")
 	if _, err := h.Detach(t.Context(), c, v); err == nil ||
 		!strings.Contains(err.Error(), "stop it first: pannier workload stop w") {

@@ -57,7 +57,9 @@ type WorkloadServiceClient interface {
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
-	// workload when its owner or that process ends.
+	// workload when its owner or that process ends, and kills the process when it stops the workload: only
+	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
+	// that it has started.
 	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
@@ -154,7 +156,9 @@ type WorkloadServiceHandler interface {
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
-	// workload when its owner or that process ends.
+	// workload when its owner or that process ends, and kills the process when it stops the workload: only
+	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
+	// that it has started.
 	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
