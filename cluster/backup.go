@@ -142,13 +142,17 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	if err != nil {
 		return b, err
 	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
+	size, err := f.Seek(0, io.SeekCurrent)
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
 		return b, err
 	}
 	if err := context.Cause(ctx); err != nil {
 		return b, err
 	}
-	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: index, Size: b.Size}
+	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: index, Size: size}
 	if err := n.raft.Restore(meta, f, 0); err != nil {
 		return b, raftError(err)
 	}

@@ -26,8 +26,8 @@ type Node struct {
 	// StatusIndex is the ledger index at which the status was set.
 	StatusIndex uint64 `json:"status_index,omitempty"`
 	// LostIndex is the ledger index at which a claim of the node was last released by others while the node may use it,
-	// or at which the node first registered. The node gets no lease before it has compared its workloads with a ledger
-	// of this index.
+	// or at which the node first registered or the ledger was restored. The node gets no lease before it has compared its
+	// workloads with a ledger of this index.
 	LostIndex uint64 `json:"lost_index,omitempty"`
 	// Ineligible nodes start no workloads.
 	Ineligible bool   `json:"ineligible,omitempty"`

@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"github.com/dgraph-io/badger/v4"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // A snapshot is a header (magic, version, index of the last applied entry), the records in frames, an end frame,
@@ -176,7 +178,9 @@ func (s *summed) ReadByte() (byte, error) {
 	return b, err
 }
 
-// Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces.
+// Reindex copies a snapshot and gives it another index, so that it is newer than any ledger that it replaces. Every
+// node is to compare with it what runs there, before its next lease (claim.Node.LostIndex): workloads of the snapshot
+// may have ended since.
 // Everything is verified: the copy can be restored. It returns the index that the snapshot had. The error is
 // ErrBadSnapshot if it is not a snapshot.
 func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) {
@@ -195,6 +199,11 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 		if err := order.next(key); err != nil {
 			return err
 		}
+		if kind == nodes[0] {
+			if value, err = lost(value, index); err != nil {
+				return err
+			}
+		}
 		_, err = out.Write(append(binary.AppendUvarint([]byte{kind}, uint64(len(value))), value...))
 		return err
 	})
@@ -208,4 +217,14 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)
 	}
 	return before, nil
+}
+
+// lost returns a node's record with another LostIndex.
+func lost(value []byte, index uint64) ([]byte, error) {
+	n, err := decode[claim.Node](value)
+	if err != nil {
+		return nil, err
+	}
+	n.LostIndex = index
+	return encode(n)
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -60,8 +61,10 @@ func (o operators) transfer(t *testing.T) {
 
 func (o operators) restore(t *testing.T) {
 	o.c.Volume(o.n1, "before", "single-node-writer")
+	o.c.AwaitStarted(o.n1, "before", "before")
 	file := o.n1.Path("ledger.snapshot")
 	o.n1.Run("operator", "snapshot", "save", file)
+	o.n1.Run("workload", "stop", "before")
 	o.c.Volume(o.n1, "later", "single-node-writer")
 	if out := o.n1.Run("operator", "snapshot", "inspect", file); !strings.Contains(out, clusterOf(t, o.n1)) {
 		t.Errorf("the snapshot does not say of which cluster it is:\n%s", out)
@@ -74,6 +77,12 @@ func (o operators) restore(t *testing.T) {
 	o.n1.Refused(2, []string{"damaged"}, "operator", "snapshot", "restore", o.n1.Write("damaged.snapshot", string(raw)))
 	o.n1.Run("volume", "status", "later")
 	o.n1.Run("operator", "snapshot", "restore", file)
+	o.n1.Eventually("the claim of the workload that ended after the snapshot is released", func() error {
+		if out := o.n1.Run("volume", "status", "before"); !strings.Contains(out, "No claims") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	for _, leader := range []string{"server-1", "server-2", "server-3"} {
 		lead(o.c, leader)
 		o.n1.Run("volume", "status", "before")
