@@ -88,7 +88,7 @@ func (s *server) openDrivers(ctx context.Context) error {
 	s.newDrivers()
 	s.controllers = controllers.New(controllers.Config{
 		Node: s.cfg.Name, ClusterID: s.clusterID, Calls: s.driverCalls(), Secrets: s.unseal,
-		Cluster: noderecord.Directory{Cluster: s.cluster, Calls: s.nodes.Storage},
+		Cluster: &noderecord.Directory{Cluster: s.cluster, Calls: s.nodes.Storage},
 	})
 	return s.startDrivers(ctx, s.memberDeps())
 }

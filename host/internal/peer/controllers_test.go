@@ -100,7 +100,7 @@ func TestControllersOnNodes(t *testing.T) {
 			return "c1",
 				nil
 		}, Calls: leader.node.Calls, Secrets: leader.leader.Secrets,
-		Cluster: noderecord.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
+		Cluster: &noderecord.Directory{Cluster: ledger, Calls: leader.nodes.Storage},
 	})
 	leader.leader.Controllers = ctl
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/pannier/pannier/cluster"
@@ -180,19 +181,45 @@ type Directory struct {
 	Cluster *cluster.Node
 	// Calls makes calls to the drivers of a node (peer.Nodes.Storage).
 	Calls func(node string) storage.Client
+
+	mu      sync.Mutex
+	drivers map[string]knownDriver
 }
 
-// Driver reads a driver with what each node reports of it.
-func (d Directory) Driver(id string) (driver claim.Driver, err error) {
+// knownDriver is a driver as it was at an index of the ledger.
+type knownDriver struct {
+	claim.Driver
+	index uint64
+}
+
+// Driver reads a driver with what each node reports of it, which the caller must not change. It is kept until it
+// changes: with a thousand nodes it takes milliseconds to decode, and each attach and detach needs it several times.
+func (d *Directory) Driver(id string) (driver claim.Driver, err error) {
+	index := d.Cluster.ChangedAt(state.TopicDriver(id))
+	d.mu.Lock()
+	known, ok := d.drivers[id]
+	d.mu.Unlock()
+	if ok && known.index == index {
+		return known.Driver, nil
+	}
 	err = d.read(func(tx *state.ReadTx) error {
 		driver, err = tx.Driver(id)
 		return err
 	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.drivers, id)
+	if err == nil {
+		if d.drivers == nil {
+			d.drivers = map[string]knownDriver{}
+		}
+		d.drivers[id] = knownDriver{driver, index}
+	}
 	return driver, err
 }
 
 // Node reads a node's record.
-func (d Directory) Node(name string) (node claim.Node, err error) {
+func (d *Directory) Node(name string) (node claim.Node, err error) {
 	err = d.read(func(tx *state.ReadTx) error {
 		node, err = tx.Node(name)
 		return err
@@ -201,14 +228,14 @@ func (d Directory) Node(name string) (node claim.Node, err error) {
 }
 
 // read reads this server's ledger without waiting. Only the leader picks controllers, and its ledger is up to date.
-func (d Directory) read(fn func(tx *state.ReadTx) error) error {
+func (d *Directory) read(fn func(tx *state.ReadTx) error) error {
 	return d.Cluster.Read(context.Background(), fn)
 }
 
 // Changed is closed by the next change of the driver's health, and when ctx ends.
-func (d Directory) Changed(ctx context.Context, driver string) <-chan struct{} {
+func (d *Directory) Changed(ctx context.Context, driver string) <-chan struct{} {
 	return d.Cluster.Watch(ctx, state.TopicDriver(driver))
 }
 
 // Storage makes calls to the drivers of a node.
-func (d Directory) Storage(node string) storage.Client { return d.Calls(node) }
+func (d *Directory) Storage(node string) storage.Client { return d.Calls(node) }

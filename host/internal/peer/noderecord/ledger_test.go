@@ -3,6 +3,7 @@ package noderecord
 import (
 	"context"
 	"errors"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -21,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var (
 	_ workload.Ledger     = Ledger{}
-	_ controllers.Cluster = Directory{}
+	_ controllers.Cluster = &Directory{}
 )
 
 // timeout is long enough for a slow machine.
@@ -193,7 +194,7 @@ func TestWaitingEndsWithTheCaller(t *testing.T) {
 
 func TestDirectory(t *testing.T) {
 	s := clustertest.Start(t)
-	d := Directory{Cluster: s.Node}
+	d := &Directory{Cluster: s.Node}
 	if _, err := d.Driver("d"); !errors.Is(err, claim.ErrDriverNotFound) {
 		t.Error(err)
 	}
@@ -213,6 +214,18 @@ func TestDirectory(t *testing.T) {
 	got, err := d.Driver("d")
 	if err != nil || got.Nodes["n1"].NodeID != "dn1" || !got.Nodes["n1"].Controller.AttachDetach {
 		t.Errorf("%+v, %v", got, err)
+	}
+	again, err := d.Driver("d")
+	must(t, err)
+	if reflect.ValueOf(again.Nodes).Pointer() != reflect.ValueOf(got.Nodes).Pointer() {
+		t.Error("a driver that has not changed was decoded again")
+	}
+	_, err = s.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{
+		"d": {ID: "d", Type: claim.Monolith, Message: "its socket is gone"},
+	}})
+	must(t, err)
+	if got, err := d.Driver("d"); err != nil || got.Nodes["n1"].Healthy {
+		t.Errorf("it has changed: %+v, %v", got, err)
 	}
 	if n, err := d.Node("n1"); err != nil || n.Name != "n1" {
 		t.Errorf("%+v, %v", n, err)
