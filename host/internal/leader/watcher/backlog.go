@@ -18,8 +18,9 @@ import (
 
 // Bounds of the releases of one leader term.
 const (
-	parallel              = 64 // volumes released at the same time
-	parallelPerDependency = 16 // of them, those that depend on the same node or driver
+	parallel              = 1024 // volumes released at the same time
+	parallelPerDependency = 128  // of them, those that depend on the same node or driver: their commands share batches
+	callsPerDependency    = 16   // of these, those that call that node or driver at the moment
 	retryRate             = 200
 	firstPause            = 500 * time.Millisecond
 	longestPause          = time.Minute

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,10 +23,12 @@ var errUnreachable = errors.New("connection refused")
 type others struct {
 	*world
 	hanging string
+	hangs   atomic.Int32 // calls to it
 }
 
 func (o *others) ask(ctx context.Context, format string, args ...any) error {
 	if o.hanging != "" && slices.Contains(args, any(o.hanging)) {
+		o.hangs.Add(1)
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -127,8 +130,9 @@ func TestNodeThatIsDown(t *testing.T) {
 // More volumes wait for a node that hangs than are attempted at the same time; others are released nevertheless.
 func TestHangingNodeHoldsUpNoOther(t *testing.T) {
 	w := newWorld(t)
-	w.Nodes = &others{world: w, hanging: "b"}
-	for n := range parallel + 5 {
+	nodes := &others{world: w, hanging: "b"}
+	w.Nodes = nodes
+	for n := range parallelPerDependency + 5 {
 		id := fmt.Sprintf("hangs-%d", n)
 		w.volume(id)
 		w.start(id, "b", id)
@@ -137,17 +141,20 @@ func TestHangingNodeHoldsUpNoOther(t *testing.T) {
 	stop := w.lead()
 	w.eventually("node b is asked as often as it may be", func() bool {
 		busy := 0
-		for n := range parallel + 5 {
+		for n := range parallelPerDependency + 5 {
 			if a, _ := w.Attempt(ref(fmt.Sprintf("hangs-%d", n))); a.Tries > 0 {
 				busy++
 			}
 		}
-		return busy == parallelPerDependency
+		return busy == parallelPerDependency && nodes.hangs.Load() >= callsPerDependency
 	})
 	w.volume("v")
 	w.start("w", "c", "v")
 	w.stop("w")
 	w.freed("v")
+	if n := nodes.hangs.Load(); n != callsPerDependency {
+		t.Errorf("%d calls to one node at once, want %d", n, callsPerDependency)
+	}
 	stop()
 }
 

@@ -56,11 +56,10 @@ func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, 
 // releaseClaim takes one claim through its states. done is false if its node has to act first.
 func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
 	if c.State == claim.Unpublishing {
-		owns, err := w.owns(ctx, c)
-		if err != nil || owns {
+		if done, err = w.nodeDetach(ctx, c, v); err != nil || !done {
 			return false, err
 		}
-		if err := w.nodeDetach(ctx, c, v); err != nil {
+		if err := w.advance(ctx, c, claim.NodeDetached); err != nil {
 			return false, err
 		}
 		c.State = claim.NodeDetached
@@ -80,18 +79,23 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 	return true, nil
 }
 
-// nodeDetach unmounts what a claim may have left on its node.
-func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) error {
-	var err error
-	if c.Node == w.NodeName {
+// nodeDetach unmounts what a claim may have left on its node. done is false if the node will do that itself.
+func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
+	end, err := w.calls.begin(ctx, "node "+c.Node)
+	if err != nil {
+		return false, err
+	}
+	defer end()
+	owns, err := w.owns(ctx, c)
+	switch {
+	case err != nil || owns:
+		return false, err
+	case c.Node == w.NodeName:
 		err = w.Node.DetachUnknown(ctx, c, v)
-	} else {
+	default:
 		err = w.away(c, w.Nodes.DetachUnknown(ctx, c, v))
 	}
-	if err != nil {
-		return err
-	}
-	return w.advance(ctx, c, claim.NodeDetached)
+	return err == nil, err
 }
 
 // controllerDetach detaches the volume from the node if this was its last claim there.
@@ -109,7 +113,13 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 		}
 		return false, err
 	}
-	if _, err := w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere); err != nil {
+	end, err := w.calls.begin(ctx, "driver "+v.PluginID)
+	if err != nil {
+		return err
+	}
+	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere)
+	end()
+	if err != nil {
 		return err
 	}
 	return w.advance(ctx, c, claim.ControllerDetached)

@@ -68,6 +68,7 @@ type Watcher struct {
 	sweepDelay, forceDelay, firstPause time.Duration
 
 	marks checkpoints
+	calls callLimits
 
 	mu      sync.Mutex
 	backlog *backlog // of the current leader term; nil: this server does not lead
