@@ -29,6 +29,7 @@ func BenchmarkCluster(b *testing.B) {
 		{"ledger", "100,000 claims on three servers", measureLedger},
 		{"release", "1,000 claims of a node that is down", measureRelease},
 		{"nodes", "1,000 nodes", measureNodes},
+		{"scale", "A ledger that grows to 10,000 nodes and 1,000,000 volumes", measureScale},
 	} {
 		if *only != "" && *only != section.name {
 			continue

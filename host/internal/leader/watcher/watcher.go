@@ -111,7 +111,7 @@ func (w *Watcher) present() *backlog {
 	return w.backlog
 }
 
-// follow calls look at once and after changes of a topic, until ctx ends. It spends at most a tenth of the time in
+// follow calls look at once and after changes of a topic, until ctx ends. It spends at most a quarter of the time in
 // look, and retries if look fails.
 func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx context.Context) error) {
 	for ctx.Err() == nil {
@@ -119,7 +119,7 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 		changed := w.Cluster.Watch(watching, topic)
 		began := time.Now()
 		err := look(ctx)
-		rest := time.After(9 * time.Since(began))
+		rest := time.After(3 * time.Since(began))
 		if err != nil {
 			if ctx.Err() == nil {
 				w.Log.Error("the ledger cannot be read, so not all claims are released: retrying", "error", err)
