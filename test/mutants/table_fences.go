@@ -88,4 +88,18 @@ var fences = []mutant{
 		new:  "r.BootID == bootID && r.Deadline != started\n",
 		pkg:  fencePkg, run: "^TestReportIsOfTheRun$",
 	},
+	{
+		name: "fence-ignores-a-renewal", promise: "a renewed lease postpones the fence's deadline",
+		file: "host/internal/fencing/fence/serve.go",
+		old:  "		s.state, s.told = *q.Set, true\n",
+		new:  "		before := s.state.Times\n		if s.state, s.told = *q.Set, true; before.Deadline != 0 {\n			s.state.Times = before\n		}\n",
+		pkg:  fencePkg, run: "^TestPostponedDeadline$",
+	},
+	{
+		name: "killed-fence-not-replaced", promise: "when the fence is killed, the agent starts another at once",
+		file: "host/internal/fencing/fence/client.go",
+		old:  "			gone = c.conn.gone\n",
+		new:  "			gone = nil\n",
+		pkg:  fencePkg, run: "^TestKilledFenceIsReplacedAtOnce$",
+	},
 }

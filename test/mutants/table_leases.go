@@ -101,4 +101,18 @@ var leases = []mutant{
 		new:  "	MaxDrift = 0.01\n",
 		pkg:  leasePkg, run: "^TestSlewedClocks$",
 	},
+	{
+		name: "expired-without-fence", promise: "when the servers declare a node down, its fence acts at once",
+		file: "host/internal/fencing/lease/lease.go",
+		old:  "		l.times = fence.Times{Stop: now, Deadline: now}\n",
+		new:  "		l.times = fence.Times{Stop: now, Deadline: l.times.Deadline}\n",
+		pkg:  leasePkg, run: "^TestExpire$",
+	},
+	{
+		name: "same-epoch", promise: "each lease has an epoch of its own, by which claims are compared again",
+		file: "host/internal/fencing/lease/lease.go",
+		old:  "	l.epoch++\n",
+		new:  "	l.epoch = 1\n",
+		pkg:  leasePkg, run: "^TestALeaseEndsByItself$",
+	},
 }

@@ -94,4 +94,11 @@ var workloads = []mutant{
 		new:  "	case what == \"?\":\n",
 		pkg:  workloadPkg, run: "^TestFilesInTheWayOfAStart$",
 	},
+	{
+		name: "unknown-workload-kept", promise: "a lost journal loses no claim: what the ledger has for the node is released",
+		file: "host/internal/workload/reconcile.go",
+		old:  "		if m.Owns(w.Ref) {\n			continue\n",
+		new:  "		if m.Owns(w.Ref) || w.Node == m.Node {\n			continue\n",
+		pkg:  "./test/suite/e2e", run: "^TestJournalIsLost$",
+	},
 }

@@ -57,6 +57,16 @@ func (a *agent) tell(t *testing.T, s State) {
 // fencePID returns the process that listens for a folder.
 func fencePID(t *testing.T, dir string) int {
 	t.Helper()
+	pid := lockHolder(t, dir)
+	if pid == 0 {
+		t.Fatal("no process has the lock of the fence's folder")
+	}
+	return pid
+}
+
+// lockHolder returns the process that has the lock of a fence's folder; 0: none has it.
+func lockHolder(t *testing.T, dir string) int {
+	t.Helper()
 	var lock unix.Stat_t
 	must(t, unix.Stat(filepath.Join(dir, lockFile), &lock))
 	locks, err := os.ReadFile("/proc/locks") // proc_locks(5); asking the fence would cut its agent off
@@ -69,7 +79,6 @@ func fencePID(t *testing.T, dir string) int {
 			return pid
 		}
 	}
-	t.Fatal("no process has the lock of the fence's folder")
 	return 0
 }
 

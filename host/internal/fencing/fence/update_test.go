@@ -23,3 +23,14 @@ func TestUpdateWaitsForTheFence(t *testing.T) {
 		t.Errorf("a fence that is stopped has confirmed it: %v", err)
 	}
 }
+
+// The agent starts another fence as soon as the running one is killed, without having anything to tell it.
+func TestKilledFenceIsReplacedAtOnce(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	c := open(t, dir)
+	deadline := boottime.Now().Add(time.Hour)
+	update(t, c, func(c Change) { c.Protect(v.mounts...); c.SetTimes(Times{Stop: deadline, Deadline: deadline}) })
+	killed := fencePID(t, dir)
+	must(t, syscall.Kill(killed, syscall.SIGKILL))
+	eventually(t, "another fence", func() bool { pid := lockHolder(t, dir); return pid != 0 && pid != killed })
+}
