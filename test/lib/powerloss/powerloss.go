@@ -17,15 +17,20 @@ import (
 // FileSystems are the types that Disk knows. They differ in what is left of a file that was not synced.
 var FileSystems = []string{"ext4", "xfs"}
 
-// Disk mounts a new file system at dir until the test ends. cut loses what is not on the disk yet, as a loss of power
-// does, and mounts the file system again: no file of it may be open.
+// Disk is DiskAt for a new directory.
 func Disk(t testing.TB, fstype string) (dir string, cut func()) {
 	t.Helper()
-	testbin.RequireRoot(t, "a loss of power")
-	top, err := filepath.EvalSymlinks(t.TempDir())
+	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
-	image, dir := filepath.Join(top, "image"), filepath.Join(top, "disk")
-	must(t, os.Mkdir(dir, 0o700))
+	return dir, DiskAt(t, fstype, dir)
+}
+
+// DiskAt mounts a new file system at dir until the test ends. cut loses what is not on the disk yet, as a loss of power
+// does, and mounts the file system again: no file of it may be open.
+func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
+	t.Helper()
+	testbin.RequireRoot(t, "a loss of power")
+	image := filepath.Join(t.TempDir(), "image")
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, 300<<20)) // the smallest that XFS takes
 	run(t, "mkfs."+fstype, "-q", image)
@@ -37,7 +42,7 @@ func Disk(t testing.TB, fstype string) (dir string, cut func()) {
 	}
 	mount()
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	return dir, func() {
+	return func() {
 		t.Helper()
 		shutDown(t, dir)
 		must(t, unix.Unmount(dir, 0))

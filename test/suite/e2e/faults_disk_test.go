@@ -3,13 +3,17 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/faultydriver"
+	"github.com/pannier/pannier/test/lib/powerloss"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -72,5 +76,47 @@ func claims(t *testing.T, h *testhost.Host, want int64) {
 	t.Helper()
 	if s, err := h.Status(); err != nil || s.GetClaims() != want {
 		t.Errorf("%d claims, want %d (%v)", s.GetClaims(), want, err)
+	}
+}
+
+// After a loss of power the agent starts, with all that was acknowledged.
+func TestLossOfPower(t *testing.T) {
+	t.Parallel()
+	for _, fstype := range powerloss.FileSystems {
+		t.Run(fstype, func(t *testing.T) {
+			t.Parallel()
+			h := testhost.New(t, testhost.LocalDriver(t))
+			must(t, os.Mkdir(h.Path("data"), 0o700))
+			cut := powerloss.DiskAt(t, fstype, h.Path("data"))
+			h.Start()
+			for _, id := range []string{"first", "second", "third"} {
+				volume(h, drivers[0], id, "single-node-writer", "")
+				w := workload(h, "w", id, "")
+				h.Run("workload", "start", w)
+				h.Run("workload", "stop", "w")
+				h.Kill()
+				for _, pid := range h.Processes() {
+					must(t, unix.Kill(pid, unix.SIGKILL))
+				}
+				h.Eventually("the end of all processes", func() error {
+					if left := h.Processes(); len(left) > 0 {
+						return fmt.Errorf("processes %v", left)
+					}
+					return nil
+				})
+				for _, path := range slices.Backward(h.Mounts()) {
+					if path != h.Path("data") {
+						must(t, unix.Unmount(path, 0))
+					}
+				}
+				cut()
+				h.Start()
+				h.Run("workload", "start", w)
+				h.Run("workload", "stop", "w")
+				if s, err := h.Status(); err != nil || s.GetClaims() != 0 {
+					t.Errorf("%d claims are left (%v)", s.GetClaims(), err)
+				}
+			}
+		})
 	}
 }
