@@ -105,7 +105,7 @@ func (r *rig) decode(into any, args ...string) {
 
 // changing are keys whose values depend on time, order, or the driver's present health.
 var changing = regexp.MustCompile(
-	`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|driverHealthy|driverMessage|provider|providerVersion|start_time|started_on|pid|token|.*_sum|admin_port|ready_port)$`)
+	`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|disk|driverHealthy|driverMessage|provider|providerVersion|start_time|started_on|pid|token|.*_sum|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
