@@ -96,7 +96,7 @@ conformance: ## Run the whole conformance kit with every bad plugin (some minute
 chaos: DURATION = 10m
 chaos: SEED = 0
 chaos: ## Let everything go wrong in clusters of real agents, for DURATION (10m), or once by a SEED (root)
-	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/suite/chaos -duration=$(DURATION) -seed=$(SEED)
+	@go test -count=1 -timeout 24h -v -run '^TestChaos$$' ./test/suite/chaos $(if $(filter-out 0,$(SEED)),-seed=$(SEED),-duration=$(DURATION))
 
 .PHONY: mutants
 mutants: ONLY =

@@ -12,16 +12,22 @@ var onlyInChaos = []mutant{
 		old:  "	if err := n.verifying.join(ctx, n.verify); err != nil {\n",
 		new:  "	if err := ctx.Err(); err != nil {\n",
 	},
+	{
+		name: "released-at-the-leases-end", promise: "a node's claims stand until its fence has surely acted",
+		file: "host/internal/fencing/lease/timeouts.go",
+		old:  "return l.StopAfter + l.Margin }",
+		new:  "return l.StopAfter }",
+	},
 }
 
 // alsoInChaos names mutants of other packages that the chaos suite has to catch as well: it checks the promises
 // together, in clusters of real agents.
-var alsoInChaos = []string{"released-early", "fence-without-kill", "own-workload-not-asked"}
+var alsoInChaos = []string{"fence-without-kill", "own-workload-not-asked"}
 
 // inChaos are the mutants of the chaos suite.
 func inChaos() []mutant {
 	all := slices.Clone(onlyInChaos)
-	for _, m := range slices.Concat(leases, fences, releases) {
+	for _, m := range slices.Concat(fences, releases) {
 		if slices.Contains(alsoInChaos, m.name) {
 			m.name += "-in-chaos"
 			all = append(all, m)

@@ -19,13 +19,6 @@ var crashes = []mutant{
 		pkg:  crashPkg, run: "^TestMatrix$/^local$/^start$/^host$/^NodeStageVolume:worked$", args: []string{"-full"},
 	},
 	{
-		name: "uncertain-step-not-undone", promise: "a step that may have been done before a crash is undone",
-		file: "host/internal/workload/run.go",
-		old:  "	if r.progress(a.name, of) == \"\" {\n		return nil\n	}\n	failpoint.Here(a.name, \"undo\")\n",
-		new:  "	if p := r.progress(a.name, of); p == \"\" || p == step.Intended && r.resumed {\n		return nil\n	}\n	failpoint.Here(a.name, \"undo\")\n",
-		pkg:  crashPkg, run: "^TestMatrix$/^local$/^reboot$/^claim:called$", args: []string{"-full"},
-	},
-	{
 		name: "first-to-leave-unstages", promise: "a volume is unstaged after the last of its users, also across restarts",
 		file: "host/internal/workload/volumesteps/stage.go",
 		old:  "	if slices.Equal(u.Users, []string{v.user()}) {\n",

@@ -14,8 +14,8 @@ var releases = []mutant{
 	{
 		name: "own-workload-not-asked", promise: "a node that still has the workload unmounts it itself, before its claim is freed",
 		file: "host/internal/leader/watcher/release.go",
-		old:  "		if err != nil || owns {\n",
-		new:  "		if err != nil || owns && c.Node == \"\" {\n",
+		old:  "	case err != nil || owns:\n",
+		new:  "	case err != nil || owns && c.Node == \"\":\n",
 		pkg:  watcherPkg, run: "^TestTheNodesOwnWorkloadIsLeftToIt$",
 	},
 	{

@@ -101,4 +101,11 @@ var workloads = []mutant{
 		new:  "		if m.Owns(w.Ref) || w.Node == m.Node {\n			continue\n",
 		pkg:  "./test/suite/e2e", run: "^TestJournalIsLost$",
 	},
+	{
+		name: "layers-ignored", promise: "a claim is not freed while another file system lies on the volume",
+		file: "host/internal/system/mountuse/holder.go",
+		old:  "	s.addLayers(scene, own)\n",
+		new:  "",
+		pkg:  "./host/internal/system/mountuse", run: "^TestHoldersOfAVolumeWithLayers$",
+	},
 }

@@ -34,7 +34,8 @@
 // (stop); the claim is released before the mount is gone (stop); the boot id is ignored (reboot); a volume
 // gets a new name on each attempt (volume); a workload's dead owner is not noticed at start
 // (run); a dead plugin is restarted after an hour (around); the first user to leave a shared
-// volume unstages it (chance); a starting Consul server is taken for one that refuses (mesh).
+// volume unstages it (chance); a starting Consul server is taken for one that refuses (mesh). Those of
+// test/mutants are planted again by make mutants.
 //
 //	make crash                                            the whole matrix, about five minutes
 //	go test ./test/suite/crash                            a sample of it, as in make test
