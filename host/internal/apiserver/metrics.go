@@ -107,8 +107,8 @@ type collector struct{ *Server }
 
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		volumesDesc, claimsDesc, workloadsDesc, releasesDesc, triesDesc, driverDesc, driverRestartsDesc, pluginDesc, pluginRestartsDesc,
-		consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
+		volumesDesc, claimsDesc, workloadsDesc, releasesDesc, triesDesc, driverDesc, driverRestartsDesc, pluginDesc,
+		pluginRestartsDesc, consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
 	} {
 		ch <- d
 	}
