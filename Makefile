@@ -124,7 +124,7 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root, etcd-server)
 	@mkdir -p bench
 	@rm -f bench/results.txt
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 30m \
+	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 45m \
 		./test/bench ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench -args -out $(CURDIR)/bench/results.txt
 	@cat bench/results.txt
 

@@ -33,7 +33,7 @@ const (
 )
 
 // sideBySide is the number of parallel tests. They mostly wait for elections.
-const sideBySide = 5
+const sideBySide = 12
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {

@@ -72,4 +72,8 @@
 // Release after a node's end. A node holds 1,000 attached volumes and is declared down; the
 // driver detaches 16 at a time and three states of each are synced. The floor is the same driver
 // called directly.
+//
+// A ledger that grows. One server's ledger in the benchmark's process, up to 10,000 records of
+// nodes and 1,000,000 volumes. The leader's tracker answers heartbeats, 64 at a time; what its
+// other loops read is read once.
 package bench
