@@ -84,7 +84,8 @@ func TestProgramIsInMemory(t *testing.T) {
 	testbin.RequireRoot(t, "locked memory")
 	dir := folder(t)
 	open(t, dir)
-	maps, err := os.ReadFile(filepath.Join(procfs.Dir(fencePID(t, dir)), "smaps")) // proc_pid_smaps(5)
+	// See proc_pid_smaps(5).
+	maps, err := os.ReadFile(filepath.Join(procfs.Dir(fencePID(t, dir)), "smaps"))
 	must(t, err)
 	mappings, size, inProgram := 0, "", false
 	for line := range strings.Lines(string(maps)) {

@@ -68,8 +68,8 @@ func TestLayersAreTakenAway(t *testing.T) {
 			})
 			client := open(t, dir)
 			update(t, client, func(c Change) { c.Protect(v.mounts...) })
-			args := []string{"sh", "-ec", c.script + "\nexec 3>$2/top/file; echo ready; exec sleep 1000", "sh", v.target, aside,
-				v.backing}
+			script := c.script + "\nexec 3>$2/top/file; echo ready; exec sleep 1000"
+			args := []string{"sh", "-ec", script, "sh", v.target, aside, v.backing}
 			if c.namespace {
 				args = append([]string{"unshare", "--mount", "--propagation", "private"}, args...)
 			}

@@ -97,7 +97,7 @@ func harden() error {
 
 // lockProgram reads the program's file into memory, to stay there: the disk that it lies on may hang too.
 func lockProgram() error {
-	maps, err := os.ReadFile("/proc/self/maps") // proc_pid_maps(5)
+	maps, err := os.ReadFile("/proc/self/maps") // see proc_pid_maps(5)
 	if err != nil {
 		return err
 	}

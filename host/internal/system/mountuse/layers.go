@@ -78,10 +78,12 @@ var octal = regexp.MustCompile(`\\[0-7]{3}`)
 func overlayDirs(options string) (dirs []string) {
 	for option := range strings.SplitSeq(options, ",") {
 		key, value, _ := strings.Cut(option, "=")
-		value = octal.ReplaceAllStringFunc(value, func(c string) string {
-			n, _ := strconv.ParseUint(c[1:], 8, 8)
-			return string([]byte{byte(n)})
-		})
+		if strings.Contains(value, `\`) {
+			value = octal.ReplaceAllStringFunc(value, func(c string) string {
+				n, _ := strconv.ParseUint(c[1:], 8, 8)
+				return string([]byte{byte(n)})
+			})
+		}
 		switch key {
 		case "upperdir", "workdir":
 			dirs = append(dirs, value)

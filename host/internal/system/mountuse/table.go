@@ -1,8 +1,9 @@
 // Package mountuse finds out who uses what is mounted at a path, in all mount namespaces of the machine: Holders lists
-// processes whose own namespace has a copy of a mount, and a Scene finds processes that have files of a mount open.
+// the copies of a mount and what lies on it, a Scene finds processes that have files of a mount open, and a Disk tells
+// whether the kernel still uses a block device.
 //
-// It reads text in /proc, and asks a file system only where its comments say so: one that hangs must not hold up the
-// caller. The fence relies on that, and on that it imports no other package of the host.
+// It reads text in /proc and /sys, and asks a file system only where its comments say so: one that hangs must not hold
+// up the caller. The fence relies on that, and on that it imports no other package of the host.
 package mountuse
 
 import (
