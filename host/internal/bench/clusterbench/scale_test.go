@@ -59,8 +59,8 @@ func measureScale(b *testing.B, r *table.Report) {
 			if _, err := n.RegisterVolume(ctx, volume(i, "shared")); err != nil || i%claimedOf != 0 {
 				return err
 			}
-			_, err := n.StartWorkload(ctx, claim.Run{Ref: workloadRef(i), Node: nodeName(i % size.nodes), ID: fmt.Sprint("run-", i)},
-				[]claim.Claim{wanted(i)})
+			run := claim.Run{Ref: workloadRef(i), Node: nodeName(i % size.nodes), ID: fmt.Sprint("run-", i)}
+			_, err := n.StartWorkload(ctx, run, []claim.Claim{wanted(i)})
 			return err
 		}))
 		commands := size.volumes - had.volumes + (size.volumes-had.volumes)/claimedOf
@@ -93,7 +93,10 @@ func measureScale(b *testing.B, r *table.Report) {
 			table.Row{What: what("commands per second while it grew"), Value: rate, Unit: "/s"},
 			table.Row{What: what("the ledger on disk"), Value: float64(n.Stats().Size) / (1 << 20), Unit: "MiB"},
 			table.Row{What: what("heap in use"), Value: float64(heap.HeapAlloc) / (1 << 20), Unit: "MiB"},
-			table.Row{What: what("heartbeats answered per second"), Value: answers, Unit: "/s", AtLeast: float64(size.nodes) / 10},
+			table.Row{
+				What: what("heartbeats answered per second"), Value: answers, Unit: "/s",
+				AtLeast: float64(size.nodes) / 10,
+			},
 			table.Row{What: what("read all nodes"), Value: 1000 * nodes, Unit: "ms"},
 			table.Row{What: what("decode a driver of all nodes"), Value: 1000 * first, Unit: "ms"},
 			table.Row{What: what("the same when nothing has changed"), Value: 1000 * again, Unit: "ms"},

@@ -26,8 +26,8 @@ func CheckClock() error {
 		return fmt.Errorf("read the discipline of this machine's clock: %w", err)
 	}
 	if rate := clockRate(&t); rate > MaxDrift+ppm {
-		return fmt.Errorf("this machine's clock may run %.1f %% fast or slow, and leases are safe up to %.1f %%: give the time"+
-			" daemon a longer time constant, or let it set the frequency (now: tick %d, frequency %.0f ppm, status 0x%x,"+
+		return fmt.Errorf("this machine's clock may run %.1f %% fast or slow, and leases are safe up to %.1f %%: give the"+
+			" time daemon a longer time constant, or let it set the frequency (now: tick %d, frequency %.0f ppm, status 0x%x,"+
 			" time constant %d; see adjtimex(2))", 100*rate, 100*MaxDrift, t.Tick, float64(t.Freq)/(1<<16), t.Status, t.Constant)
 	}
 	return nil

@@ -21,8 +21,10 @@ func TestClockRate(t *testing.T) {
 		"chronyd slews up":               {unix.Timex{Tick: 10833, Freq: 300 * second}, 0.0841, true},
 		"chronyd slews down":             {unix.Timex{Tick: 9167, Freq: -300 * second}, 0.0841, true},
 		"chronyd at the kernel's bounds": {unix.Timex{Tick: 11000, Freq: 500 * second}, 0.101, true},
-		"ntpd, poll 64 s":                {unix.Timex{Tick: 10000, Status: unix.STA_PLL | unix.STA_NANO, Constant: 6}, 0.0025, true},
-		"timesyncd, its first poll":      {unix.Timex{Tick: 10000, Status: unix.STA_PLL, Constant: 5}, 0.0044, true},
+		"ntpd, poll 64 s": {
+			unix.Timex{Tick: 10000, Status: unix.STA_PLL | unix.STA_NANO, Constant: 6}, 0.0025, true,
+		},
+		"timesyncd, its first poll": {unix.Timex{Tick: 10000, Status: unix.STA_PLL, Constant: 5}, 0.0044, true},
 		"the shortest loop": {
 			unix.Timex{Tick: 10000, Status: unix.STA_PLL | unix.STA_NANO, Constant: 0}, 0.1255, false,
 		},
