@@ -2,7 +2,7 @@
 // fails, and checks that the ledger answers as if it did one thing at a time and that no
 // single-writer volume ever has two writers.
 //
-// A run has 3 or 5 servers and 2 nodes. Each server has timeouts of its own, drawn anew: a lease of 1.5 to 2.6 s, and
+// A run has 3 or 5 servers and 2 nodes. Each server has timeouts of its own, drawn anew: a lease of 1.2 to 1.8 s, and
 // often the smallest margin after it that an agent admits. A seed makes the plan of faults:
 //
 //   - of the network: the leader, a minority or a node is partitioned, or a node from the servers only; one-way
@@ -36,7 +36,7 @@
 //
 // Planted bugs that must be caught are in test/mutants.
 //
-//	go test ./test/suite/chaos       three fixed seeds of 15 s each, as in make test
+//	go test ./test/suite/chaos       three fixed seeds of 12 s each, as in make test
 //	make chaos DURATION=10m          other seeds, 40 s each
 //	make chaos SEED=7                one of them again
 //

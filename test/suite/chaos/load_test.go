@@ -227,7 +227,7 @@ func (l *load) stopped(ctx context.Context, r *run) bool {
 	return out != unknown
 }
 
-// hold writes into the volume, or only keeps it mounted.
+// hold writes into the volume, or only keeps it mounted. On a node in trouble it goes on: the taker is after the volume.
 func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duration) {
 	if r.write {
 		w, err := l.writers.start(r, path)
@@ -240,6 +240,13 @@ func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duratio
 	select {
 	case <-over:
 	case <-time.After(hold):
+	}
+	for l.inTrouble(r.on.name) {
+		select {
+		case <-over:
+			return
+		case <-time.After(beat):
+		}
 	}
 }
 

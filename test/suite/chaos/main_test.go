@@ -33,4 +33,4 @@ func TestMain(m *testing.M) {
 var cases = []struct {
 	seed  uint64
 	lasts time.Duration
-}{{1, 15 * time.Second}, {2, 15 * time.Second}, {3, 15 * time.Second}}
+}{{1, 12 * time.Second}, {2, 12 * time.Second}, {3, 12 * time.Second}}

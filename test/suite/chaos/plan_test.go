@@ -68,8 +68,9 @@ func plan(seed uint64, lasts, letGo time.Duration) (steps []step) {
 			lasts: between(chance, 500*time.Millisecond, 3*time.Second),
 			calm:  between(chance, 200*time.Millisecond, 1500*time.Millisecond),
 		}
-		if chance.IntN(3) == 0 {
-			s.lasts = letGo + between(chance, 0, 2*time.Second) // long enough for claims to be released
+		if chance.IntN(2) == 0 {
+			// Long enough for claims to be released, and for the volume to be taken.
+			s.lasts = letGo + between(chance, 1500*time.Millisecond, 3500*time.Millisecond)
 		}
 		switch chance.IntN(5) {
 		case 0:

@@ -23,10 +23,10 @@ func draw(t *testing.T, seed uint64, servers int) (config map[string]string, soo
 	var stop, margin time.Duration
 	for n := range servers + 1 { // one is added later
 		ttl := between(chance, 600*time.Millisecond, 1100*time.Millisecond).Truncate(100 * time.Millisecond)
-		stopAfter := between(chance, 1500*time.Millisecond, 2600*time.Millisecond).Truncate(100 * time.Millisecond)
+		stopAfter := between(chance, 1200*time.Millisecond, 1800*time.Millisecond).Truncate(100 * time.Millisecond)
 		least := leastMargin(t, stopAfter)
 		if chance.IntN(2) == 0 {
-			least += between(chance, 0, 1500*time.Millisecond).Truncate(100 * time.Millisecond)
+			least += between(chance, 0, 700*time.Millisecond).Truncate(100 * time.Millisecond)
 		}
 		config[fmt.Sprintf("server-%d", n+1)] = fmt.Sprintf("heartbeat_ttl = %q\nstop_after = %q\nstop_margin = %q", ttl,
 			stopAfter, least)
