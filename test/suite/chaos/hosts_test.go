@@ -17,11 +17,13 @@ import (
 // smallDisk is the size of the file system of node-2's data directory.
 const smallDisk = 256 << 20
 
-// inUse picks one of hosts, of those on which workloads write if there are any.
+// inUse picks one of hosts on which workloads write to a volume that another host could want. It waits a while for one.
 func (n *nemesis) inUse(hosts []*testhost.Host, number int) *testhost.Host {
-	busy := slices.DeleteFunc(slices.Clone(hosts), func(h *testhost.Host) bool { return n.load.users(h.Name) == 0 })
-	if len(busy) > 0 {
-		hosts = busy
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(beat) {
+		busy := slices.DeleteFunc(slices.Clone(hosts), func(h *testhost.Host) bool { return n.load.users(h.Name) == 0 })
+		if len(busy) > 0 {
+			return busy[number%len(busy)]
+		}
 	}
 	return hosts[number%len(hosts)]
 }

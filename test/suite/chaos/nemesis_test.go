@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,7 +80,8 @@ func (n *nemesis) nodes() []*testhost.Host {
 // begin starts a fault, and returns the function that ends it; nil: there is nothing to end.
 func (n *nemesis) begin(f fault) (end func()) {
 	servers, nodes := n.servers(), n.nodes()
-	host, node := n.inUse(n.first, f.numbers[0]), n.inUse(nodes, f.numbers[1])
+	host := sync.OnceValue(func() *testhost.Host { return n.inUse(n.first, f.numbers[0]) })
+	node := sync.OnceValue(func() *testhost.Host { return n.inUse(nodes, f.numbers[1]) })
 	minority := servers[:1+f.numbers[2]%(len(servers)/2)]
 	switch f.name {
 	case "cut off the leader":
@@ -87,48 +89,48 @@ func (n *nemesis) begin(f fault) (end func()) {
 		n.load.aim(leader)
 		n.c.Net.Part(leader.Net)
 	case "cut off some servers":
-		n.load.aim(append(slices.Clone(minority), node)...)
-		n.c.Net.Part(append(networks(minority), node.Net)...)
+		n.load.aim(append(slices.Clone(minority), node())...)
+		n.c.Net.Part(append(networks(minority), node().Net)...)
 	case "cut off a node":
-		n.load.aim(node)
-		n.c.Net.Part(node.Net)
+		n.load.aim(node())
+		n.c.Net.Part(node().Net)
 	case "cut off a node from the servers":
-		n.load.aim(node)
+		n.load.aim(node())
 		for _, s := range servers {
-			n.c.Net.Set(s.Net, node.Net, testnet.Link{Cut: true})
-			n.c.Net.Set(node.Net, s.Net, testnet.Link{Cut: true})
+			n.c.Net.Set(s.Net, node().Net, testnet.Link{Cut: true})
+			n.c.Net.Set(node().Net, s.Net, testnet.Link{Cut: true})
 		}
 	case "nothing leaves a host":
-		n.load.aim(host)
-		n.links(host, testnet.Link{Cut: true}, testnet.Link{})
+		n.load.aim(host())
+		n.links(host(), testnet.Link{Cut: true}, testnet.Link{})
 	case "nothing reaches a host":
-		n.load.aim(host)
-		n.links(host, testnet.Link{}, testnet.Link{Cut: true})
+		n.load.aim(host())
+		n.links(host(), testnet.Link{}, testnet.Link{Cut: true})
 	case "30 % of the packets are lost":
 		n.c.Net.SetAll(testnet.Link{Loss: 0.3})
 	case "packets are 200 ms late":
 		n.c.Net.SetAll(testnet.Link{Delay: 200 * time.Millisecond})
 	case "a host is far away":
 		bad := testnet.Link{Loss: 0.1, Delay: 100 * time.Millisecond}
-		n.links(host, bad, bad)
+		n.links(host(), bad, bad)
 	case "kill the leader":
 		return n.kill(n.leader())
 	case "kill a host":
-		return n.kill(host)
+		return n.kill(host())
 	case "kill the servers":
 		return n.kill(servers...)
 	case "stop the leader":
 		return n.stop(n.leader())
 	case "stop a host":
-		return n.stop(host)
+		return n.stop(host())
 	case "stop a host for long":
-		end := n.stop(host)
+		end := n.stop(host())
 		time.Sleep(n.letGo)
 		return end
 	case "stop a host in bursts":
-		n.bursts(host, f.numbers)
+		n.bursts(host(), f.numbers)
 	case "a slow disk":
-		return n.slowDisk(host, f.numbers)
+		return n.slowDisk(host(), f.numbers)
 	case "a slow disk of the leader":
 		return n.slowDisk(n.leader(), f.numbers)
 	case "restart from a snapshot":
@@ -136,15 +138,15 @@ func (n *nemesis) begin(f fault) (end func()) {
 	case "another leader":
 		_ = n.try(n.leader(), "operator", "raft", "transfer-leadership") // it may be cut off
 	case "the fence is killed":
-		n.load.aim(host)
-		n.signalAll(n.processes(host, "fence"), unix.SIGKILL)
+		n.load.aim(host())
+		n.signalAll(n.processes(host(), "fence"), unix.SIGKILL)
 	case "the fence is stopped":
-		return n.suspend(n.processes(host, "fence"))
+		return n.suspend(n.processes(host(), "fence"))
 	case "agent and fence are killed":
-		n.killBoth(host)
+		n.killBoth(host())
 	case "a driver hangs":
-		n.load.aim(host)
-		return n.suspend(n.processes(host, "shareddriver"))
+		n.load.aim(host())
+		return n.suspend(n.processes(host(), "shareddriver"))
 	case "a frozen disk":
 		n.load.aim(n.c.Host("node-2"))
 		return n.disk.Freeze()
@@ -153,15 +155,15 @@ func (n *nemesis) begin(f fault) (end func()) {
 		n.disk.Leave(int64(f.numbers[1]%80) << 20)
 		return func() { n.disk.Leave(smallDisk) }
 	case "a node is lost and detached by force":
-		return n.lose(node, func(through *testhost.Host, v *target) error {
-			return n.try(through, "volume", "detach", "-force", v.id, node.Name)
+		return n.lose(node(), func(through *testhost.Host, v *target) error {
+			return n.try(through, "volume", "detach", "-force", v.id, node().Name)
 		})
 	case "a node is lost and purged":
-		return n.lose(node, func(through *testhost.Host, _ *target) error {
-			return n.try(through, "node", "purge", "-force", node.Name)
+		return n.lose(node(), func(through *testhost.Host, _ *target) error {
+			return n.try(through, "node", "purge", "-force", node().Name)
 		})
 	case "a machine of the same name":
-		return n.another(node)
+		return n.another(node())
 	case "a server is added":
 		n.added = n.c.Add(fmt.Sprintf("server-%d", len(servers)+1), true)
 		n.t.Cleanup(func() { n.leave(n.added) })
