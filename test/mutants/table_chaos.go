@@ -22,20 +22,20 @@ var onlyInChaos = []mutant{
 
 // alsoInChaos names mutants of other packages that the chaos suite has to catch as well: it checks the promises
 // together, in clusters of real agents.
-var alsoInChaos = []string{"fence-without-kill", "own-workload-not-asked"}
+var alsoInChaos = []string{"fence-without-kill"}
 
 // inChaos are the mutants of the chaos suite.
 func inChaos() []mutant {
 	all := slices.Clone(onlyInChaos)
-	for _, m := range slices.Concat(fences, releases) {
+	for _, m := range fences {
 		if slices.Contains(alsoInChaos, m.name) {
 			m.name += "-in-chaos"
 			all = append(all, m)
 		}
 	}
 	for n := range all {
-		all[n].pkg, all[n].run, all[n].seeds = chaosPkg, "^TestChaos$", 3
-		all[n].args = []string{"-duration=25s"}
+		all[n].pkg, all[n].run, all[n].seeds = chaosPkg, "^TestChaos$", 5
+		all[n].args = []string{"-duration=40s"}
 	}
 	return all
 }
