@@ -120,6 +120,7 @@ func New(address string, options ...Option) (*Client, error) {
 	}, nil
 }
 
+// Close closes the connections that no call uses. It always returns nil.
 func (c *Client) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil

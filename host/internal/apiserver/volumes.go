@@ -172,10 +172,7 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 			continue
 		}
 		shown.Claims[n].LastError, shown.Claims[n].NextTryAt = attempt.Error, timestamp(attempt.NextAt)
-		if c.Node != s.cfg.Name {
-			continue
-		}
-		if r := s.releaseOf(context.Background(), c); r.Tries > 0 { // asks no other node
+		if r := s.ownRelease(c); r.Tries > 0 {
 			shown.Claims[n].LastError, shown.Claims[n].NextTryAt = r.Error, timestamp(r.NextAt)
 		}
 	}

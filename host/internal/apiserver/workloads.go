@@ -269,7 +269,7 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 func shownRelease(w workload.Workload) *hostv1.Release {
 	r := w.Release
 	return &hostv1.Release{
-		Workload: w.Spec.WorkloadRef.String(), Tries: int32(r.Tries), Since: timestamp(r.Since), Error: r.Error,
+		Workload: w.Spec.String(), Tries: int32(r.Tries), Since: timestamp(r.Since), Error: r.Error,
 		NextTryAt: timestamp(r.NextAt), Command: r.Command,
 	}
 }
@@ -290,13 +290,10 @@ const releaseTimeout = 2 * time.Second
 // releaseOf returns how the release of a claim goes while its node has to act; zero: it does not wait, or it is not
 // known.
 func (s *Server) releaseOf(ctx context.Context, c claim.Claim) workload.Release {
-	switch {
-	case !c.State.Before(claim.NodeDetached):
-		return workload.Release{}
-	case c.Node == s.cfg.Name:
-		w, _ := s.cfg.Workloads.Get(c.Workload) // zero for one that is not here
-		return w.Release
-	case s.cfg.Nodes == nil || c.State == claim.Taken:
+	if c.Node == s.cfg.Name {
+		return s.ownRelease(c)
+	}
+	if s.cfg.Nodes == nil || c.State == claim.Taken || !c.State.Before(claim.NodeDetached) {
 		return workload.Release{}
 	}
 	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
@@ -306,6 +303,15 @@ func (s *Server) releaseOf(ctx context.Context, c claim.Claim) workload.Release 
 		s.log.Debug("a node does not say how a release goes", "node", c.Node, "workload", c.Workload, "error", err)
 	}
 	return r
+}
+
+// ownRelease is how the release of a claim goes on this node; zero for a claim of another node.
+func (s *Server) ownRelease(c claim.Claim) workload.Release {
+	if c.Node != s.cfg.Name || !c.State.Before(claim.NodeDetached) {
+		return workload.Release{}
+	}
+	w, _ := s.cfg.Workloads.Get(c.Workload) // zero for one that is not here
+	return w.Release
 }
 
 // shownWorkload returns a workload as the API shows it, with what its release waits for.

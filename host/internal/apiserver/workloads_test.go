@@ -126,7 +126,8 @@ func TestReleaseWithCallerTakesThePeersPID(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "pid")
 }
 
-// A stop kills what is named as the workload's process, and all in its mount namespace: only the workload's owner may name
+// A stop kills what is named as the workload's process, and all in its mount namespace: only the workload's owner may
+// name
 // one, and only one of its own.
 func TestOnlyTheOwnerNamesItsProcess(t *testing.T) {
 	needsRoot(t)

@@ -22,7 +22,8 @@ import (
 const ownerGrace = 25 * time.Second
 
 // Running notes the process of a workload, which is released when that process ends. caller is the process that names
-// it, 0 if the workload has no owner: a stop kills the workload's process and all others in its mount namespace, so only
+// it, 0 if the workload has no owner: a stop kills the workload's process and all others in its mount namespace, so
+// only
 // the owner may name it. After an error the process must not begin: its volumes are not mounted, or not for it.
 // Errors: ErrNotOwner; ErrConflict; process.ErrGone.
 func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
@@ -50,7 +51,8 @@ func (m *Manager) Running(ref claim.WorkloadRef, pid, caller int) error {
 	return nil
 }
 
-// mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount namespace
+// mayName checks that caller is the workload's owner, and that it has started the process in the agent's mount
+// namespace
 // or in a new one.
 func (i *instance) mayName(pid, caller int) error {
 	i.mu.Lock()

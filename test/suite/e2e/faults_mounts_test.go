@@ -88,7 +88,7 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 	h.Eventually("it is seen everywhere", func() error {
 		s, err := h.Status()
 		if err != nil || len(s.GetReleases()) != 1 || s.GetReleases()[0].GetTries() < 3 {
-			return fmt.Errorf("the status is %v (%v)", s.GetReleases(), err)
+			return fmt.Errorf("the status is %v (%w)", s.GetReleases(), err)
 		}
 		explained, err := c.Volumes.ExplainVolume(t.Context(), connect.NewRequest(&hostv1.ExplainVolumeRequest{Id: "v"}))
 		if err != nil {
@@ -162,7 +162,7 @@ func TestDetachSaysWhatItWaitsFor(t *testing.T) {
 			`workload "w" waits for node "a" to unmount it`, "(sleep)", fmt.Sprintf("kill %d", holder.Process.Pid),
 		} {
 			if !strings.Contains(string(text), word) {
-				return fmt.Errorf("it does not say %q: %s (%v)", word, text, err)
+				return fmt.Errorf("it does not say %q: %s (%w)", word, text, err)
 			}
 		}
 		return nil

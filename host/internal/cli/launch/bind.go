@@ -128,8 +128,8 @@ func (v volumes) enter(dir int, path, name string, open func(dir int, name strin
 	case in.Mode&0o020 != 0 && in.Gid != 0:
 		who = fmt.Sprintf("group %d", in.Gid)
 	}
-	refused := fmt.Errorf("%s can write in %s (mode %#o), and so replace %s: choose a destination whose parent directories"+
-		" only root can write in", who, path, in.Mode&0o7777, name)
+	const advice = "choose a destination whose parent directories only root can write in"
+	refused := fmt.Errorf("%s can write in %s (mode %#o), and so replace %s: %s", who, path, in.Mode&0o7777, name, advice)
 	sticky := in.Uid == 0 && in.Mode&unix.S_ISVTX != 0 // root's entries can be replaced by root only
 	if who != "" && !sticky {
 		return -1, refused
@@ -178,7 +178,8 @@ func enterFile(dir int, name string) (int, error) {
 		return -1, err
 	}
 	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil && slices.Contains([]uint32{unix.S_IFLNK, unix.S_IFDIR}, st.Mode&unix.S_IFMT) {
+	err = unix.Fstat(fd, &st)
+	if kind := st.Mode & unix.S_IFMT; err == nil && (kind == unix.S_IFLNK || kind == unix.S_IFDIR) {
 		err = errors.New("it is a symbolic link or a directory, and a file is to be bound there")
 	}
 	if err != nil {

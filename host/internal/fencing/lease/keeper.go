@@ -152,7 +152,8 @@ func (k *Keeper) tellAnswer(a Answer) {
 	k.answered <- a
 }
 
-// follow calls Lost and Back, one after the other. Lost comes first, also if the answer that says so is there already: a
+// follow calls Lost and Back, one after the other. Lost comes first, also if the answer that says so is there already:
+// a
 // node registers again only after it has stopped.
 func (k *Keeper) follow(ctx context.Context) {
 	var compared uint64      // the epoch in which what runs here was last compared with the ledger

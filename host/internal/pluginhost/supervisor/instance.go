@@ -275,7 +275,7 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 func (i *instance) shutDown(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
-	if !i.sup.stopsPlugins() && !(gen.started && i.sup.undo.Load()) {
+	if !i.sup.stopsPlugins() && (!gen.started || !i.sup.undo.Load()) {
 		gen.detach()
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 		return

@@ -90,7 +90,8 @@ func (s *Steps) UnmountLeftovers(ctx context.Context, claims []claim.Claim, reco
 			continue
 		}
 		seen[mount.Path] = true // with all that is below it on the same path
-		if err := errors.Join(s.removeMount(ref, mount.Path), s.Lease.Release(ctx, fence.Mount{Path: mount.Path})); err != nil {
+		err := errors.Join(s.removeMount(ref, mount.Path), s.Lease.Release(ctx, fence.Mount{Path: mount.Path}))
+		if err != nil {
 			left = append(left, err.Error())
 			continue
 		}
