@@ -227,7 +227,8 @@ func (l *load) stopped(ctx context.Context, r *run) bool {
 	return out != unknown
 }
 
-// hold writes into the volume, or only keeps it mounted. On a node in trouble it goes on: the taker is after the volume.
+// hold writes into the volume, or only keeps it mounted. On a node in trouble it goes on: the taker is after the
+// volume.
 func (l *load) hold(over <-chan struct{}, r *run, path string, hold time.Duration) {
 	if r.write {
 		w, err := l.writers.start(r, path)
