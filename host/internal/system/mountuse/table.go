@@ -3,7 +3,8 @@
 // whether the kernel still uses a block device.
 //
 // It reads text in /proc and /sys, and asks a file system only where its comments say so: one that hangs must not hold
-// up the caller. The fence relies on that, and on that it imports no other package of the host.
+// up the caller. The fence relies on that. It uses no Holder, whose text also names the container (package owner), read
+// from the engine's files.
 package mountuse
 
 import (
