@@ -14,13 +14,13 @@ import (
 // The leader is cut off at each point of a rotation. Another leader finishes the rotation, or knows nothing of it; and
 // every leader can unseal all secrets meanwhile.
 func TestLeaderIsKilledDuringARotation(t *testing.T) {
-	w := form(t)
-	w.settled()
-	w.fill("a", "b", "c")
+	t.Parallel()
 	for _, cut := range []string{"before name", "after name", "after activate", "after reseal"} {
 		t.Run(cut, func(t *testing.T) {
-			w.t = t
+			t.Parallel()
+			w := form(t)
 			before := w.settled()
+			w.fill("a", "b", "c")
 			killed := w.leader()
 			hit := killed.cutAt(cut)
 			id, err := killed.keeper.Rotate(t.Context())
@@ -50,6 +50,7 @@ func TestLeaderIsKilledDuringARotation(t *testing.T) {
 
 // While a server is away nothing changes, and the error says which.
 func TestRotationWaitsForEveryServer(t *testing.T) {
+	t.Parallel()
 	w := form(t)
 	before := w.settled()
 	w.fill("a")
@@ -80,8 +81,10 @@ func TestRotationWaitsForEveryServer(t *testing.T) {
 // A ledger is restored whose key is lost, and one in the middle of a rotation. The key is restored on one server, and
 // the rotation begins or continues.
 func TestRestoreDuringARotation(t *testing.T) {
+	t.Parallel()
 	for name, middle := range map[string]bool{"before the change": false, "in the middle of it": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := form(t)
 			first := w.settled()
 			w.fill("a", "b")
