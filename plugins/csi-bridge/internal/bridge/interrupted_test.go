@@ -66,6 +66,25 @@ func TestCallerStops(t *testing.T) {
 	})
 }
 
+// TestOppositeCallWaitsForACancelledOne cancels a staging that the driver goes on with. If the driver were asked to
+// unstage meanwhile, it might be done with that first, and then stage after all.
+func TestOppositeCallWaitsForACancelledOne(t *testing.T) {
+	f := setup(t, driver.DefaultTiming, faultydriver.Config{})
+	release := make(chan struct{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Watched(func() { <-release }, func() {}))
+	_ = stopAfterFirst(t, f)
+	unstage := func(ctx context.Context) error {
+		return f.bridge.Unstage(ctx, f.driver, f.volume(), "/staging")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := unstage(ctx); err == nil || !strings.Contains(err.Error(), "the driver was not called") {
+		t.Errorf("while it stages: %v", err)
+	}
+	close(release)
+	check.NoError(t, unstage(t.Context()))
+}
+
 // stopAfterFirst cancels a staging once a stage call has arrived. It must return at once with Canceled, without a
 // further call.
 func stopAfterFirst(t *testing.T, f *fixture) error {

@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -39,27 +40,69 @@ type Op struct {
 // Do runs op under the policy of its RPC. attempt makes the RPC. It builds a new request each time, since the
 // request may depend on the driver's capabilities and the driver may have been replaced meanwhile. The error
 // is a gRPC status that says what was tried, on what, what the driver answered and what can be done;
-// DeadlineExceeded means that the outcome is unknown. When ctx ends, Do returns at once.
+// DeadlineExceeded means that the outcome is unknown. When ctx ends, Do returns at once; an RPC that changes the
+// object is not cancelled by that, since the driver may be doing it all the same, and the next operation on the object
+// waits until it has ended.
 func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context) (T, error)) (T, error) {
 	var none T
+	unlock := func() {}
 	if op.Key != "" {
-		unlock, err := c.locks.Lock(ctx, op.Key)
-		if err != nil {
+		var err error
+		if unlock, err = c.locks.Lock(ctx, op.Key); err != nil {
 			return none, op.errorf(status.FromContextError(ctx.Err()).Code(),
 				"gave up while another call on it was in flight; the driver was not called")
 		}
-		defer unlock()
 	}
+	type outcome struct {
+		result T
+		err    error
+	}
+	ended := make(chan outcome, 1)
 	r := &run{conn: c, op: op, caller: ctx, started: time.Now()}
+	go func() {
+		defer unlock()
+		result, err := do(ctx, r, attempt)
+		ended <- outcome{result, err}
+	}()
+	select {
+	case o := <-ended:
+		return o.result, o.err
+	case <-ctx.Done():
+	}
+	if op.RPC.class.changes && r.inFlight.Load() {
+		return none, op.errorf(status.FromContextError(ctx.Err()).Code(),
+			"stopped by the caller while %s was in flight; %s", path.Base(op.RPC.method), unknownOutcome)
+	}
+	o := <-ended
+	return o.result, o.err
+}
+
+// do makes r's attempts until one has answered or ctx has ended.
+func do[T any](ctx context.Context, r *run, attempt func(context.Context) (T, error)) (T, error) {
+	var none T
 	ctx, cancel := context.WithTimeout(ctx, r.budget())
 	defer cancel()
+	calls, cancel := ctx, func() {}
+	if r.op.RPC.class.changes {
+		calls, cancel = context.WithTimeout(context.WithoutCancel(ctx), r.budget())
+	}
+	defer cancel()
 	result, err := backoff.Retry(ctx, func() (T, error) {
-		ctx, cancel := context.WithTimeout(ctx, r.limit())
+		r.inFlight.Store(true)
+		defer r.inFlight.Store(false)
+		base := calls
+		if err := ctx.Err(); err != nil {
+			if r.attempts > 0 {
+				return none, backoff.Permanent(err)
+			}
+			base = ctx // it is not sent
+		}
+		ctx, cancel := context.WithTimeout(base, r.limit())
 		defer cancel()
 		r.attempts++
-		result, err := attempt(withCall(ctx, &call{op: &op, attempt: r.attempts}))
+		result, err := attempt(withCall(ctx, &call{op: &r.op, attempt: r.attempts}))
 		return result, r.judge(err)
-	}, backoff.WithBackOff(c.timing.backOff()), backoff.WithMaxElapsedTime(0))
+	}, backoff.WithBackOff(r.conn.timing.backOff()), backoff.WithMaxElapsedTime(0))
 	if err != nil {
 		return none, r.explain()
 	}
@@ -86,6 +129,7 @@ type run struct {
 	hung bool
 	// uncertain says that the operation's own RPC was sent and its outcome is unknown.
 	uncertain bool
+	inFlight  atomic.Bool // an attempt is being made
 }
 
 func (r *run) budget() time.Duration {
