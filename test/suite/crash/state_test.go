@@ -223,23 +223,27 @@ func (r *rig) journal() (out []string) {
 		r.t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	r.h.Eventually("the journal is copied", func() error { // a table may disappear meanwhile
+	var db *badger.DB
+	r.h.Eventually("a copy of the journal is opened", func() error { // a table may disappear while it is copied
+		defer func() {
+			if db == nil {
+				_ = os.RemoveAll(dir + "/journal")
+			}
+		}()
 		if msg, err := exec.Command("cp", "-r", "--sparse=always", r.h.Path("data/journal"),
 			dir).CombinedOutput(); err != nil {
-			_ = os.RemoveAll(dir + "/journal")
 			return fmt.Errorf("%w: %s", err, msg)
 		}
+		// with the host's own options (host/internal/workload/journal)
+		opened, err := badger.Open(badger.DefaultOptions(dir + "/journal").WithLogger(nil).WithMetricsEnabled(false).
+			WithCompression(options.None).WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).
+			WithBlockCacheSize(0).WithIndexCacheSize(1 << 20).WithValueLogFileSize(16 << 20).WithNumCompactors(2))
+		if err != nil {
+			return err
+		}
+		db = opened
 		return nil
 	})
-	// with the host's own options (host/internal/workload/journal)
-	db, err := badger.Open(badger.DefaultOptions(dir +
-		"/journal").WithLogger(nil).WithMetricsEnabled(false).WithCompression(options.None).
-		WithMemTableSize(8 << 20).WithValueThreshold(64 << 10).WithNumMemtables(2).WithBlockCacheSize(0).WithIndexCacheSize(
-		1 << 20).
-		WithValueLogFileSize(16 << 20).WithNumCompactors(2))
-	if err != nil {
-		r.t.Fatalf("open a copy of the journal: %v", err)
-	}
 	defer db.Close()
 	err = db.View(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.DefaultIteratorOptions)
