@@ -33,4 +33,5 @@ func TestKilledFenceIsReplacedAtOnce(t *testing.T) {
 	killed := fencePID(t, dir)
 	must(t, syscall.Kill(killed, syscall.SIGKILL))
 	eventually(t, "another fence", func() bool { pid := lockHolder(t, dir); return pid != 0 && pid != killed })
+	setDeadline(t, c, deadline) // the new fence answers, and so can be ended
 }
