@@ -21,7 +21,7 @@ import (
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/test/lib/testns"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // crashDir makes this test program run as a server that changes its ledger until it is killed. crashRound is
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	testns.SideBySide(sideBySide)
+	check.SideBySide(sideBySide)
 	// memberlist's shutdown does not wait for a probe in progress.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }

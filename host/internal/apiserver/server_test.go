@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	check.SideBySide(6) // they mostly wait for servers
 	goleak.VerifyTestMain(m)
 }
 

@@ -2,6 +2,9 @@
 package check
 
 import (
+	"flag"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -41,4 +44,21 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 			t.Fatalf("not within %v: %s", Patience, what)
 		}
 	}
+}
+
+// SideBySide sets how many of a package's tests run in parallel, unless the flag -test.parallel does; a child
+// process with this one's arguments does the same. A TestMain whose tests mostly wait calls it; the default is the
+// number of processors.
+func SideBySide(tests int) {
+	n := strconv.Itoa(tests)
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", n); err != nil {
+		panic(err)
+	}
+	os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + n}, os.Args[1:]...)...)
 }

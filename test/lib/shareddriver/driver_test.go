@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,11 +19,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-func TestMain(m *testing.M) {
-	// ginkgo, which runs the CSI suite one test after the other, refuses go test -parallel.
-	os.Args = slices.DeleteFunc(os.Args, func(arg string) bool { return strings.HasPrefix(arg, "-test.parallel=") })
-	testns.Main(m, 0)
-}
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // serve runs a driver until the end of the test and returns its endpoint.
 func serve(t *testing.T, dir, node string, more ...string) string {

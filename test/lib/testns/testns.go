@@ -9,7 +9,6 @@ package testns
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -19,6 +18,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // envParent is set in the namespace, to the process that made it.
@@ -29,7 +30,7 @@ const envParent = "PANNIER_TEST_NAMESPACE"
 // tests mostly wait; 0: as many as there are processors.
 func Main(m *testing.M, sideBySide int) {
 	if sideBySide > 0 {
-		SideBySide(sideBySide)
+		check.SideBySide(sideBySide)
 	}
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
@@ -51,23 +52,6 @@ func Main(m *testing.M, sideBySide int) {
 	default: // a process that a test has started from its own program
 		os.Exit(m.Run())
 	}
-}
-
-// SideBySide sets how many of a package's tests run in parallel, unless the flag -test.parallel does; a child
-// process with this one's arguments does the same. A TestMain whose tests mostly wait calls it; the default is the
-// number of processors.
-func SideBySide(tests int) {
-	n := strconv.Itoa(tests)
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if given {
-		return
-	}
-	if err := flag.Set("test.parallel", n); err != nil {
-		panic(err)
-	}
-	os.Args = append(os.Args[:1], append([]string{"-test.parallel=" + n}, os.Args[1:]...)...)
 }
 
 // prepare unmounts the mounts that the new namespace got a copy of, since it would keep others' volumes in use,

@@ -18,15 +18,15 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
-	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // sideBySide is the number of parallel tests. They mostly wait for processes.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {
-	testns.SideBySide(sideBySide)
+	check.SideBySide(sideBySide)
 	goleak.VerifyTestMain(m)
 }
 

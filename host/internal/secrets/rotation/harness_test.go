@@ -22,6 +22,7 @@ import (
 
 // memberlist does not wait for a running probe when it is closed.
 func TestMain(m *testing.M) {
+	check.SideBySide(6) // they mostly wait for elections
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 

@@ -17,14 +17,13 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
-	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // sideBySide is the number of parallel tests. They mostly wait for their Consul.
 const sideBySide = 4
 
 func TestMain(m *testing.M) {
-	testns.SideBySide(sideBySide)
+	check.SideBySide(sideBySide)
 	goleak.VerifyTestMain(m)
 }
 
