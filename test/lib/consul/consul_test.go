@@ -152,7 +152,7 @@ func TestPause(t *testing.T) {
 	}()
 	select {
 	case err := <-answer:
-		t.Errorf("a paused server answered: %v", err)
+		t.Fatalf("a paused server answered: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
 	c.Resume(0)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Server is one server of a cluster.
@@ -115,9 +117,20 @@ func (s *Server) kill() {
 	s.ended = nil
 }
 
+// pause returns when all threads of the process have stopped.
 func (s *Server) pause(t testing.TB) {
 	t.Helper()
 	s.signal(t, syscall.SIGSTOP)
+	pid := s.cmd.Process.Pid
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EINTR) {
+			t.Fatalf("wait until %s has stopped: %v", s.Name, err)
+		}
+	}
 }
 
 func (s *Server) resume(t testing.TB) {
