@@ -24,11 +24,8 @@ func (l Layout) CheckEmpty(path string) error {
 	if err != nil {
 		return err
 	}
-	c, err := walk(dir, rel, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	c, err := walkExisting(dir, rel)
+	if c == nil {
 		return err
 	}
 	defer c.close()

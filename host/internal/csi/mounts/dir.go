@@ -89,11 +89,8 @@ func (l Layout) Remove(path string) error {
 	if err != nil {
 		return err
 	}
-	c, err := walk(dir, rel, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	c, err := walkExisting(dir, rel)
+	if c == nil {
 		return err
 	}
 	defer c.close()
@@ -192,6 +189,15 @@ func walk(dir, rel string, create bool) (*chain, error) {
 		c.dirs = append(c.dirs, top)
 	}
 	return c, nil
+}
+
+// walkExisting is walk without create; it returns nil, nil if dir does not exist.
+func walkExisting(dir, rel string) (*chain, error) {
+	c, err := walk(dir, rel, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return c, err
 }
 
 // enter opens the directory name in another one, and makes it first if create is set.
