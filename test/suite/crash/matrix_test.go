@@ -123,8 +123,7 @@ func stops(k kind) []crash {
 		of("staging", "saved", "saved#2"))
 	rpcs := []string{"NodeUnpublishVolume", "NodeUnstageVolume"}
 	if k.attach {
-		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"),
-			of("controller-detached", "advance", "advanced"))
+		points = slices.Concat(points, of("attach", undo...), of("attachment", "saved"))
 		rpcs = append(rpcs, "ControllerUnpublishVolume")
 	}
 	points = slices.Concat(points, of("claim", undo...), of("freed", "advance", "advanced"), of("workload", "gone"))

@@ -68,6 +68,7 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 		if err := w.controllerDetach(ctx, c, v); err != nil {
 			return false, err
 		}
+		// controller-detached and ready-to-free are skipped: no call comes between them and the end.
 	}
 	if err := w.advance(ctx, c, claim.Freed); err != nil {
 		return false, err
@@ -119,10 +120,7 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 	}
 	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere)
 	end()
-	if err != nil {
-		return err
-	}
-	return w.advance(ctx, c, claim.ControllerDetached)
+	return err
 }
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
