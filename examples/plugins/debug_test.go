@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -49,7 +50,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	h.Start()
 	before := plugin(t, h, "dirs")
 
-	must(0, author.Process.Signal(unix.SIGSTOP))(t)
+	check.Stop(t, author.Process.Pid)
 	created := make(chan testhost.Result, 1)
 	go func() { created <- h.Try("volume", "create", "dirs/volume.hcl") }()
 	select {

@@ -3,10 +3,15 @@ package check
 
 import (
 	"flag"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/pannier/pannier/internal/procfs"
 )
 
 // Patience limits how long Eventually waits. It is long, so that a slow machine does not fail a test. A
@@ -44,6 +49,25 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 			t.Fatalf("not within %v: %s", Patience, what)
 		}
 	}
+}
+
+// Stop stops a process (SIGSTOP), and returns when each of its threads has stopped: on a busy machine they run on for
+// a while. The test ends it or lets it continue.
+func Stop(t testing.TB, pid int) {
+	t.Helper()
+	NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	Eventually(t, fmt.Sprintf("process %d has stopped", pid), func() bool {
+		tasks := filepath.Join(procfs.Dir(pid), "task")
+		threads, err := procfs.Numbers(tasks)
+		NoError(t, err)
+		for _, thread := range threads {
+			stat, err := procfs.ReadStat(filepath.Join(tasks, strconv.Itoa(thread)))
+			if err == nil && stat.State != 'T' && !stat.Ended() {
+				return false
+			}
+		}
+		return true
+	})
 }
 
 // SideBySide sets how many of a package's tests run in parallel, unless the flag -test.parallel does; a child

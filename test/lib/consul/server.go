@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // Server is one server of a cluster.
@@ -117,34 +117,22 @@ func (s *Server) kill() {
 	s.ended = nil
 }
 
-// pause returns when all threads of the process have stopped.
 func (s *Server) pause(t testing.TB) {
 	t.Helper()
-	s.signal(t, syscall.SIGSTOP)
-	pid := s.cmd.Process.Pid
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil)
-		if err == nil {
-			return
-		}
-		if !errors.Is(err, unix.EINTR) {
-			t.Fatalf("wait until %s has stopped: %v", s.Name, err)
-		}
-	}
+	s.mustRun(t)
+	check.Stop(t, s.PID())
 }
 
 func (s *Server) resume(t testing.TB) {
 	t.Helper()
-	s.signal(t, syscall.SIGCONT)
+	s.mustRun(t)
+	check.NoError(t, s.cmd.Process.Signal(syscall.SIGCONT))
 }
 
-func (s *Server) signal(t testing.TB, sig syscall.Signal) {
+func (s *Server) mustRun(t testing.TB) {
 	t.Helper()
 	if !s.running() {
 		t.Fatalf("%s does not run", s.Name)
-	}
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		t.Fatalf("send %v to %s: %v", sig, s.Name, err)
 	}
 }
 

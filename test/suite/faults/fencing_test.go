@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -37,9 +38,7 @@ func TestFencing(t *testing.T) {
 			programs[id] = run(t, c, h, id, id)
 		}
 		c.Net.Part(lost["cut"].Net)
-		if err := unix.Kill(lost["stopped"].PID(), unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		check.Stop(t, lost["stopped"].PID())
 		lost["killed"].Kill()
 		for id, h := range lost {
 			standsWhileDisconnected(t, c, taker, h, id)

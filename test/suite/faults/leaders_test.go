@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -147,9 +147,7 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 	server := c.Leader()
 	awaitClaims(t, server, dying, "taken")
 	// The volumes get attached, but not mounted.
-	if err := unix.Kill(driverOf(t, dying), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	check.Stop(t, driverOf(t, dying))
 	release()
 	server.Eventually("all volumes are attached", func() error {
 		attached, err := filepath.Glob(filepath.Join(c.Volumes, "*/attached", dying.Name))

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // An update is not confirmed while the fence does not answer: nothing is mounted on the word of the agent alone.
@@ -15,7 +16,7 @@ func TestUpdateWaitsForTheFence(t *testing.T) {
 	v, dir := bound(t), folder(t)
 	c := open(t, dir)
 	setDeadline(t, c, boottime.Now().Add(time.Hour))
-	must(t, syscall.Kill(fencePID(t, dir), syscall.SIGSTOP))
+	check.Stop(t, fencePID(t, dir))
 	ctx, cancel := context.WithTimeout(t.Context(), answerTimeout/10)
 	defer cancel()
 	err := c.Update(ctx, func(c Change) { c.Protect(v.mounts...) })

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -221,7 +222,7 @@ func TestReplacedInsteadOfReattached(t *testing.T) {
 		"another executable":     func(w *world) { appendByte(w.t, filepath.Join(w.cfg.PluginDir, "fixture")) },
 		"another authority":      func(w *world) { os.Remove(w.cfg.DataDir + "/plugins/host.pem") },
 		"a socket that is gone":  func(w *world) { removeAll(w.t, w.cfg.DataDir+"/plugins/run/*/plugin*") },
-		"a process that hangs":   func(w *world) { stopProcess(w.t, w.pids()[0]) },
+		"a process that hangs":   func(w *world) { check.Stop(w.t, w.pids()[0]) },
 		"a process that is gone": func(w *world) { killProcess(w.t, w.pids()[0]) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,13 +346,6 @@ func TestDieWithHost(t *testing.T) {
 	pid := h.up()
 	h.kill()
 	waitFor(t, "the plugin's end", func() bool { return !alive(pid) })
-}
-
-func stopProcess(t *testing.T, pid int) {
-	t.Helper()
-	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func killProcess(t *testing.T, pid int) {
