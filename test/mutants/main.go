@@ -6,14 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/pannier/pannier/test/lib/gotest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -43,15 +42,7 @@ const sideBySide = 2
 func main() {
 	only := flag.String("run", "", "regexp of the names of the mutants to plant; empty: all")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, *only)
-	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "mutants:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	gotest.Main("mutants", func(ctx context.Context) (bool, error) { return run(ctx, *only) })
 }
 
 // run plants the mutants whose names match, the cheap ones first, and reports whether all were caught.

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/test/lib/gotest"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -31,8 +31,8 @@ func TestTable(t *testing.T) {
 		if _, err := m.apply(root); err != nil {
 			t.Error(err)
 		}
-		if !hasTest(t, filepath.Join(root, m.pkg), m.run) {
-			t.Errorf("mutant %s: no test of %s matches %s", m.name, m.pkg, m.run)
+		if err := gotest.Check(filepath.Join(root, m.pkg), m.run); err != nil {
+			t.Errorf("mutant %s: %v", m.name, err)
 		}
 	}
 	if len(names) < fewest {
@@ -77,7 +77,7 @@ func section() string {
 |---|---|---|
 `)
 	for _, m := range all() {
-		run := strings.NewReplacer("^", "", "$", "", "(", "", ")", "", "|", ", ").Replace(m.run)
+		run := gotest.Names(m.run)
 		if m.seeds > 0 {
 			run += fmt.Sprintf(", one of %d seeds", m.seeds)
 		}
@@ -85,34 +85,6 @@ func section() string {
 			strings.TrimPrefix(m.pkg, "./"), run)
 	}
 	return b.String()
-}
-
-var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
-
-// hasTest reports whether a package has a test that the first part of go test's -run matches.
-func hasTest(t *testing.T, dir, run string) bool {
-	t.Helper()
-	name, _, _ := strings.Cut(run, "/")
-	want, err := regexp.Compile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, found := range testFunc.FindAllStringSubmatch(string(text), -1) {
-			if want.MatchString(found[1]) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // TestVerdicts checks what counts as caught, with the output of go test -json.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pannier/pannier/test/lib/gotest"
 )
 
 // session tests mutants of the checkout at root. It writes its files to dir.
@@ -103,11 +105,7 @@ func (m mutant) overlay(root, dir string, changed []byte) (flag string, err erro
 }
 
 func (s *session) command(ctx context.Context, env []string, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir, cmd.Env = s.root, append(os.Environ(), env...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = time.Minute
-	return cmd
+	return gotest.Command(ctx, s.root, env, name, args...)
 }
 
 // unmutated runs a mutant's test on the code as it is, once for all mutants with the same test.
@@ -139,8 +137,6 @@ func (s *session) goTest(ctx context.Context, env []string, m mutant, args []str
 }
 
 var (
-	// assertion is the first line of what t.Error, t.Fatal or t.Log prints.
-	assertion = regexp.MustCompile(`^\s+[\w-]+\.go:\d+: `)
 	// broken is a line of a test that did not fail by an assertion. The lines of a failed assertion are indented.
 	broken = regexp.MustCompile(`^(panic: .*|fatal error: .*)`)
 	// unbuilt is the message of testbin where a program could not be built.
@@ -150,12 +146,12 @@ var (
 // judge reads the output of go test -json.
 func judge(out []byte, ended error) verdict {
 	said, failed, ran := map[string]string{}, "", false
-	for lines := json.NewDecoder(bytes.NewReader(out)); lines.More(); {
-		var e struct{ Action, Test, Output string }
-		if err := lines.Decode(&e); err != nil {
-			return verdict{why: fmt.Sprintf("go test -json: %v: %s", err, out)}
-		}
-		text := strings.TrimRight(e.Output, "\n")
+	events, err := gotest.Events(out)
+	if err != nil {
+		return verdict{why: err.Error()}
+	}
+	for _, e := range events {
+		text := e.Output
 		switch {
 		case e.Action == "build-fail":
 			return verdict{why: "the test does not build: go vet the package"}
@@ -165,7 +161,7 @@ func judge(out []byte, ended error) verdict {
 			failed = e.Test
 		case broken.MatchString(text), unbuilt.MatchString(text):
 			return verdict{why: "not by an assertion: " + strings.TrimSpace(text)}
-		case said[e.Test] == "" && e.Test != "" && assertion.MatchString(text):
+		case said[e.Test] == "" && e.Test != "" && gotest.Assertion.MatchString(text):
 			said[e.Test] = strings.TrimSpace(text)
 		}
 	}
