@@ -104,6 +104,11 @@ mutants: ONLY =
 mutants: hostpath consul ## Plant bugs, one at a time, and check that the test of the broken promise fails (root; ONLY=REGEXP)
 	@go run ./test/mutants -run '$(ONLY)'
 
+.PHONY: attacks
+attacks: ONLY =
+attacks: hostpath consul ## Try each attack of a table for real, and check that it does not work (root; ONLY=REGEXP)
+	@go run ./test/attacks -run '$(ONLY)'
+
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
 	@mkdir -p bin
@@ -139,10 +144,11 @@ proto: ## Generate Go code from the protobuf files, beside them
 	@tools/generate $(PROTO_ROOTS)
 
 .PHONY: docs
-docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, the mutants in docs/guarantees.md
+docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, the mutants in docs/guarantees.md, the attacks in docs/operations/security.md
 	@go test -count=1 ./host/internal/cli -run '^TestCommandReference$$' -update
 	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
 	@go test -count=1 ./test/mutants -run '^TestPage$$' -update
+	@go test -count=1 ./test/attacks -run '^TestPage$$' -update
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man

@@ -1,0 +1,15 @@
+package main
+
+import "slices"
+
+// all returns the table, in the order of the documentation.
+func all() []attack {
+	return slices.Concat(
+		ofStrangers,
+		ofNodes,
+		ofTokens,
+		ofWorkloads,
+		ofPlugins,
+		onTheHost,
+	)
+}

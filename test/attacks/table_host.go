@@ -1,0 +1,30 @@
+package main
+
+const localUser = "a local user"
+
+// onTheHost are attacks of those who can read or call something on a host.
+var onTheHost = []attack{
+	{
+		who: localUser, tries: "call the agent over its unix socket",
+		stops: "the socket is 0660, of root and `socket_group`",
+		pkg:   apiserverPkg, run: "^TestSocket$",
+		remains: "root on the machine",
+	},
+	{
+		who: localUser, tries: "call it as root, without a token, where `socket_root = false` or in a cluster",
+		stops: "root has the rights of the policy `anonymous`, or none",
+		pkg:   apiserverPkg, run: "^TestAnonymous$",
+		remains: "root can read the agent's files",
+	},
+	{
+		who: localUser, tries: "read a volume's secret in outputs, events, arguments, environments, logs and files",
+		stops: "it is never there; files with secrets are 0600 or 0400",
+		pkg:   "./test/suite/e2e", run: "^TestSecretsAreNeverShown$",
+	},
+	{
+		who: "a thief of a disk or a backup", tries: "read volumes' secrets",
+		stops: "they are encrypted in log, ledger, snapshots and backups; keys are apart from backups",
+		pkg:   suitePkg, run: "^TestKeysOfACluster$",
+		remains: "a whole server's disk has both: encrypt it. `ledger_encryption` covers the ledger in Badger, not raft's log",
+	},
+}

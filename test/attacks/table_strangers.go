@@ -1,0 +1,45 @@
+package main
+
+const (
+	suitePkg     = "./test/suite/security"
+	transportPkg = "./host/internal/peer/transport"
+	stranger     = "someone on the network"
+)
+
+// ofStrangers are attacks of callers without a certificate, a token or the gossip key.
+var ofStrangers = []attack{
+	{
+		who: stranger, tries: "speak an old TLS, or answer in a server's place, to read or change calls, raft and snapshots in transit",
+		stops: "TLS 1.3 only, with certificates on both ends",
+		pkg:   "./host/internal/peer/pki", run: "^TestBothEndsSayWhoTheyAre$",
+		remains: "who talks to whom, and how much",
+	},
+	{
+		who: stranger, tries: "call the API, raft or an agent without a certificate of this authority, or with an expired one",
+		stops: "the handshake",
+		pkg:   transportPkg, run: "^TestStrangersAreRefused$",
+		remains: "health, metrics and public keys are open",
+	},
+	{
+		who: stranger, tries: "do the same on the agents of a real cluster",
+		stops: "the handshake: ALPN says what a connection is for",
+		pkg:   suitePkg, run: "^TestIntruders$/^certificates$",
+	},
+	{
+		who: stranger, tries: "read, forge or replay gossip, or join with another key",
+		stops: "`encrypt_file` (AES-GCM); gossip gives addresses only, and whoever answers there needs the certificate",
+		pkg:   suitePkg, run: "^TestIntruders$/^gossip$",
+		remains: "without the key, anyone can pretend that hosts fail",
+	},
+	{
+		who: stranger, tries: "hold connections open by thousands, silent or slow",
+		stops: "[bounds](#bounds)",
+		pkg:   suitePkg, run: "^TestIntruders$/^slow_clients,_and_thousands$",
+		remains: "a flood that fills the line itself",
+	},
+	{
+		who: stranger, tries: "fill the log with refusals",
+		stops: "ten lines, then one a second with the number of the others",
+		pkg:   transportPkg, run: "^TestRefusalsAreLoggedSparingly$",
+	},
+}

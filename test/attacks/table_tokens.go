@@ -1,0 +1,45 @@
+package main
+
+const (
+	apiserverPkg = "./host/internal/apiserver"
+	weakToken    = "a caller with a weak token"
+)
+
+// ofTokens are attacks of callers of the API.
+var ofTokens = []attack{
+	{
+		who: weakToken, tries: "make any call that its policies do not allow",
+		stops: "[ACLs](../acl.md): each call has its need, by name",
+		pkg:   apiserverPkg, run: "^TestWhoMayDoWhat$",
+		remains: "without ACLs every certificate may call the whole API",
+	},
+	{
+		who: weakToken, tries: "read, use, clone, register or remove a volume of another namespace, by its name or the driver's own id",
+		stops: "the namespace is checked before anything is looked up",
+		pkg:   suitePkg, run: "^TestAVolumeOfAnotherNamespace$",
+		remains: "what nobody registered is open to whoever may register volumes",
+	},
+	{
+		who: weakToken, tries: "see the volumes of other namespaces in lists",
+		stops: "lists omit what the caller may not see",
+		pkg:   apiserverPkg, run: "^TestVolumesOfAnotherNamespace$",
+	},
+	{
+		who: weakToken, tries: "see the events of other namespaces",
+		stops: "events are filtered by the caller's rights",
+		pkg:   apiserverPkg, run: "^TestEventsAreFiltered$",
+	},
+	{
+		who: weakToken, tries: "have a process of others killed, by naming it as its workload's",
+		stops: "only the process that started a workload names its process, over the unix socket, and only a descendant",
+		pkg:   apiserverPkg, run: "^TestOnlyTheOwnerNamesItsProcess$",
+		worked:  "925cf34^: got <nil> (unknown), want permission_denied",
+		remains: "its own descendants",
+	},
+	{
+		who: "a thief of a token", tries: "go on after the token was deleted, on an open stream",
+		stops: "the token is looked up at each call and at each message; `-ttl`",
+		pkg:   apiserverPkg, run: "^TestStreamsEndWithTheirToken$",
+		remains: "what it did before, and up to 15 s on agents without the ledger; the audit log has it",
+	},
+}

@@ -1,0 +1,30 @@
+package main
+
+const (
+	launchPkg    = "./host/internal/cli/launch"
+	workloadUser = "a workload's own user"
+)
+
+// ofWorkloads are attacks of the programs that use volumes.
+var ofWorkloads = []attack{
+	{
+		who: workloadUser, tries: "have a volume mounted over the host's files, or directories made there, by a link in its volume or in a directory of its own",
+		stops: "destinations are opened without following links, and refused where another user than root could replace one",
+		pkg:   launchPkg, run: "^TestDestinationsThatAUserHasPrepared$",
+		worked:  "0db16e4^: it is bound: …/001/volume …/001/etc rw,relatime",
+		remains: "containers mount by the rules of their engine",
+	},
+	{
+		who: workloadUser, tries: "become root by a set-uid file or a device in its volume",
+		stops: "`nosuid`, `nodev`, `no_new_privs`",
+		pkg:   launchPkg, run: "^TestNoNewPrivileges$",
+		worked: "0db16e4^: exit code 1 (NoNewPrivs is 0)",
+	},
+	{
+		who: workloadUser, tries: "type commands into root's terminal (`TIOCSTI`)",
+		stops: "a program of another user has a session of its own",
+		pkg:   launchPkg, run: "^TestNoNewPrivileges$",
+		worked:  "be93d3e^: exit code 3 (the program is in the session of root's terminal)",
+		remains: "it can still read what is typed",
+	},
+}
