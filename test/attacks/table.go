@@ -8,6 +8,7 @@ func all() []attack {
 		ofStrangers,
 		ofNodes,
 		ofTokens,
+		ofAccess,
 		ofWorkloads,
 		ofPlugins,
 		onTheHost,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -38,7 +39,8 @@ var needs = map[string]need{
 	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // snapshots have no namespace
 	v1.VolumeServiceListSnapshotsProcedure:    query(to(acl.Plugin, acl.Read)),
 
-	v1.WorkloadServiceStartWorkloadProcedure:   change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others),
+	v1.WorkloadServiceStartWorkloadProcedure: change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others,
+		identities),
 	v1.WorkloadServiceRunningWorkloadProcedure: change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceStopWorkloadProcedure:    change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
@@ -212,6 +214,32 @@ func others(c *caller, msg any) error {
 					list.needs, shortened(namespace)))
 			}
 		}
+	}
+	return nil
+}
+
+// identities requires that the policies list, for the workload's namespace, the names of its services, and of those
+// that it makes known as a terminating gateway.
+func identities(c *caller, msg any) error {
+	m, ok := msg.(interface{ GetSpec() *hostv1.WorkloadSpec })
+	if !ok {
+		return nil
+	}
+	var missing []string
+	use := func(name string) {
+		if quoted := strconv.Quote(name); !c.AllowService(namespaceOf(msg), name) && !slices.Contains(missing, quoted) {
+			missing = append(missing, quoted)
+		}
+	}
+	for _, service := range m.GetSpec().GetServices() {
+		use(service.GetName())
+		for _, linked := range service.GetConnect().GetGateway().GetTerminating().GetServices() {
+			use(linked.GetName())
+		}
+	}
+	if len(missing) > 0 {
+		return c.lacks(fmt.Sprintf("services = [%s] in the block namespace %q of a policy",
+			shortened(strings.Join(missing, ", ")), shortened(namespaceOf(msg))))
 	}
 	return nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	v1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -297,6 +298,11 @@ func TestNeedsOfRequests(t *testing.T) {
 	}
 	plain := spec(func(*hostv1.WorkloadSpec) {})
 	withVolume := spec(func(s *hostv1.WorkloadSpec) { s.Volumes = []*hostv1.VolumeRequest{{Source: "v"}} })
+	withService := spec(func(s *hostv1.WorkloadSpec) {
+		s.Services = []*servicev1.Service{{Name: "payments", Connect: &servicev1.Connect{Gateway: &servicev1.Gateway{
+			Terminating: &servicev1.Terminating{Services: []*servicev1.LinkedService{{Name: "cards"}}},
+		}}}}
+	})
 	for name, c := range map[string]struct {
 		procedure string
 		msg       any
@@ -416,6 +422,28 @@ func TestNeedsOfRequests(t *testing.T) {
 			v1.WorkloadServiceStartWorkloadProcedure,
 			spec(func(s *hostv1.WorkloadSpec) { s.Replaces = []string{"till/a"} }), shop + "\n" +
 				`namespace "till" { capabilities = ["submit-workload"] }`, "",
+		},
+		"a service": {
+			v1.WorkloadServiceStartWorkloadProcedure, withService, shop,
+			`services = ["payments", "cards"] in the block namespace "shop" of a policy`,
+		},
+		"a service of another namespace": {
+			v1.WorkloadServiceStartWorkloadProcedure, withService,
+			shop + "\n" + `namespace "till" { services = ["*"] }`, `services = ["payments", "cards"]`,
+		},
+		"a service, not that behind the gateway": {
+			v1.WorkloadServiceStartWorkloadProcedure, withService,
+			"namespace \"shop\" {\npolicy = \"write\"\nservices = [\"pay*\"]\n}", `services = ["cards"]`,
+		},
+		"its own services": {
+			v1.WorkloadServiceStartWorkloadProcedure, withService,
+			"namespace \"shop\" {\npolicy = \"write\"\nservices = [\"pay*\", \"cards\"]\n}", "",
+		},
+		"a long service": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) {
+				s.Services = []*servicev1.Service{{Name: strings.Repeat("x", 1<<20)}}
+			}), shop, "is missing",
 		},
 		"watch volumes": {
 			v1.SystemServiceWatchProcedure,

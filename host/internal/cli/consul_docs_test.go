@@ -122,14 +122,26 @@ func TestDocumentedAuthMethods(t *testing.T) {
 		nil)
 	check.NoError(t, err)
 	now := time.Now()
-	bearer, err := jwt.Signed(signer).Claims(jwt.Claims{
-		Issuer: "pannier", Subject: "default/w/web", Audience: jwt.Audience{"consul.io"},
-		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(
-			now.Add(5 * time.Minute)),
-	}).Claims(map[string]any{"pannier_service": "web", "pannier_namespace": "default", "pannier_node": "a"}).Serialize()
-	check.NoError(t, err)
+	bearer := func(namespace, service string) string {
+		text, err := jwt.Signed(signer).Claims(jwt.Claims{
+			Issuer: "pannier", Subject: namespace + "/w/" + service, Audience: jwt.Audience{"consul.io"},
+			IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(
+				now.Add(5 * time.Minute)),
+		}).Claims(map[string]any{
+			"pannier_service": service, "pannier_namespace": namespace, "pannier_node": "a",
+		}).Serialize()
+		check.NoError(t, err)
+		return text
+	}
 	for _, method := range []string{"pannier", "pannier-key"} {
-		token, _, err := s.c.Client("").ACL().Login(&api.ACLLoginParams{AuthMethod: method, BearerToken: bearer}, nil)
+		for namespace, service := range map[string]string{"default": "payments", "dev": "web"} {
+			if _, _, err := s.c.Client("").ACL().Login(
+				&api.ACLLoginParams{AuthMethod: method, BearerToken: bearer(namespace, service)}, nil); err == nil {
+				t.Errorf("%s gave namespace %q the token of %q", method, namespace, service)
+			}
+		}
+		token, _, err := s.c.Client("").ACL().Login(
+			&api.ACLLoginParams{AuthMethod: method, BearerToken: bearer("default", "web")}, nil)
 		if err != nil {
 			t.Errorf("%s: %v", method, err)
 			continue

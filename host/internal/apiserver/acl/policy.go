@@ -18,7 +18,7 @@ import (
 
 // Policy is the parsed text of one policy.
 type Policy struct {
-	namespaces map[string]capabilities // by pattern
+	namespaces map[string]grant // by pattern
 	levels     map[Area]Level
 }
 
@@ -31,7 +31,7 @@ const maxText = 64 << 10
 // Parse reads a policy in HCL, or in JSON if it begins with a brace. The error is ErrInvalid, with every problem and
 // its line.
 func Parse(text string) (Policy, error) {
-	p := &parser{policy: Policy{namespaces: map[string]capabilities{}, levels: map[Area]Level{}}}
+	p := &parser{policy: Policy{namespaces: map[string]grant{}, levels: map[Area]Level{}}}
 	p.parse(text)
 	if len(p.problems) > 0 {
 		slices.SortStableFunc(p.problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })
@@ -105,7 +105,11 @@ func (p *parser) parse(text string) {
 	}
 }
 
-var validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
+var (
+	validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
+	// validService matches names of services (sdk/service) and patterns of them.
+	validService = regexp.MustCompile(`^[a-zA-Z0-9\-*]{1,63}$`)
+)
 
 // namespace reads a namespace block. Its attribute policy is short for several capabilities.
 func (p *parser) namespace(key string, block *hcl.Block) {
@@ -115,12 +119,12 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 			"%s: the name of a namespace has 1 to 128 letters, digits and - _ . only, and * for any of them", key)
 	}
 	content, diags := block.Body.Content(
-		&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy"}, {Name: "capabilities"}}})
+		&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "policy"}, {Name: "capabilities"}, {Name: "services"}}})
 	p.diagnose(key, diags)
 	if len(content.Attributes) == 0 && !diags.HasErrors() {
-		p.fail(block.DefRange, "%s: policy or capabilities is missing", key)
+		p.fail(block.DefRange, "%s: policy, capabilities or services is missing", key)
 	}
-	all := capabilities{}
+	all := newGrant()
 	if attr := content.Attributes["policy"]; attr != nil {
 		short := p.word(key+".policy", attr)
 		if _, known := shorthands[short]; known {
@@ -138,6 +142,15 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 				p.fail(attr.Range, "%s.capabilities: %q is not one of %s%s", key, word, quoted(Capabilities),
 					nearest(word, Capabilities))
 			}
+		}
+	}
+	if attr := content.Attributes["services"]; attr != nil {
+		for _, word := range p.words(key+".services", attr) {
+			if !validService.MatchString(word) {
+				p.fail(attr.Range,
+					"%s.services: %q: the name of a service has 1 to 63 letters, digits and hyphens, and * for any of them", key, word)
+			}
+			all.services = append(all.services, word)
 		}
 	}
 	p.policy.namespaces[pattern] = all

@@ -25,14 +25,19 @@ func TestParseRefuses(t *testing.T) {
 			`namespace "a" { policy = "wirte" }`,
 			`"wirte" is not one of "deny", "read", "write"; did you mean "write"?`,
 		},
-		"list of nodes":   {`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`},
-		"no policy":       {`plugin {}`, `plugin: missing required argument`},
-		"nothing in it":   {`namespace "a" {}`, `namespace "a": policy or capabilities is missing`},
-		"a number":        {`node { policy = 3 }`, `node.policy: a string is required`},
-		"null":            {`node { policy = null }`, `node.policy: a string is required`},
-		"not a list":      {`namespace "a" { capabilities = "deny" }`, `a list of strings is required`},
-		"a list of lists": {`namespace "a" { capabilities = [[]] }`, `a list of strings is required`},
-		"a variable":      {`node { policy = x }`, `node.policy: variables not allowed`},
+		"list of nodes": {`node { policy = "list" }`, `node.policy: "list" is not one of "deny", "read", "write"`},
+		"no policy":     {`plugin {}`, `plugin: missing required argument`},
+		"nothing in it": {`namespace "a" {}`, `namespace "a": policy, capabilities or services is missing`},
+		"a service": {
+			"namespace \"a\" {\n  services = [\"shop-*\", \"a/b\"]\n}",
+			`line 2: namespace "a".services: "a/b": the name of a service has`,
+		},
+		"no list of services": {`namespace "a" { services = "shop" }`, `namespace "a".services: a list of strings is required`},
+		"a number":            {`node { policy = 3 }`, `node.policy: a string is required`},
+		"null":                {`node { policy = null }`, `node.policy: a string is required`},
+		"not a list":          {`namespace "a" { capabilities = "deny" }`, `a list of strings is required`},
+		"a list of lists":     {`namespace "a" { capabilities = [[]] }`, `a list of strings is required`},
+		"a variable":          {`node { policy = x }`, `node.policy: variables not allowed`},
 		"twice": {
 			"node { policy = \"read\" }\nnode { policy = \"read\" }",
 			`line 2: node: block given twice, first on line 1`,
@@ -195,6 +200,54 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
+func TestServices(t *testing.T) {
+	for name, c := range map[string]struct {
+		policies []string
+		yes, no  []string // NAMESPACE SERVICE
+	}{
+		"none by default": {[]string{`namespace "a" { policy = "write" }`}, nil, []string{"a web", "a *", "a "}},
+		"listed": {
+			[]string{"namespace \"a\" {\npolicy = \"write\"\nservices = [\"web\", \"shop-*\"]\n}"},
+			[]string{"a web", "a shop-cart", "a shop-"},
+			[]string{"a webs", "a payments", "a shop", "a Web", "b web"},
+		},
+		"all":           {[]string{`namespace "a" { services = ["*"] }`}, []string{"a payments"}, []string{"b payments"}},
+		"none of these": {[]string{`namespace "a" { services = [] }`}, nil, []string{"a web"}},
+		"added": {
+			[]string{`namespace "a" { policy = "write" }`, `namespace "a" { services = ["x"] }`, `namespace "a" { services = ["y"] }`},
+			[]string{"a x", "a y"},
+			[]string{"a z"},
+		},
+		"deny wins": {
+			[]string{`namespace "a" { services = ["*"] }`, `namespace "a" { policy = "deny" }`},
+			nil,
+			[]string{"a web"},
+		},
+		"exact counts": {
+			[]string{`namespace "*" { services = ["*"] }`, `namespace "a" { policy = "write" }`},
+			[]string{"b web"},
+			[]string{"a web"},
+		},
+		"equally exact": {
+			[]string{`namespace "a*" { services = ["x"] }`, `namespace "*z" { services = ["y"] }`},
+			[]string{"az x", "az y", "ab x"},
+			[]string{"ab y", "az z"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := parse(t, c.policies...)
+			for want, all := range map[bool][]string{true: c.yes, false: c.no} {
+				for _, one := range all {
+					namespace, service, _ := strings.Cut(one, " ")
+					if got := rules.AllowService(namespace, service); got != want {
+						t.Errorf("%s: %v", one, got)
+					}
+				}
+			}
+		})
+	}
+}
+
 func TestAreas(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies []string
@@ -227,12 +280,13 @@ func TestAreas(t *testing.T) {
 
 func TestManagement(t *testing.T) {
 	if !Management.IsManagement() || !Management.AllowNamespace("x", SubmitWorkload) ||
-		!Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) {
+		!Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) ||
+		!Management.AllowService("x", "web") {
 		t.Error("management does not allow everything")
 	}
 	for _, none := range []*Rules{parse(t), {}, nil} {
 		if none.IsManagement() || none.AllowSomewhere(CSIListVolume) || none.AllowNamespace("default", CSIListVolume) ||
-			none.Allow(Plugin, List) {
+			none.Allow(Plugin, List) || none.AllowService("default", "web") {
 			t.Errorf("%+v allows something", none)
 		}
 	}

@@ -45,16 +45,31 @@ var implied = map[Capability]Capability{
 	SubmitWorkload: ListWorkloads,
 }
 
-type capabilities map[Capability]bool
+// grant is what policies allow in the namespaces of one pattern.
+type grant struct {
+	capabilities map[Capability]bool
+	services     []string // patterns of names
+}
 
-func (c capabilities) add(all ...Capability) {
+func newGrant() grant { return grant{capabilities: map[Capability]bool{}} }
+
+func (g grant) add(all ...Capability) {
 	for _, one := range all {
-		c[one] = true
+		g.capabilities[one] = true
 		if more, ok := implied[one]; ok {
-			c[more] = true
+			g.capabilities[more] = true
 		}
 	}
 }
+
+// with returns both grants together.
+func (g grant) with(other grant) grant {
+	maps.Copy(g.capabilities, other.capabilities)
+	g.services = append(g.services, other.services...)
+	return g
+}
+
+func (g grant) allows(c Capability) bool { return g.capabilities[c] && !g.capabilities[Deny] }
 
 // Area is a part of the API without namespaces.
 type Area string
@@ -101,7 +116,7 @@ func levelNames(area Area) []string {
 // Rules are one caller's merged policies. They never change. The zero value and nil allow nothing.
 type Rules struct {
 	management bool
-	namespaces map[string]capabilities
+	namespaces map[string]grant // by pattern
 	levels     map[Area]Level
 }
 
@@ -110,13 +125,14 @@ var Management = &Rules{management: true}
 
 // Merge combines policies.
 func Merge(policies ...Policy) *Rules {
-	r := &Rules{namespaces: map[string]capabilities{}, levels: map[Area]Level{}}
+	r := &Rules{namespaces: map[string]grant{}, levels: map[Area]Level{}}
 	for _, p := range policies {
-		for pattern, all := range p.namespaces {
-			if r.namespaces[pattern] == nil {
-				r.namespaces[pattern] = capabilities{}
+		for pattern, granted := range p.namespaces {
+			before, ok := r.namespaces[pattern]
+			if !ok {
+				before = newGrant()
 			}
-			maps.Copy(r.namespaces[pattern], all)
+			r.namespaces[pattern] = before.with(granted)
 		}
 		for area, level := range p.levels {
 			r.levels[area] = max(r.levels[area], level)
@@ -133,8 +149,18 @@ func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
 	if r == nil || r.management {
 		return r != nil
 	}
-	all := r.of(namespace)
-	return all[c] && !all[Deny]
+	return r.of(namespace).allows(c)
+}
+
+// AllowService reports whether a workload of a namespace may have a service of that name in Consul, with the identity
+// that this gives it. A namespace has no such names by default.
+func (r *Rules) AllowService(namespace, name string) bool {
+	if r == nil || r.management {
+		return r != nil
+	}
+	g := r.of(namespace)
+	return !g.capabilities[Deny] &&
+		slices.ContainsFunc(g.services, func(pattern string) bool { return matches(pattern, name) })
 }
 
 // AllowSomewhere reports whether a capability is allowed in any possible namespace.
@@ -142,8 +168,8 @@ func (r *Rules) AllowSomewhere(c Capability) bool {
 	if r == nil || r.management {
 		return r != nil
 	}
-	for _, all := range r.namespaces {
-		if all[c] && !all[Deny] {
+	for _, g := range r.namespaces {
+		if g.allows(c) {
 			return true
 		}
 	}
@@ -159,28 +185,31 @@ func (r *Rules) Allow(area Area, level Level) bool {
 	return have != denied && have >= level
 }
 
-// of returns the capabilities of the most specific pattern that matches a namespace: its exact name, else the pattern
-// with the most literal characters. Equally specific patterns are merged.
-func (r *Rules) of(namespace string) capabilities {
-	if all, exact := r.namespaces[namespace]; exact {
-		return all
+// of returns the grant of the most specific pattern that matches a namespace: its exact name, else the pattern with
+// the most literal characters. Equally specific patterns are merged.
+func (r *Rules) of(namespace string) grant {
+	if g, exact := r.namespaces[namespace]; exact {
+		return g
 	}
-	most, found := -1, capabilities{}
-	for pattern, all := range r.namespaces {
+	most, found := -1, newGrant()
+	for pattern, g := range r.namespaces {
 		letters := len(pattern) - strings.Count(pattern, "*")
 		if letters < most || letters == len(pattern) || !matches(pattern, namespace) {
 			continue
 		}
 		if letters > most {
-			most, found = letters, capabilities{}
+			most, found = letters, newGrant()
 		}
-		maps.Copy(found, all)
+		found = found.with(g)
 	}
 	return found
 }
 
 // matches reports whether a name matches a pattern, in which * stands for any characters or none.
 func matches(pattern, name string) bool {
+	if !strings.Contains(pattern, "*") {
+		return pattern == name
+	}
 	parts := strings.Split(pattern, "*")
 	first, last := parts[0], parts[len(parts)-1]
 	if len(name) < len(first)+len(last) || !strings.HasPrefix(name, first) || !strings.HasSuffix(name, last) {

@@ -1,0 +1,21 @@
+package main
+
+const e2ePkg = "./test/suite/e2e"
+
+// ofAccess are attacks of callers with a weak token, and with none, on what the API gives.
+var ofAccess = []attack{
+	{
+		who: weakToken, tries: "be another team in Consul: get the token of a service `payments`, register it, or stand before it as a terminating gateway",
+		stops: "a policy lists the names of services that a namespace may have (`services`), for minted tokens and logins alike",
+		pkg:   e2ePkg, run: "^TestAnIdentityOfAnotherTeam$",
+		worked:  "71b237a: with \"\", identity: <nil>; claim ... done; register payments ... done; identify payments ... done",
+		remains: "a name that policies give to two namespaces",
+	},
+	{
+		who: weakToken, tries: "log in to Consul as a service of another namespace, should a host sign the JWT",
+		stops: "the documented binding rule, which looks at the namespace",
+		pkg:   "./host/internal/cli", run: "^TestDocumentedAuthMethods$",
+		worked:  "71b237a: pannier gave namespace \"dev\" the token of \"web\"",
+		remains: "a binding rule without a selector",
+	},
+}
