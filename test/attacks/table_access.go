@@ -18,4 +18,17 @@ var ofAccess = []attack{
 		worked:  "71b237a: pannier gave namespace \"dev\" the token of \"web\"",
 		remains: "a binding rule without a selector",
 	},
+	{
+		who: stranger, tries: "call the API over HTTPS with a token that it has found, and no certificate",
+		stops: "the API needs a certificate besides the token",
+		pkg:   apiserverPkg, run: "^TestAPIOverHTTPSNeedsACertificate$",
+		worked:  "71b237a: got <nil> (unknown), want permission_denied",
+		remains: "health, metrics and public keys are open",
+	},
+	{
+		who: stranger, tries: "have the agent hold streams of events and of changes, without a token",
+		stops: "callers without a token are refused before anything else where no policy `anonymous` is",
+		pkg:   apiserverPkg, run: "^TestStreamOfAStrangerIsNotHeld$",
+		worked: "71b237a: got <nil> (unknown), want permission_denied",
+	},
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster"
+	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -94,15 +95,15 @@ func callerOf(ctx context.Context) *caller {
 	return &caller{peer: unknownPeer(errors.New("the call was not admitted")), Identity: acl.Identity{Rules: acl.Merge()}}
 }
 
-// admit identifies the caller, and refuses callers that may make no call at all. With an error too, the caller is
-// returned as far as it is known.
-func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error) {
+// admit identifies the caller of a procedure, and refuses callers that may make no call at all: strangers, and callers
+// without a token where no policy is for them. With an error too, the caller is returned as far as it is known.
+func (s *Server) admit(ctx context.Context, procedure string, header http.Header) (*caller, error) {
 	c := &caller{peer: peerOf(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.cert = &cert; cert.Role != pki.CLI {
 			c.asker, c.call = shortened(header.Get(forwardedHeader)), header.Get(callHeader)
 		}
-	} else if err := s.access.check(c.peer); err != nil && (s.cfg.ACL == nil || !errors.Is(c.err, errNoCertificate)) {
+	} else if err := s.access.check(c.peer); err != nil {
 		return c, err
 	}
 	if call := attemptOf(ctx).call; call != "" {
@@ -122,6 +123,9 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 		return c, withCode(ctx, fmt.Errorf("look up the caller's permissions: %w", err))
 	}
 	c.Identity = identity
+	if c.Accessor == "" && len(c.Policies) == 0 && !needOf(procedure).withoutToken {
+		return c, c.lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
+	}
 	return c, nil
 }
 
@@ -130,9 +134,10 @@ func (s *Server) admit(ctx context.Context, header http.Header) (*caller, error)
 func (s *Server) stillMay(ctx context.Context, c *caller, call connect.Spec, header http.Header, msg any) (*caller,
 	error,
 ) {
-	now, err := s.admit(ctx, header)
+	now, err := s.admit(ctx, call.Procedure, header)
 	switch {
-	case errors.Is(err, acl.ErrExpired) || errors.Is(err, acl.ErrUnknownToken):
+	case errors.Is(err, acl.ErrExpired), errors.Is(err, acl.ErrUnknownToken),
+		connect.CodeOf(err) == connect.CodePermissionDenied:
 		return c, err
 	case err != nil:
 		return c, nil //nolint:nilerr // the ledger may be away for a moment; the next message asks again
@@ -159,8 +164,9 @@ func (p peer) name() string {
 	return "uid " + id
 }
 
-// errNoCertificate is why the caller over HTTPS is unknown. With ACLs a token is enough.
-var errNoCertificate = errors.New("it showed no certificate (PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY)")
+// errNoCertificate is why the caller over HTTPS is unknown.
+var errNoCertificate = errors.New("it showed no certificate, which the API needs besides a token: set " +
+	"PANNIER_CLIENT_CERT and PANNIER_CLIENT_KEY; one is made with: pannier tls cert create -cli -name NAME")
 
 type peerKey struct{}
 

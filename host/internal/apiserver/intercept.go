@@ -35,7 +35,7 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			i.record(c, call.Procedure, req.Any(), "", allowed, err)
 		}()
 		need := needOf(call.Procedure)
-		if c, err = i.admit(ctx, req.Header()); err != nil {
+		if c, err = i.admit(ctx, call.Procedure, req.Header()); err != nil {
 			return nil, err
 		}
 		if err := need.check(c, req.Any()); err != nil {
@@ -69,7 +69,7 @@ func (i interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) con
 			i.calls.observe(procedure, err)
 			i.record(s.caller, procedure, s.request, streamEnded, s.allowed, err)
 		}()
-		if s.caller, err = i.admit(ctx, conn.RequestHeader()); err != nil {
+		if s.caller, err = i.admit(ctx, procedure, conn.RequestHeader()); err != nil {
 			return err
 		}
 		// A client stream names its object in its first message, if at all, so it is checked before.

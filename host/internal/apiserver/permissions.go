@@ -100,7 +100,8 @@ var needs = map[string]need{
 	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
 	v1.SystemServiceWatchProcedure:          query(topics),
 
-	v1.ACLServiceBootstrapACLProcedure:    change(), // the ledger allows it once; acl.go checks from where
+	// acl.go checks who makes the first token, and the ledger that it is the first.
+	v1.ACLServiceBootstrapACLProcedure:    {changes: true, withoutToken: true},
 	v1.ACLServicePutACLPolicyProcedure:    change(management),
 	v1.ACLServiceGetACLPolicyProcedure:    query(ownPolicy),
 	v1.ACLServiceListACLPoliciesProcedure: query(), // filter removes others'
@@ -121,6 +122,8 @@ type need struct {
 	permissions []permission
 	// changes is set for calls that change something, which are logged.
 	changes bool
+	// withoutToken is set for calls that need no token, even if no policy is for such calls.
+	withoutToken bool
 }
 
 // permission returns an error if the caller may not make this request.

@@ -121,10 +121,11 @@ var who = map[string][]string{
 		v1.OperatorServiceSetAutopilotProcedure,
 		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SystemServiceCollectGarbageProcedure,
 	},
-	"none other read write denied": {
+	"other read write denied": {
 		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // without topics
-		v1.ACLServiceBootstrapACLProcedure, v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure,
+		v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure,
 	},
+	"none other read write denied": {v1.ACLServiceBootstrapACLProcedure},
 	"": {
 		v1.OperatorServiceSaveSnapshotProcedure, v1.OperatorServiceRestoreSnapshotProcedure,
 		v1.ACLServicePutACLPolicyProcedure, v1.ACLServiceGetACLPolicyProcedure, v1.ACLServiceDeleteACLPolicyProcedure,
