@@ -9,6 +9,7 @@ SHELL := /bin/bash
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
 PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
+BIN      := bin
 
 VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
 # This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
@@ -27,7 +28,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs tools tools/buf tools/consul tools/golangci-lint
+MODULES     := . sdk examples/plugins/dirs tools tools/buf tools/consul tools/cyclonedx-gomod tools/go-licenses tools/golangci-lint tools/minisign
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -39,8 +40,23 @@ help: ## Show the targets
 
 .PHONY: build
 build: ## Build the programs into bin/ and the plugins into bin/plugins/
-	$(GO_BUILD) -o bin/ $(PROGRAMS:%=./%)
-	$(GO_BUILD) -o bin/plugins/ $(PLUGINS:%=./plugins/%)
+	$(GO_BUILD) -o $(BIN)/ $(PROGRAMS:%=./%)
+	$(GO_BUILD) -o $(BIN)/plugins/ $(PLUGINS:%=./plugins/%)
+
+# The archive has the same bytes wherever a commit is built, with the Go that go.mod names. GOARCH=arm64 builds for
+# another machine.
+ARCHIVE = pannier_$(VERSION)_$(shell go env GOOS)_$(shell go env GOARCH)
+
+.PHONY: dist
+dist: export GOTOOLCHAIN = go$(shell sed -n 's/^go //p' go.mod)
+dist: ## Write the archive of a release into dist/: programs, licences, SBOMs; and dist/SHA256SUMS
+	@rm -rf dist/$(ARCHIVE)
+	@$(MAKE) --no-print-directory build BIN=dist/$(ARCHIVE)
+	@tools/dist $(ARCHIVE) $(VERSION) $(PROGRAMS:%=./%) $(PLUGINS:%=./plugins/%)
+
+.PHONY: sign
+sign: ## Sign dist/SHA256SUMS with the minisign key in the file KEY
+	@"$$(tools/tool minisign)" -S -s '$(KEY)' -t 'Pannier $(VERSION)' -m dist/SHA256SUMS
 
 .PHONY: demo
 demo: build ## Show a volume's life on one host, a crash included (root)
@@ -171,9 +187,9 @@ tidy: ## Tidy each go.mod and go.sum
 	@tools/tidy $(MODULES)
 
 .PHONY: vuln
-vuln: ## Look for known vulnerabilities in what is used
+vuln: ## Look for known vulnerabilities in what is used (needs vuln.go.dev, or GOVULNDB=file:///a/copy/of/it)
 	"$$(tools/tool govulncheck)" $(PACKAGES)
 
 .PHONY: clean
 clean: ## Remove what was built in the tree (the cache stays)
-	rm -rf bin bench
+	rm -rf bin bench dist
