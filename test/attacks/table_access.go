@@ -19,6 +19,13 @@ var ofAccess = []attack{
 		remains: "a binding rule without a selector",
 	},
 	{
+		who: weakToken, tries: "learn from a refusal which namespace has a volume, by the driver's own id of the volume or of its snapshot",
+		stops: "the namespace is named only to who may list its volumes",
+		pkg:   apiserverPkg, run: "^TestVolumesOfAnotherNamespace$",
+		worked:  "71b237a: it is told whose volume it is: the capability \"csi-write-volume\" on namespace \"till\" is missing",
+		remains: "that somebody has registered an id of the driver that the caller knows",
+	},
+	{
 		who: stranger, tries: "call the API over HTTPS with a token that it has found, and no certificate",
 		stops: "the API needs a certificate besides the token",
 		pkg:   apiserverPkg, run: "^TestAPIOverHTTPSNeedsACertificate$",

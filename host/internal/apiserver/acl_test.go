@@ -98,13 +98,20 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
 	wantError(t, err, connect.CodeNotFound)
 
-	// By the driver's own id, in the caller's own namespace.
+	// By the driver's own id, in the caller's own namespace. Nothing of the other namespace is told.
+	hides := func(err error, capability string) {
+		t.Helper()
+		wantError(t, err, connect.CodePermissionDenied, `the capability "`+capability+`" on the namespace that has registered`)
+		if err != nil && (strings.Contains(err.Error(), "till") || strings.Contains(err.Error(), `"theirs"`)) {
+			t.Errorf("it is told whose volume it is: %v", err)
+		}
+	}
 	stolen := spec("stolen", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = theirs.Spec.ExternalId })
 	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
-	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
+	hides(err, "csi-write-volume")
 	cloned := spec("cloned", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.CloneId = theirs.Spec.ExternalId })
 	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: cloned}))
-	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
+	hides(err, "csi-read-volume")
 	_, err = h.client.Volumes.CreateSnapshot(h.ctx,
 		request(&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"}))
 	check.NoError(t, err)
@@ -113,10 +120,16 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	restored := spec("restored", inNamespace("shop"),
 		func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Msg.Snapshots[0].SnapshotId })
 	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
-	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`)
+	hides(err, "csi-read-volume")
 	if len(h.fake.volumes) != 3 {
 		t.Errorf("the driver has %d volumes", len(h.fake.volumes))
 	}
+
+	// Who may see the namespace is told.
+	lister := h.as(t, "lister", `namespace "shop" { policy = "write" }
+		namespace "till" { policy = "read" }`)
+	_, err = lister.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
 
 	// The driver's volumes of others are not shown.
 	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))

@@ -124,7 +124,8 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	}
 	c.Identity = identity
 	if c.Accessor == "" && len(c.Policies) == 0 && !needOf(procedure).withoutToken {
-		return c, c.lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
+		err = c.lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
+		return c, err
 	}
 	return c, nil
 }

@@ -330,7 +330,8 @@ func (c *caller) lacks(what string) error {
 
 // mayUse checks that a definition uses no other namespace's data: volumes, clone sources and snapshots are named by
 // the driver's ids, which have no namespaces. If another namespace has registered such an id, the caller needs there
-// the permission that it would need for that volume itself.
+// the permission that it would need for that volume itself. The error names that namespace only to a caller that may
+// list its volumes.
 func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 	c := callerOf(ctx)
 	if c.IsManagement() {
@@ -364,7 +365,12 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 		}
 		for _, other := range registered {
 			if capability, used := needs[other.ExternalID]; used && other.Namespace != v.Namespace {
-				if err := c.mayIn(other.Namespace, capability); err != nil {
+				err := c.mayIn(other.Namespace, capability)
+				if err != nil && !c.AllowNamespace(other.Namespace, acl.CSIListVolume) {
+					err = c.lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
+						"or snapshot_id names at driver %q", capability, v.PluginID))
+				}
+				if err != nil {
 					return err
 				}
 			}
