@@ -8,7 +8,7 @@ var onTheHost = []attack{
 		who: localUser, tries: "call the agent over its unix socket",
 		stops: "the socket is 0660, of root and `socket_group`",
 		pkg:   apiserverPkg, run: "^TestSocket$",
-		remains: "root on the machine",
+		remains: "root on the machine, and [what members of the group may](#members-of-socket_group)",
 	},
 	{
 		who: localUser, tries: "call it as root, without a token, where `socket_root = false` or in a cluster",
