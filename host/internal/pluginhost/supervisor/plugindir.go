@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/hashicorp/go-version"
+
+	"github.com/pannier/pannier/host/internal/system/trusted"
 )
 
 // unfinished are the suffixes of files that are still being written.
@@ -29,7 +30,7 @@ type file struct {
 // without a version last. A directory that does not exist is empty. skipped is called for each file that looks
 // like a plugin but cannot be one.
 func discover(dir string, skipped func(file, reason string)) (map[string][]file, error) {
-	if err := checkOwner(dir); err != nil {
+	if err := trusted.Dir(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		}
@@ -91,26 +92,6 @@ func splitName(base string) (name string, v *version.Version) {
 func ignored(file string) bool {
 	return strings.HasPrefix(file, ".") ||
 		slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
-}
-
-// checkOwner refuses a path that other users could replace, because a user who can write there can run code
-// as the host.
-func checkOwner(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return fmt.Errorf("look at %s: %w", path, err)
-	}
-	return checkInfo(path, info)
-}
-
-func checkInfo(path string, info fs.FileInfo) error {
-	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%s can be written by its group or by everyone (mode %04o): run chmod go-w %s", path, mode, path)
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to user %d: it must belong to root or to the host's own user", path, st.Uid)
-	}
-	return nil
 }
 
 const (

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/system/trusted"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
@@ -82,15 +83,11 @@ var errChecksum = errors.New("checksum mismatch")
 // copy copies src to a temporary file and hashes the bytes that it copied, so that the checksum is right even if
 // the file is overwritten meanwhile.
 func (s *store) copy(src string) (temp, sha string, err error) {
-	// The target of a link is checked as if it were in the plugin directory.
-	if src, err = filepath.EvalSymlinks(src); err != nil {
+	if err := trusted.File(src); err != nil {
 		return "", "", fmt.Errorf("open the plugin: %w", err)
 	}
-	if err := checkOwner(filepath.Dir(src)); err != nil {
-		return "", "", err
-	}
-	// O_NOFOLLOW and O_NONBLOCK: only a regular file is accepted, and it is checked after it is open.
-	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	// O_NONBLOCK: only a regular file is accepted, and it is checked after it is open.
+	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return "", "", fmt.Errorf("open the plugin: %w", err)
 	}
@@ -101,9 +98,6 @@ func (s *store) copy(src string) (temp, sha string, err error) {
 	}
 	if !before.Mode().IsRegular() {
 		return "", "", fmt.Errorf("%s is not a regular file", src)
-	}
-	if err := checkInfo(src, before); err != nil {
-		return "", "", err
 	}
 	out, err := os.CreateTemp(s.dir, ".copy-")
 	if err != nil {

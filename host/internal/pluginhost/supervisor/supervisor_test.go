@@ -145,6 +145,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a plugin twice":           func(w *world) { w.cfg.Plugins = []supervisor.Plugin{{Name: "p"}, {Name: "p"}} },
 		"a directory of everybody": func(w *world) { os.Chmod(w.cfg.PluginDir, 0o777) },
 		"a directory of a group":   func(w *world) { os.Chmod(w.cfg.PluginDir, 0o775) },
+		"everybody's one above":    func(w *world) { os.Chmod(filepath.Dir(w.cfg.PluginDir), 0o777) },
 	} {
 		w := newWorld(t)
 		spoil(w)

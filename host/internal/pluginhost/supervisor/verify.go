@@ -96,12 +96,6 @@ func mayBePlugin(path, name string) error {
 	case !goodName.MatchString(name):
 		return errors.New("its name is not that of a plugin: 1 to 64 letters, digits, - and _")
 	}
-	// Here the advice of checkInfo (chmod) would be wrong.
-	if dir, err := os.Stat(filepath.Dir(path)); err == nil && dir.Mode()&os.ModeSticky != 0 &&
-		dir.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("everyone can write to %s: put it into a folder that only its owner can write to",
-			filepath.Dir(path))
-	}
 	return nil
 }
 

@@ -101,11 +101,11 @@ func TestVerifyRefuses(t *testing.T) {
 	open := filepath.Join(filepath.Dir(w.cfg.PluginDir), "open")
 	w.must(os.Mkdir(open, 0o755))
 	w.must(os.WriteFile(open+"/plugin", w.binary("good", "2.0.0"), 0o755))
-	w.must(os.Chmod(open, 0o777|os.ModeSticky))
+	w.must(os.Chmod(open, 0o777))
 	for says, path := range map[string]string{
 		"no such file":                   "/nowhere/at-all",
 		"not a regular file":             w.cfg.PluginDir,
-		"everyone can write to " + open:  open + "/plugin",
+		"run chmod go-w " + open:         open + "/plugin",
 		"the configuration wants sha256": w.candidate("checked", "good", "2.0.0"),
 		"the configuration wants < 2":    w.candidate("old", "good", "2.0.0"),
 		`key "wrong" is not known`:       w.candidate("configured", "good", "2.0.0"),

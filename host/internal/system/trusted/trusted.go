@@ -1,0 +1,117 @@
+// Package trusted says whether a path can be changed by others than those who already rule the host: root, the agent's
+// own user, and the user who became root by sudo to start it. Whoever else could change a plugin, a driver's program or
+// the configuration, or put another file in its place, could run code as the agent.
+//
+// What must stay true: every component of the path, and of what symbolic links on the way lead to, belongs to one of
+// these users, and no other user can write to it. In a sticky directory, such as /tmp, only the owner of an entry can
+// replace the entry (chmod(1)), so a path may pass through it. Since nobody else can change what was checked, the path
+// may be opened afterwards by its name.
+package trusted
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// maxLinks is how many symbolic links a path may have, as in the kernel (path_resolution(7)).
+const maxLinks = 40
+
+// Error says who else could change a path, and what to do.
+type Error struct {
+	// Path was to be checked, At is the component of it that others can change.
+	Path, At string
+	// Why it can be changed, and the Command that prevents that.
+	Why, Command string
+}
+
+func (e *Error) Error() string {
+	if e.At == e.Path {
+		return fmt.Sprintf("%s %s: run %s", e.At, e.Why, e.Command)
+	}
+	return fmt.Sprintf("%s %s, who could so replace %s: run %s, or move it to where only root can write in all parents",
+		e.At, e.Why, e.Path, e.Command)
+}
+
+// File returns an *Error if others could change a file or put another in its place, and an error of the file system if
+// it cannot be looked at, such as fs.ErrNotExist. It follows symbolic links. path must be absolute.
+func File(path string) error { return check(path, false) }
+
+// Dir is File for a directory whose entries are all used: others may not add any, sticky or not.
+func Dir(path string) error { return check(path, true) }
+
+func check(path string, entries bool) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%q is not an absolute path", path)
+	}
+	path = filepath.Clean(path)
+	at, rest := "/", split(path)
+	for links := 0; ; {
+		info, err := os.Lstat(at)
+		if err != nil {
+			return err
+		}
+		kind := info.Mode().Type()
+		passed := kind == fs.ModeDir && (len(rest) > 0 || !entries)
+		if err := checkInfo(path, at, info, passed && info.Mode()&fs.ModeSticky != 0); err != nil {
+			return err
+		}
+		if kind == fs.ModeSymlink {
+			if links++; links > maxLinks {
+				return &fs.PathError{Op: "open", Path: path, Err: syscall.ELOOP}
+			}
+			to, err := os.Readlink(at)
+			if err != nil {
+				return err
+			}
+			at, rest = filepath.Dir(at), append(split(to), rest...)
+			if filepath.IsAbs(to) {
+				at = "/"
+			}
+			continue
+		}
+		if len(rest) == 0 {
+			return nil
+		}
+		// at has no link in it, so the parent of .. is the directory above.
+		at, rest = filepath.Join(at, rest[0]), rest[1:]
+	}
+}
+
+func split(path string) []string {
+	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
+}
+
+// checkInfo checks one component of path. sticky: others may write to it, since they cannot replace entries.
+func checkInfo(path, at string, info fs.FileInfo, sticky bool) error {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return errors.New("this system does not say who owns a file")
+	}
+	mode := info.Mode()
+	switch {
+	case !slices.Contains(owners(), int(st.Uid)):
+		return &Error{path, at, fmt.Sprintf("belongs to user %d", st.Uid), "chown -h root " + at}
+	case mode.Type() != fs.ModeSymlink && mode.Perm()&0o022 != 0 && !sticky:
+		return &Error{
+			path, at, fmt.Sprintf("can be written by its group or by everyone (mode %04o)", mode.Perm()), "chmod go-w " + at,
+		}
+	}
+	return nil
+}
+
+// owners returns the users who rule this host anyway.
+func owners() []int {
+	all := []int{0, os.Geteuid()}
+	// The environment is from whoever started the agent as root.
+	if uid, err := strconv.Atoi(os.Getenv("SUDO_UID")); err == nil && os.Geteuid() == 0 {
+		all = append(all, uid)
+	}
+	return all
+}
