@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/trusted"
 )
 
 const (
@@ -34,6 +35,9 @@ func (a *agent) openDataDir(ctx context.Context) error {
 		return err
 	}
 	a.cfg.DataDir = dir
+	if err := trusted.Dir(dir); err != nil {
+		return fmt.Errorf("data_dir: %w", err)
+	}
 	lock, err := lockDir(ctx, dir)
 	if err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
+
+	"github.com/pannier/pannier/host/internal/system/trusted"
 )
 
 // Overrides are settings from outside the files; nil changes nothing.
@@ -112,6 +114,10 @@ func (l *loader) read(path string) {
 	}
 	files := []string{path}
 	if info.IsDir() {
+		if err := trusted.Dir(absolute(path)); err != nil {
+			l.problems = append(l.problems, unreadable(path, err))
+			return
+		}
 		files = nil
 		entries, err := os.ReadDir(path)
 		if err != nil {
@@ -125,6 +131,10 @@ func (l *loader) read(path string) {
 		}
 	}
 	for _, file := range files {
+		if err := trusted.File(absolute(file)); err != nil {
+			l.problems = append(l.problems, unreadable(file, err))
+			continue
+		}
 		text, err := readFile(file)
 		if err != nil {
 			l.problems = append(l.problems, unreadable(file, err))
@@ -137,6 +147,9 @@ func (l *loader) read(path string) {
 }
 
 func unreadable(path string, err error) Problem {
+	if refused := (*trusted.Error)(nil); errors.As(err, &refused) {
+		return Problem{File: path, Text: "is not used: " + err.Error()}
+	}
 	var pathErr *fs.PathError
 	if errors.As(err, &pathErr) {
 		err = pathErr.Err
