@@ -52,6 +52,18 @@ csi_driver "local" {
   ]
 }
 
+# One whose program is checked, and that may not use more than this.
+csi_driver "remote" {
+  command  = ["/usr/lib/csi/remote", "--endpoint=${endpoint}"]
+  user     = "root" # default: the agent's
+  checksum = "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae" # default: any
+  limits {
+    memory     = "1GiB" # default: no limits
+    open_files = 4096
+    processes  = 1024
+  }
+}
+
 # A driver that someone else runs, here in a container.
 csi_driver "hostpath" {
   type                   = "monolith" # node, controller, monolith

@@ -22,6 +22,13 @@ var onTheHost = []attack{
 		pkg:   "./test/suite/e2e", run: "^TestSecretsAreNeverShown$",
 	},
 	{
+		who:   "a user who can write the agent's configuration or a directory above it",
+		tries: "add a driver: a program that the agent runs as root",
+		stops: "the agent does not start with a configuration that others than root and its own user could change",
+		pkg:   "./host/internal/config", run: "^TestConfigurationThatOthersCanChange$",
+		worked: "71b237a: the agent would run [{ID:evil … Command:[/bin/id] …}]",
+	},
+	{
 		who: "a thief of a disk or a backup", tries: "read volumes' secrets",
 		stops: "they are encrypted in log, ledger, snapshots and backups; keys are apart from backups",
 		pkg:   suitePkg, run: "^TestKeysOfACluster$",

@@ -1,10 +1,38 @@
 package main
 
+const driversPkg = "./host/internal/csi/drivers"
+
 // ofPlugins are attacks of plugins, drivers, and those who can write their files.
 var ofPlugins = []attack{
 	{
 		who: "a user who can write a plugin's file or its directory", tries: "have the agent run it as root",
 		stops: "owner and mode of the file and of all directories above it are checked; `checksum`",
 		pkg:   "./host/internal/pluginhost/supervisor", run: "^TestVerifyRefuses$",
+	},
+	{
+		who: "a user who can write a directory above the plugin directory", tries: "replace it",
+		stops: "owner and mode of all directories above it are checked",
+		pkg:   "./host/internal/pluginhost/supervisor", run: "^TestOpenRefuses$",
+		worked: "71b237a: everybody's one above: opened",
+	},
+	{
+		who: "a user who can write a driver's program or a directory above it", tries: "have the agent run another as root",
+		stops: "owner and mode of the program and of all directories above it are checked at each start; `checksum`",
+		pkg:   driversPkg, run: "^TestProgramThatOthersCanReplace$",
+		worked:  "71b237a: the stranger's program was run, as user 0",
+		remains: "what else is in `command` is not checked, such as the script of an interpreter",
+	},
+	{
+		who: "a driver that runs as another user", tries: "become root by a set-user-id program",
+		stops: "`no_new_privs`",
+		pkg:   driversPkg, run: "^TestDriverGainsNoPrivileges$",
+		worked: `71b237a: user nobody read what is only root's: "of root"`,
+	},
+	{
+		who: "a driver or plugin", tries: "use up the machine's memory, processes or open files",
+		stops: "`limits`",
+		pkg:   driversPkg, run: "^TestDriverAboveItsLimits$",
+		worked:  "71b237a: no limits could be set",
+		remains: "drivers have limits only where `limits` is set",
 	},
 }

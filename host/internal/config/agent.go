@@ -99,7 +99,7 @@ type Plugin struct {
 	Config []byte
 }
 
-// Limits bound the resources of a plugin and the processes that it starts. 0: the default.
+// Limits bound the resources of a plugin or driver and the processes that it starts. 0: the default.
 type Limits struct {
 	// Memory in bytes.
 	Memory int64
@@ -120,6 +120,10 @@ type Driver struct {
 	Command []string
 	// User runs it; empty: the agent's.
 	User string
+	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
+	Checksum string
+	// Limits of its resources; 0: none.
+	Limits Limits
 	// MountDir and StagePublishBaseDir are where a driver in a container sees its
 	// folder and its staging and publish paths; both empty: it sees the host's paths.
 	MountDir            string

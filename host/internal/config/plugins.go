@@ -38,9 +38,7 @@ func (l *loader) pluginBlocks(s *section) {
 		in.str("user", &p.User)
 		in.str("group", &p.Group)
 		in.limits(&p.Limits)
-		if in.str("checksum", &p.Checksum) && p.Checksum != "" && !checksumForm.MatchString(p.Checksum) {
-			in.fail("checksum", "%q is not sha256: and 64 hex digits", p.Checksum)
-		}
+		in.checksum(&p.Checksum)
 		if in.str("version", &p.Version) && p.Version != "" {
 			if _, err := version.NewConstraint(p.Version); err != nil {
 				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
@@ -53,7 +51,13 @@ func (l *loader) pluginBlocks(s *section) {
 	}
 }
 
-// limits reads a plugin's limits block.
+func (s *section) checksum(dst *string) {
+	if s.str("checksum", dst) && *dst != "" && !checksumForm.MatchString(*dst) {
+		s.fail("checksum", "%q is not sha256: and 64 hex digits", *dst)
+	}
+}
+
+// limits reads the limits block of a plugin or driver.
 func (s *section) limits(dst *Limits) {
 	block := s.one("limits")
 	if block == nil {
@@ -96,10 +100,13 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 	return true
 }
 
-var driverFields = fields{attrs: []string{
-	"type", "endpoint", "command", "user", "mount_dir", "stage_publish_base_dir",
-	"health_timeout",
-}}
+var driverFields = fields{
+	attrs: []string{
+		"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
+		"health_timeout",
+	},
+	blocks: []string{"limits"},
+}
 
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
 // final one.
@@ -130,6 +137,8 @@ func (l *loader) driverBlocks(roots []*section) {
 			in.fail("command", "the program needs an absolute path, not %q", d.Command[0])
 		}
 		in.str("user", &d.User)
+		in.checksum(&d.Checksum)
+		in.limits(&d.Limits)
 		in.absolutePath("mount_dir", &d.MountDir)
 		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
 		in.duration("health_timeout", &d.HealthTimeout)

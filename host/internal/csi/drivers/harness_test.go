@@ -54,7 +54,12 @@ func driverMain(args []string) {
 	var d csiDriver
 	flags.StringVar(&d.version, "version", "1.0", "")
 	flags.BoolVar(&d.notReady, "not-ready", false, "")
+	eat := flags.Int("eat", 0, "MiB of memory")
 	flags.Parse(args)
+	eaten = make([]byte, *eat<<20)
+	for i := 0; i < len(eaten); i += os.Getpagesize() {
+		eaten[i] = 1
+	}
 	// For such a driver the socket of a killed predecessor is in the way.
 	listener, err := net.Listen("unix", strings.TrimPrefix(*endpoint, "unix://"))
 	if err != nil {
@@ -69,6 +74,8 @@ func driverMain(args []string) {
 	server.Serve(listener)
 	os.Exit(0)
 }
+
+var eaten []byte // of the driver
 
 // csiDriver implements what the registry reads from a driver.
 type csiDriver struct {
@@ -218,7 +225,7 @@ var testTiming = timing{
 	fingerprintEvery: 5 * time.Millisecond,
 	restartMin:       20 * time.Millisecond, restartMax: 500 * time.Millisecond, stable: 10 * time.Second,
 	retryMin: 5 * time.Millisecond, retryMax: 50 * time.Millisecond, unknownAfter: 300 * time.Millisecond,
-	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second,
+	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second, measureEvery: 10 * time.Millisecond,
 }
 
 // newHost makes a host on dataDir. It is closed with the test, including its processes, and its events and log are

@@ -2,8 +2,11 @@ package drivers
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -13,7 +16,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/trusted"
 )
 
 // crashLoop is how many times in a row a process must end soon after its start
@@ -52,8 +58,11 @@ func (i *instance) supervise(ctx context.Context) {
 // called once the process has run long enough. When ctx ends first, the process keeps running, in
 // i.proc.
 func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why string) {
-	if hopeless := i.observe(ctx, fresh, onStable); hopeless {
-		return i.giveUp(ctx)
+	if why := i.observe(ctx, fresh, onStable); why != "" {
+		if err := i.stopProcess(ctx, why); err != nil {
+			i.log.Error("the driver's process could not be stopped", "error", err)
+		}
+		return why
 	}
 	if ctx.Err() != nil {
 		return "the host stops"
@@ -63,9 +72,9 @@ func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why
 	return why
 }
 
-// observe returns when the process has ended, when ctx has, or when a fresh process is hopeless: it
-// runs, and was never healthy within the driver's health timeout.
-func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (hopeless bool) {
+// observe returns when the process has ended or ctx has, or with a reason to end the process: it is
+// above a limit, or it is fresh and was never healthy within the driver's health timeout.
+func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (why string) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -77,40 +86,53 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (ho
 	defer stable.Stop()
 	healthTimeout := time.NewTicker(i.spec.HealthTimeout)
 	defer healthTimeout.Stop()
+	measure := time.NewTicker(i.r.timing.measureEvery)
+	defer measure.Stop()
+	if i.spec.Limits == (process.Limits{}) {
+		measure.Stop()
+	}
 	for {
 		select {
 		case <-stable.C:
 			onStable()
 		case <-healthTimeout.C:
-			if i.late() && fresh {
-				return true
+			if why := i.late(); why != "" && fresh {
+				return why
+			}
+		case <-measure.C:
+			if why := exceeded(i.spec.Limits, i.proc.Usage()); why != "" {
+				return why
 			}
 		case <-i.proc.Done():
-			return false
+			return ""
 		case <-ctx.Done():
-			return false
+			return ""
 		}
 	}
 }
 
-// late reports that the process was never healthy although a storage plugin has checked it. One that
-// was healthy is never ended for being slow: volumes are mounted through it.
-func (i *instance) late() bool {
+// exceeded returns which limit is exceeded; empty: none.
+func exceeded(l process.Limits, u process.Usage) (why string) {
+	switch {
+	case l.Memory > 0 && u.Memory > l.Memory:
+		return fmt.Sprintf("it uses %s of memory, its limits allow %s", humanize.IBytes(uint64(u.Memory)),
+			humanize.IBytes(uint64(l.Memory)))
+	case l.Processes > 0 && (u.Processes > l.Processes || u.Refused > 0):
+		return fmt.Sprintf("it wants more processes and threads than its limits allow: %d", l.Processes)
+	}
+	return ""
+}
+
+// late returns why a process that was never healthy should end, once a storage plugin has checked it; empty: it was
+// healthy. Such a one is never ended for being slow: volumes are mounted through it.
+func (i *instance) late() (why string) {
 	i.r.mu.Lock()
 	defer i.r.mu.Unlock()
 	i.starting = false
-	return i.answered && !i.wasHealthy
-}
-
-// giveUp ends a process that did not become healthy.
-func (i *instance) giveUp(ctx context.Context) (why string) {
-	i.r.mu.Lock()
-	why = fmt.Sprintf("it was not healthy within %s: %s", i.spec.HealthTimeout, i.driver.Message)
-	i.r.mu.Unlock()
-	if err := i.stopProcess(ctx, why); err != nil {
-		i.log.Error("the driver's process could not be stopped", "error", err)
+	if !i.answered || i.wasHealthy {
+		return ""
 	}
-	return why
+	return fmt.Sprintf("it was not healthy within %s: %s", i.spec.HealthTimeout, i.driver.Message)
 }
 
 // bury cleans up after a process that ended by itself. Processes left in its group may serve a file
@@ -213,6 +235,9 @@ func (i *instance) find(ctx context.Context) error {
 
 // startProcess starts the command. The process is recorded before it starts and after.
 func (i *instance) startProcess(ctx context.Context) error {
+	if err := i.checkProgram(); err != nil {
+		return err
+	}
 	if err := i.clearSocket(); err != nil {
 		return err
 	}
@@ -222,6 +247,7 @@ func (i *instance) startProcess(ctx context.Context) error {
 		Dir:     "/",
 		User:    i.spec.User,
 		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
+		NoNewPrivs: true, Limits: i.spec.Limits,
 	}
 	i.rec.Launch = &launch{Runs: runs(i.spec), Process: spec.Intent()}
 	if err := i.save(); err != nil {
@@ -237,6 +263,32 @@ func (i *instance) startProcess(ctx context.Context) error {
 	i.rec.Launch.Process = proc.Ref()
 	if err := i.save(); err != nil {
 		return errors.Join(err, i.stopProcess(ctx, "it could not be recorded"))
+	}
+	return nil
+}
+
+// checkProgram refuses a program that others than the host's own users could replace, or one with
+// another checksum. Nobody else can change the file between this and its start.
+func (i *instance) checkProgram() error {
+	program := i.spec.Command[0]
+	if err := trusted.File(program); err != nil {
+		return fmt.Errorf("the program: %w", err)
+	}
+	if i.spec.Checksum == "" {
+		return nil
+	}
+	f, err := os.Open(program)
+	if err != nil {
+		return fmt.Errorf("the program: %w", err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return fmt.Errorf("the program: %w", err)
+	}
+	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != i.spec.Checksum {
+		return fmt.Errorf("the program %s has the checksum %s, and the configuration wants %s: install the right one, or "+
+			"change checksum", program, got, i.spec.Checksum)
 	}
 	return nil
 }

@@ -32,12 +32,15 @@ type launch struct {
 
 const recordVersion = 1
 
-// runs is a digest of the command, user and endpoint. A process with another digest cannot serve the
-// spec.
+// runs is a digest of how the process is run. A process with another digest cannot serve the spec.
 func runs(s Spec) string {
-	text, err := json.Marshal([]any{s.Command, s.User, s.Endpoint})
+	how := []any{s.Command, s.User, s.Endpoint}
+	if s.Checksum != "" || s.Limits != (process.Limits{}) { // earlier hosts had neither, and computed the same digest
+		how = append(how, s.Checksum, s.Limits)
+	}
+	text, err := json.Marshal(how)
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // strings and numbers only
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])

@@ -89,6 +89,7 @@ type timing struct {
 	unknownAfter     time.Duration // without a report of the storage plugin
 	leaveEvery       time.Duration // between two checks whether a driver should leave
 	stopGrace        time.Duration // between SIGTERM and SIGKILL
+	measureEvery     time.Duration // between two checks of a process's limits
 }
 
 var defaultTiming = timing{
@@ -101,6 +102,7 @@ var defaultTiming = timing{
 	unknownAfter:     10 * time.Second,
 	leaveEvery:       time.Second,
 	stopGrace:        10 * time.Second,
+	measureEvery:     time.Second,
 }
 
 // New makes a Registry with no driver; Open fills it.

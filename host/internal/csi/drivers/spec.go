@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // Type says which CSI services of the driver this node uses.
@@ -46,6 +47,11 @@ type Spec struct {
 	Command []string `json:"command,omitempty"`
 	// User, by name or number, runs the command; default: the host's own.
 	User string `json:"user,omitempty"`
+	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
+	Checksum string `json:"checksum,omitempty"`
+	// Limits bound the process together with what it starts, such as processes that serve a FUSE file
+	// system; default: none.
+	Limits process.Limits `json:"limits,omitzero"`
 	// MountDir and StagePublishBaseDir are where a driver in a container sees its folder
 	// (<data_dir>/csi/<id>), and the staging and per-workload folders in it. Both empty: the driver
 	// sees the host's paths. If only one is given, the other is /csi, or /local/csi.
