@@ -35,4 +35,23 @@ var ofPlugins = []attack{
 		worked:  "71b237a: no limits could be set",
 		remains: "drivers have limits only where `limits` is set",
 	},
+	{
+		who: "a driver or plugin", tries: "write lines of the agent into its log, or control the terminal that shows it",
+		stops: "an entry of the log is one line under the name of who wrote it; control characters are escaped",
+		pkg:   "./host/internal/agent", run: "^TestForgedLogLines$",
+		worked:  "71b237a: 2026-01-01T00:00:00.000Z [INFO]  pannier: all is well: (a line of its own)",
+		remains: "what it says under its own name",
+	},
+	{
+		who: "a driver or plugin", tries: "do so by an event",
+		stops: "texts of events are escaped",
+		pkg:   "./host/internal/system/events", run: "^TestForgedEvents$",
+		worked: `71b237a: "ok\n2026-01-01  agent  up\x1b[2J\u009b\u202e"`,
+	},
+	{
+		who: "a driver or plugin", tries: "control the terminal of who runs a command",
+		stops: "what is printed is escaped, in JSON too",
+		pkg:   "./host/internal/cli", run: "^TestNoTextControlsATerminal$",
+		worked: `71b237a: a terminal would obey "BindPaths=/a\x1bc\rb:/b\n"; with -o json: "\u009b2J\u202e"`,
+	},
 }

@@ -42,4 +42,10 @@ var ofTokens = []attack{
 		pkg:   apiserverPkg, run: "^TestStreamsEndWithTheirToken$",
 		remains: "what it did before, and up to 15 s on agents without the ledger; the audit log has it",
 	},
+	{
+		who: "a caller", tries: "control the terminal of who reads the audit log, by the names in its calls",
+		stops: "control characters are escaped",
+		pkg:   apiserverPkg, run: "^TestForgedAuditLines$",
+		worked: `71b237a: a terminal would obey "…\x7f\u009b2J\u202e…"`,
+	},
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // devStopTimeout bounds how long an agent in dev mode waits for its workloads to stop.
@@ -38,9 +39,7 @@ const devStopTimeout = 20 * time.Second
 
 // Run runs an agent until ctx ends, and closes it. version is the program's.
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
-	log := hclog.New(&hclog.LoggerOptions{
-		Name: "pannier", Output: logs, Level: hclog.LevelFromString(cfg.LogLevel), JSONFormat: cfg.LogFormat == "json",
-	})
+	log := newLogger(cfg, logs)
 	a := &agent{cfg: cfg, version: version, log: log, started: time.Now(), driversUp: make(chan struct{})}
 	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
 	ctx, a.stop = context.WithCancel(ctx)
@@ -57,6 +56,14 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	<-ctx.Done()
 	log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
 	return nil
+}
+
+// newLogger makes the agent's logger. Each entry is one line, whatever a plugin or driver has put into it.
+func newLogger(cfg *config.Agent, logs io.Writer) hclog.Logger {
+	return hclog.New(&hclog.LoggerOptions{
+		Name: "pannier", Output: printable.Writer(logs), Level: hclog.LevelFromString(cfg.LogLevel),
+		JSONFormat: cfg.LogFormat == "json",
+	})
 }
 
 // agent has the parts that agents of every role have open.

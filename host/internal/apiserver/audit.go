@@ -13,6 +13,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // auditEntry is a line of the audit log. It contains no secrets: requests are described by names only.
@@ -88,7 +90,7 @@ func (a *auditLog) write(e auditEntry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {
-		err = a.append(append(line, '\n'))
+		err = a.append(append([]byte(printable.String(string(line))), '\n'))
 	}
 	if err != nil {
 		a.failed.Inc()

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode"
 
 	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -189,5 +191,19 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	check.NoError(t, os.Symlink(path, link))
 	if err := newAuditLog(link, h.cfg.Logger).open(); err == nil {
 		t.Error("a link is followed")
+	}
+}
+
+// What a caller names is one line of the audit log that no terminal obeys, and means the same in JSON.
+func TestForgedAuditLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	evil := "v\n{\"allowed\":true}\x1b[2J\x7f\u009b2J\u202e\u2028"
+	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil})
+	all, text := auditLines(t, path)
+	if len(all) != 1 || all[0].Subject != evil || all[0].Token != evil {
+		t.Errorf("got %+v", all)
+	}
+	if strings.ContainsFunc(strings.TrimSuffix(text, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("a terminal would obey %q", text)
 	}
 }

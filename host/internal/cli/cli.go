@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -214,9 +213,7 @@ func (a *app) versionCommand() *cobra.Command {
 				}
 			}
 			if a.format == formatJSON {
-				encoder := json.NewEncoder(a.out)
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(v)
+				return a.printValue(v)
 			}
 			text := fmt.Sprintf("pannier %s (%s, %s)", v.Version, v.Go, v.Platform)
 			if v.Revision != "" {

@@ -165,7 +165,7 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 // plainPaths refuses paths that a shell or the format would split.
 func plainPaths(m *hostv1.Mount, forbidden string) error {
 	for _, path := range []string{m.GetHostPath(), m.GetDestination()} {
-		if strings.ContainsAny(path, " \t\n$`*?[];&|<>(){}!~#"+forbidden) {
+		if strings.ContainsAny(path, " $`*?[];&|<>(){}!~#"+forbidden) || path != printable(path) {
 			return fmt.Errorf("the path %q has characters that this format cannot carry; use -o json", path)
 		}
 	}
@@ -247,7 +247,7 @@ func (a *app) systemdDevices(r *hostv1.DeviceReservation) (string, error) {
 // plainEnv refuses variables that a shell or systemd would split.
 func plainEnv(env map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(env)) {
-		if strings.ContainsAny(key+env[key], " \t\n$`*?[];&|<>(){}!~#\\\"'") {
+		if text := key + env[key]; strings.ContainsAny(text, " $`*?[];&|<>(){}!~#\\\"'") || text != printable(text) {
 			return fmt.Errorf("the variable %s=%q has characters that this format cannot carry; use -o json", key, env[key])
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	escape "github.com/pannier/pannier/internal/printable"
 )
 
 // The output formats; a command may allow more than table and json.
@@ -55,17 +56,32 @@ func (a *app) printJSON(m proto.Message, indent string) error {
 	if err != nil {
 		return fmt.Errorf("write %s as JSON: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
-	var out bytes.Buffer
-	if indent == "" {
-		err = json.Compact(&out, text)
-	} else {
-		err = json.Indent(&out, text, "", indent)
-	}
+	return a.writeJSON(text, indent)
+}
+
+// printValue writes a value that is no message of the API as JSON.
+func (a *app) printValue(v any) error {
+	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
+	return a.writeJSON(text, "  ")
+}
+
+// writeJSON writes JSON without characters that a terminal would obey: JSON leaves some as they are.
+func (a *app) writeJSON(text []byte, indent string) error {
+	var line, out bytes.Buffer
+	if err := json.Compact(&line, text); err != nil {
+		return err
+	}
+	safe := escape.String(line.String())
+	if indent == "" {
+		out.WriteString(safe)
+	} else if err := json.Indent(&out, []byte(safe), "", indent); err != nil {
+		return err
+	}
 	out.WriteByte('\n')
-	_, err = out.WriteTo(a.out)
+	_, err := out.WriteTo(a.out)
 	return err
 }
 
@@ -153,18 +169,10 @@ func (t *table) write(w io.Writer, colored bool) error {
 // show writes a table to standard output.
 func (a *app) show(t *table) error { return t.write(a.out, a.colored(a.out)) }
 
-// printable replaces control characters in a text from elsewhere, which
-// could move the cursor or set the title of a terminal.
+// printable makes one line of a text from elsewhere, which could otherwise move the cursor or set the title of a
+// terminal.
 func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return ' '
-		case unicode.IsControl(r) || r == utf8.RuneError || unicode.Is(unicode.Bidi_Control, r):
-			return '?'
-		}
-		return r
-	}, text)
+	return escape.String(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
 }
 
 // size formats bytes in powers of two; 0 is unknown.

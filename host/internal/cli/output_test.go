@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -28,9 +29,9 @@ func TestPrintable(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain ü":       "plain ü",
 		"a\nb\tc":       "a b c",
-		"\x1b]0;x\x07":  "?]0;x?",
-		"a\u202eb\xffc": "a?b?c",
-		"\u009b2J":      "?2J",
+		"\x1b]0;x\x07":  `\u001b]0;x\u0007`,
+		"a\u202eb\xffc": `a\u202eb\xffc`,
+		"\u009b2J":      `\u009b2J`,
 	} {
 		if got := printable(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -69,7 +70,7 @@ func TestLiveProgress(t *testing.T) {
 	text := out.String()
 	for _, want := range []string{
 		"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n",
-		"publish v ... failed 1s (try 2): no?way\n",
+		"publish v ... failed 1s (try 2): no\\u001bway\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %q", want, text)
@@ -77,5 +78,34 @@ func TestLiveProgress(t *testing.T) {
 	}
 	if strings.Count(text, "done") != 1 || strings.Count(text, "failed") != 1 {
 		t.Errorf("an ended step was drawn again: %q", text)
+	}
+}
+
+// A text of a plugin, a driver or another tenant controls no terminal, in whatever format it is printed.
+func TestNoTextControlsATerminal(t *testing.T) {
+	evil := "ok\n2026-01-01 00:00:00  agent  up\x1b[2J\x7f\u009b2J\u202e"
+	for _, format := range []string{formatTable, formatJSON} {
+		var out bytes.Buffer
+		a := &app{out: &out, err: &out, format: format}
+		check.NoError(t, a.showEvent(&hostv1.EventsResponse{Event: &hostv1.Event{
+			Topic: "driver", Type: evil, Subject: evil, Message: evil, Details: map[string]string{evil: evil},
+		}}))
+		check.NoError(t, a.showLogLine(&hostv1.PluginLogResponse{Line: evil}))
+		a.note("error: %s", evil)
+		lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+		if len(lines) != 3 {
+			t.Errorf("%s: 3 texts became %d lines", format, len(lines))
+		}
+		for _, line := range lines {
+			if strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%s: a terminal would obey %q", format, line)
+			}
+		}
+	}
+	for _, format := range []func(*hostv1.Mount) (string, error){dockerMount, systemdMount} {
+		text, err := format(&hostv1.Mount{HostPath: "/a\x1bc\rb", Destination: "/b"})
+		if err == nil {
+			t.Errorf("a terminal would obey %q", text)
+		}
 	}
 }

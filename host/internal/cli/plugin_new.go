@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -71,9 +70,7 @@ func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	}
 	files = append(files, "go.sum")
 	if a.format == formatJSON {
-		out := json.NewEncoder(a.out)
-		out.SetIndent("", "  ")
-		return out.Encode(map[string]any{"dir": p.Dir, "files": files})
+		return a.printValue(map[string]any{"dir": p.Dir, "files": files})
 	}
 	dir, err := filepath.Abs(p.Dir)
 	if err != nil {

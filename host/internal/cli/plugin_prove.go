@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -72,10 +71,7 @@ func (a *app) provePlugin(ctx context.Context, cfg conformance.Config) error {
 		return &usageError{err: err}
 	}
 	if a.format == formatJSON {
-		out := json.NewEncoder(a.out)
-		out.SetIndent("", "  ")
-		out.SetEscapeHTML(false)
-		err = errors.Join(err, out.Encode(report))
+		err = errors.Join(err, a.printValue(report))
 	} else {
 		err = errors.Join(err, a.showProof(report))
 	}

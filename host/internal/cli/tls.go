@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -235,11 +234,4 @@ func (a *app) showCert(d pki.Description) error {
 	t.row("DNS", strings.Join(d.DNS, ", "))
 	t.row("IP", strings.Join(d.IP, ", "))
 	return a.show(t)
-}
-
-// printValue writes a value that is no message of the API as JSON.
-func (a *app) printValue(v any) error {
-	encoder := json.NewEncoder(a.out)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(v)
 }

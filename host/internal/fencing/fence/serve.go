@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // The files of a fence's folder.
@@ -70,7 +71,7 @@ func Run(ctx context.Context, dir string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	lines := newLogWriter(out)
 	defer lines.close()
-	log := hclog.New(&hclog.LoggerOptions{Name: "fence", Output: lines})
+	log := hclog.New(&hclog.LoggerOptions{Name: "fence", Output: printable.Writer(lines)})
 	if err := harden(); err != nil {
 		log.Warn("the fence may be late if the machine is very busy: it lacks permissions", "error", err)
 	}

@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"maps"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/pannier/pannier/internal/notify"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // The topics: the kind of an event's subject.
@@ -59,8 +59,15 @@ func New(size int) *Bus {
 }
 
 // Publish appends e and wakes the subscribers. It never blocks on them. The caller may continue to use e.Details.
+// Texts are escaped, since they may be of a plugin or a driver.
 func (b *Bus) Publish(e Event) {
-	e.Details = maps.Clone(e.Details)
+	e.Type, e.Subject = printable.String(e.Type), printable.String(e.Subject)
+	e.Message = printable.String(e.Message)
+	details := make(map[string]string, len(e.Details))
+	for key, value := range e.Details {
+		details[printable.String(key)] = printable.String(value)
+	}
+	e.Details = details
 	if e.Time.IsZero() {
 		e.Time = time.Now()
 	}

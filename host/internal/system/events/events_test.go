@@ -3,6 +3,8 @@ package events
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -168,4 +170,17 @@ func TestConcurrentFollowersAccountForEveryEvent(t *testing.T) {
 		wg.Go(func() { publish(b, each) })
 	}
 	wg.Wait()
+}
+
+// A plugin's or driver's text in an event is one line that no terminal obeys.
+func TestForgedEvents(t *testing.T) {
+	b := New(0)
+	evil := "ok\n2026-01-01  agent  up\x1b[2J\u009b\u202e"
+	b.Publish(Event{Topic: TopicPlugin, Type: evil, Subject: evil, Message: evil, Details: map[string]string{evil: evil}})
+	e := b.Recent(1)[0]
+	for _, text := range []string{e.Type, e.Subject, e.Message, fmt.Sprint(e.Details)} {
+		if strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) || !strings.Contains(text, `\u001b[2J`) {
+			t.Errorf("%q", text)
+		}
+	}
 }
