@@ -39,6 +39,8 @@ type Host struct {
 	PluginDir string
 	// Env is added to the agent's environment at its next start.
 	Env []string
+	// Token is the secret of the ACL token of commands and calls; empty: none.
+	Token string
 	// Name of the node.
 	Name string
 	// Net is the host's network; nil: the test's own. It is set before Start.
@@ -258,7 +260,7 @@ func (h *Host) awaitEnd(why string) {
 // Client calls the agent's API.
 func (h *Host) Client() *api.Client {
 	h.t.Helper()
-	c, err := api.New("unix://" + h.Socket())
+	c, err := api.New("unix://"+h.Socket(), api.WithToken(h.Token))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -284,7 +286,7 @@ func (h *Host) Eventually(what string, check func() error) {
 
 // Status returns the status of the whole host.
 func (h *Host) Status() (*hostv1.StatusResponse, error) {
-	c, err := api.New("unix://" + h.Socket())
+	c, err := api.New("unix://"+h.Socket(), api.WithToken(h.Token))
 	if err != nil {
 		return nil, err
 	}
@@ -330,6 +332,9 @@ func (h *Host) InNamespace(program string, args ...string) *exec.Cmd {
 func (h *Host) Command(args ...string) *exec.Cmd {
 	cmd := h.InNamespace(h.Pannier, args...)
 	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.Socket(), "NO_COLOR=1")
+	if h.Token != "" {
+		cmd.Env = append(cmd.Env, "PANNIER_TOKEN="+h.Token)
+	}
 	return cmd
 }
 
