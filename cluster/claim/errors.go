@@ -45,6 +45,8 @@ var (
 	ErrEarlierBoot = errcode.Unavailable.New("an earlier boot of the node may still use its volumes")
 	// ErrIneligible: the node takes no new workloads at present.
 	ErrIneligible = errcode.FailedPrecondition.New("node takes no workloads")
+	// ErrUnbound: an operator has bound the node to other namespaces.
+	ErrUnbound = errcode.PermissionDenied.New("the node may have no workloads of the namespace")
 	// ErrUnreachable: the volume is not accessible from the node.
 	ErrUnreachable = errcode.FailedPrecondition.New("the node cannot reach the volume")
 	// ErrOldKey: secrets are encrypted with a key that is no longer active. The caller may encrypt them with the

@@ -3,6 +3,7 @@ package claim
 import (
 	"fmt"
 	"maps"
+	"path"
 	"regexp"
 	"slices"
 	"time"
@@ -32,11 +33,18 @@ type Node struct {
 	// Ineligible nodes start no workloads.
 	Ineligible bool   `json:"ineligible,omitempty"`
 	Drain      *Drain `json:"drain,omitempty"` // nil: the node is not drained
+	// Namespaces are those whose workloads the node may have, at most MaxNamespaces; * matches any characters. None:
+	// those of all.
+	Namespaces []string `json:"namespaces,omitempty"`
 
 	CreateIndex uint64    `json:"create_index"`
 	ModifyIndex uint64    `json:"modify_index"`
 	ModifiedAt  time.Time `json:"modified_at"`
 }
+
+// LevelAttribute is the attribute of a node with the newest level of commands that its agent knows; versions before
+// level 3 have none.
+const LevelAttribute = "pannier.level"
 
 // NodeStatus is whether the leader hears from a node.
 type NodeStatus string
@@ -99,12 +107,46 @@ func (n *Node) CheckEligible() error {
 	}
 }
 
+// CheckNamespace refuses a namespace that the node is not bound to. The error is an ErrUnbound.
+func (n *Node) CheckNamespace(namespace string) error {
+	if len(n.Namespaces) == 0 || AmongNamespaces(n.Namespaces, namespace) {
+		return nil
+	}
+	return fmt.Errorf("node %q: %w: namespace %q is not among %q (see: pannier node namespaces -h)", n.Name, ErrUnbound,
+		namespace, n.Namespaces)
+}
+
+// AmongNamespaces reports whether a namespace matches one of the patterns (Node.Namespaces).
+func AmongNamespaces(patterns []string, namespace string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		ok, err := path.Match(pattern, namespace)
+		return ok && err == nil
+	})
+}
+
+// validPattern is a namespace's name in which * matches any characters.
+var validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
+
+// CheckNamespaces checks the namespaces that a node is to be bound to. The error is a *FieldError.
+func CheckNamespaces(node string, namespaces []string) error {
+	c := checker{object: fmt.Sprintf("node %q", node)}
+	if len(namespaces) > MaxNamespaces {
+		c.fail("namespaces", fmt.Sprintf("are more than %d", MaxNamespaces))
+	}
+	for _, n := range namespaces {
+		if !validPattern.MatchString(n) {
+			c.fail("namespaces", fmt.Sprintf("has %q: 1 to 128 letters, digits and - _ . only, and * for any of them", n))
+		}
+	}
+	return c.err
+}
+
 // KeepOwn copies the fields that the ledger sets from the existing record.
 func (n *Node) KeepOwn(standing Node) {
 	n.SecretHash = standing.SecretHash
 	n.Status, n.StatusAt, n.StatusIndex = standing.Status, standing.StatusAt, standing.StatusIndex
 	n.LostIndex = standing.LostIndex
-	n.Ineligible, n.Drain = standing.Ineligible, standing.Drain
+	n.Ineligible, n.Drain, n.Namespaces = standing.Ineligible, standing.Drain, standing.Namespaces
 	n.CreateIndex = standing.CreateIndex
 }
 
@@ -203,6 +245,7 @@ type NodeCapabilities struct {
 const (
 	MaxDrivers      = 64
 	MaxDeviceGroups = 64
+	MaxNamespaces   = 64
 )
 
 // sha256Hex is the format of a secret's hash.

@@ -193,6 +193,8 @@ func TestLevels(t *testing.T) {
 			`"name":"a","if_down":7}`: &command.DeleteNode{Name: "a", IfDown: 7},
 		"\x02\x10" + before +
 			`"name":"a","stop_drain":true}`: &command.SetNodeDuty{Name: "a", StopDrain: true},
+		"\x03\x10" + before +
+			`"name":"a","namespaces":[]}`: &command.SetNodeDuty{Name: "a", Namespaces: &[]string{}},
 		"\x01\x06" + before + nodeJSON(
 			``): &command.PutNode{Node: claim.Node{Name: "a"}},
 		"\x02\x06" + before + nodeJSON(
@@ -232,7 +234,7 @@ func TestEntriesThatAreNone(t *testing.T) {
 		"\x01\x04{\"unknown\":1}":        command.ErrMalformed,
 		"\x01\x04{\"ref\":7}":            command.ErrMalformed,
 		"\x01\xff{}":                     command.ErrUnknownCommand,
-		"\x03\x04{}":                     command.ErrUnknownCommand,
+		"\x04\x04{}":                     command.ErrUnknownCommand,
 		"\x01\x7f" + `{"at":"whatever"}`: command.ErrUnknownCommand,
 	} {
 		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {

@@ -60,6 +60,7 @@ var reasons = map[string]error{
 	"node-secret":        claim.ErrNodeSecret,
 	"earlier-boot":       claim.ErrEarlierBoot,
 	"ineligible":         claim.ErrIneligible,
+	"unbound":            claim.ErrUnbound,
 	"cycle":              claim.ErrCycle,
 	"unreachable":        claim.ErrUnreachable,
 	"old_secrets_key":    claim.ErrOldKey,

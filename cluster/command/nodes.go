@@ -62,15 +62,17 @@ type SetNodeStatusResult struct {
 	Next  string // After of the next command
 }
 
-// SetNodeDuty records what an operator wants of a node: whether it starts workloads, and whether it is drained.
+// SetNodeDuty records what an operator wants of a node: whether it starts workloads, of which namespaces, and whether
+// it is drained.
 // nil fields stay as they are. The node sets Drain.DoneAt to report that nothing is left; StartedAt, if given,
-// says of which drain.
+// says of which drain. Namespaces binds the node to these (claim.Node); empty: to none.
 type SetNodeDuty struct {
 	Stamp
 	Name       string       `json:"name"`
 	Ineligible *bool        `json:"ineligible,omitempty"`
 	Drain      *claim.Drain `json:"drain,omitempty"`
 	StopDrain  bool         `json:"stop_drain,omitempty"`
+	Namespaces *[]string    `json:"namespaces,omitempty"`
 }
 
 // SetNodeDutyResult answers SetNodeDuty.

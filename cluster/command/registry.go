@@ -10,11 +10,11 @@ import (
 
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
-// hosts needs.
+// hosts needs; level 3 has the namespaces that a node is bound to.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
-const Level = 2
+const Level = 3
 
 // LevelOf returns the level that a server must know to apply the command, given the fields that are set.
 func LevelOf(c Command) int {
@@ -59,11 +59,21 @@ func (c *EndWorkload) level() int {
 
 func (c *PutNode) level() int {
 	n := &c.Node
+	if n.Namespaces != nil {
+		return 3
+	}
 	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.StatusIndex != 0 || n.Ineligible ||
 		n.Drain != nil {
 		return 2
 	}
 	return 1
+}
+
+func (c *SetNodeDuty) level() int {
+	if c.Namespaces != nil {
+		return 3
+	}
+	return 2
 }
 
 func (c *DeleteNode) level() int {

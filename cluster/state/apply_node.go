@@ -184,7 +184,13 @@ func (tx *writeTx) SetNodeDuty(c *command.SetNodeDuty) (any, error) {
 	case c.Drain != nil:
 		n.Drain = n.Drain.Change(*c.Drain, c.At)
 	}
-	if n.Ineligible == old.Ineligible && n.Drain == old.Drain {
+	if c.Namespaces != nil {
+		if err := claim.CheckNamespaces(c.Name, *c.Namespaces); err != nil {
+			return nil, err
+		}
+		n.Namespaces = *c.Namespaces
+	}
+	if n.Ineligible == old.Ineligible && n.Drain == old.Drain && slices.Equal(n.Namespaces, old.Namespaces) {
 		return command.SetNodeDutyResult{Node: old}, nil
 	}
 	n.ModifyIndex, n.ModifiedAt = tx.index, c.At
@@ -206,11 +212,18 @@ func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	if err != nil || record == nil {
 		return err
 	}
-	refusal, err := tx.eligible.check(node, record)
-	if err == nil && refusal != nil {
-		err = fmt.Errorf("workload %q: %w", ref, refusal)
+	known, err := tx.eligible.check(node, record)
+	if err != nil {
+		return err
 	}
-	return err
+	refusal := known.refusal
+	if refusal == nil {
+		refusal = known.bound.CheckNamespace(ref.Namespace)
+	}
+	if refusal != nil {
+		return fmt.Errorf("workload %q: %w", ref, refusal)
+	}
+	return nil
 }
 
 // eligible caches whether a node's record allows new workloads, by the record's checksum: the record is long, and
@@ -220,26 +233,27 @@ type eligible map[string]eligibility
 type eligibility struct {
 	of      [sha256.Size]byte // the record
 	refusal error
+	bound   claim.Node // only its name and namespaces
 }
 
 // maxEligible bounds the nodes in the cache.
 const maxEligible = 1 << 12
 
-// check returns why a node's record refuses workloads, or nil. The error is a fault.
-func (e eligible) check(node string, record []byte) (refusal, err error) {
+// check returns which workloads a node's record refuses. The error is a fault.
+func (e eligible) check(node string, record []byte) (eligibility, error) {
 	sum := sha256.Sum256(record)
 	if known, ok := e[node]; ok && known.of == sum {
-		return known.refusal, nil
+		return known, nil
 	}
 	n, err := decode[claim.Node](record)
 	if err != nil {
-		return nil, fault("get %q: %w", nodeKey(node), err)
+		return eligibility{}, fault("get %q: %w", nodeKey(node), err)
 	}
 	if len(e) >= maxEligible {
 		clear(e)
 	}
-	e[node] = eligibility{sum, n.CheckEligible()}
-	return e[node].refusal, nil
+	e[node] = eligibility{sum, n.CheckEligible(), claim.Node{Name: n.Name, Namespaces: n.Namespaces}}
+	return e[node], nil
 }
 
 func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {

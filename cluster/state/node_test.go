@@ -130,6 +130,44 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 	}
 }
 
+// TestABoundNode: an operator's rule about a node's namespaces counts at each start, and no report of the node ends it.
+func TestABoundNode(t *testing.T) {
+	l := open(t)
+	in := func(namespace string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: namespace, ID: "w"} }
+	start := func(namespace string) error {
+		_, err := l.do(&command.StartWorkload{Ref: in(namespace), Node: "a"})
+		return err
+	}
+	bind := func(namespaces ...string) error {
+		_, err := l.do(&command.SetNodeDuty{Name: "a", Namespaces: &namespaces})
+		return err
+	}
+	l.must(&command.PutNode{Node: claim.Node{Name: "a", Namespaces: []string{"lies"}}})
+	check.NoError(t, start("first"))
+	check.NoError(t, bind("dev", "shop-*"))
+	l.must(&command.PutNode{Node: claim.Node{Name: "a", BootID: "another"}})
+	for _, namespace := range []string{"prod", "shop", "dev2", "my-shop-1"} {
+		err := start(namespace)
+		if !errors.Is(err, claim.ErrUnbound) || !strings.Contains(err.Error(), `node "a"`) {
+			t.Errorf("%s: %v", namespace, err)
+		}
+		if _, err := l.do(&command.AwaitWorkload{Ref: in(namespace), Node: "a"}); !errors.Is(err, claim.ErrUnbound) {
+			t.Errorf("a wait in %s: %v", namespace, err)
+		}
+	}
+	for _, namespace := range []string{"dev", "shop-", "shop-1", "first"} { // the last one runs already
+		check.NoError(t, start(namespace))
+	}
+	for _, bad := range []string{"", "a b", "[a-z]", "a?", strings.Repeat("x", 129)} {
+		if err := bind(bad); !errors.Is(err, claim.ErrInvalid) {
+			t.Errorf("bound to %q: %v", bad, err)
+		}
+	}
+	check.NoError(t, bind([]string{}...))
+	l.must(&command.SetNodeDuty{Name: "a", StopDrain: true}) // leaves them as they are
+	check.NoError(t, start("prod"))
+}
+
 func TestNodeDuty(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})

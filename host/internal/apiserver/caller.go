@@ -19,6 +19,8 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
@@ -36,6 +38,8 @@ type caller struct {
 	// call is the key of a call, the same for all attempts to have it answered here or elsewhere; empty if there is
 	// only one attempt.
 	call string
+	// bound are the namespaces that the calling node is bound to; nil: it is not, or no node calls.
+	bound []string
 	acl.Identity
 }
 
@@ -109,8 +113,11 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	if call := attemptOf(ctx).call; call != "" {
 		c.call = call
 	}
+	if err := s.bind(ctx, c); err != nil {
+		return c, withCode(ctx, err)
+	}
 	if s.cfg.ACL == nil {
-		c.Rules = acl.Management
+		c.Rules = acl.Management.Within(c.bound)
 		return c, nil
 	}
 	secret := header.Get(api.TokenHeader)
@@ -127,7 +134,23 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 		err = c.lacks(fmt.Sprintf("a policy %q", ledger.Anonymous))
 		return c, err
 	}
+	c.Rules = c.Within(c.bound)
 	return c, nil
+}
+
+// bind reads to which namespaces the node is bound that made or forwarded the call: whatever token is used there, it
+// opens no more than these.
+func (s *Server) bind(ctx context.Context, c *caller) error {
+	if c.cert == nil || c.cert.Role != pki.Node || s.cfg.Ledger == nil {
+		return nil
+	}
+	return s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		n, err := tx.Node(c.cert.Name)
+		if c.bound = n.Namespaces; errors.Is(err, claim.ErrNodeNotFound) {
+			return nil
+		}
+		return err
+	})
 }
 
 // stillMay repeats admit and the permission check in a long call, since tokens expire and are deleted. If they cannot

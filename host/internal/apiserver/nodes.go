@@ -117,6 +117,25 @@ func (s nodeService) SetNodeEligibility(ctx context.Context,
 	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}), nil
 }
 
+// SetNodeNamespaces binds a node to namespaces, or to none.
+func (s nodeService) SetNodeNamespaces(ctx context.Context,
+	req *connect.Request[hostv1.SetNodeNamespacesRequest],
+) (*connect.Response[hostv1.SetNodeNamespacesResponse], error) {
+	node, err := s.node(ctx, req.Msg.GetName())
+	if err != nil {
+		return nil, err
+	}
+	bound := append([]string{}, req.Msg.GetNamespaces()...) // not nil: the command would leave them as they are
+	slices.Sort(bound)
+	bound = slices.Compact(bound)
+	if !slices.Equal(bound, node.Namespaces) {
+		if node, err = s.cfg.Ledger.SetNodeDuty(ctx, command.SetNodeDuty{Name: node.Name, Namespaces: &bound}); err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&hostv1.SetNodeNamespacesResponse{Node: s.shownNode(node, s.members())}), nil
+}
+
 // purgeWait bounds how long a forced purge waits for the release of the node's claims.
 const purgeWait = 20 * time.Second
 
@@ -240,7 +259,7 @@ func (s *Server) members() map[string]discovery.Member {
 func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *hostv1.Node {
 	shown := &hostv1.Node{
 		Name: n.Name, Status: string(nodeStatus(n)), StatusAt: timestamp(n.StatusAt), Eligible: !n.Ineligible,
-		Attributes: maps.Clone(n.Attributes), BootId: n.BootID,
+		Attributes: maps.Clone(n.Attributes), BootId: n.BootID, Namespaces: n.Namespaces,
 		CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, ModifiedAt: timestamp(n.ModifiedAt),
 	}
 	if d := n.Drain; d != nil {

@@ -2,6 +2,7 @@ package apiserver
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -44,6 +45,26 @@ func TestNodes(t *testing.T) {
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
 		nil)
 	check.NoError(t, err)
+
+	bind := func(namespaces ...string) []string {
+		t.Helper()
+		resp, err := h.client.Nodes.SetNodeNamespaces(h.ctx,
+			request(&hostv1.SetNodeNamespacesRequest{Name: "n2", Namespaces: namespaces}))
+		check.NoError(t, err)
+		return resp.Msg.GetNode().GetNamespaces()
+	}
+	if got := bind("shop", "dev", "shop"); !slices.Equal(got, []string{"dev", "shop"}) {
+		t.Errorf("bound to %q", got)
+	}
+	h.putNode(t, "n2")
+	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "x"}, Node: "n2"},
+		nil)
+	if !errors.Is(err, claim.ErrUnbound) {
+		t.Errorf("a workload of another namespace starts on a bound node: %v", err)
+	}
+	if got := bind(); len(got) > 0 {
+		t.Errorf("still bound to %q", got)
+	}
 
 	// A second drain returns the first one.
 	for range 2 {

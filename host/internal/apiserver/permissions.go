@@ -73,6 +73,7 @@ var needs = map[string]need{
 	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),
 	v1.NodeServiceDrainNodeProcedure:          change(to(acl.Node, acl.Write)),
 	v1.NodeServiceSetNodeEligibilityProcedure: change(to(acl.Node, acl.Write)),
+	v1.NodeServiceSetNodeNamespacesProcedure:  change(to(acl.Node, acl.Write)),
 	v1.NodeServicePurgeNodeProcedure:          change(to(acl.Node, acl.Write), forced(to(acl.Operator, acl.Write))),
 
 	v1.MemberServiceListMembersProcedure: query(to(acl.Node, acl.Read)),
@@ -324,6 +325,10 @@ func (c *caller) lacks(what string) error {
 		c.Accessor)
 	if c.Accessor == "" {
 		whose = "the call was made without a token: give one by -token-file or PANNIER_TOKEN"
+	}
+	if c.bound != nil {
+		whose = fmt.Sprintf("the call was made over node %q, which is bound to the namespaces %q, whatever its token allows",
+			c.cert.Name, c.bound)
 	}
 	return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("%s is missing: %s", what, whose))
 }

@@ -114,6 +114,7 @@ var who = map[string][]string{
 		v1.PluginServiceUnpinPluginProcedure, v1.PluginServiceVerifyPluginProcedure,
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure,
 		v1.NodeServiceDrainNodeProcedure, v1.NodeServiceSetNodeEligibilityProcedure, v1.NodeServicePurgeNodeProcedure,
+		v1.NodeServiceSetNodeNamespacesProcedure,
 		v1.MemberServiceJoinMembersProcedure, v1.MemberServiceForceLeaveProcedure, v1.MemberServiceLeaveProcedure,
 		v1.MemberServiceListKeysProcedure, v1.MemberServiceAddKeyProcedure, v1.MemberServiceUseKeyProcedure,
 		v1.MemberServiceRemoveKeyProcedure,

@@ -96,6 +96,14 @@ func (f *fake) SetNodeEligibility(_ context.Context,
 	}}), nil
 }
 
+func (f *fake) SetNodeNamespaces(_ context.Context,
+	r *connect.Request[hostv1.SetNodeNamespacesRequest],
+) (*connect.Response[hostv1.SetNodeNamespacesResponse], error) {
+	return connect.NewResponse(&hostv1.SetNodeNamespacesResponse{Node: &hostv1.Node{
+		Name: r.Msg.GetName(), Namespaces: r.Msg.GetNamespaces(),
+	}}), nil
+}
+
 func (f *fake) PurgeNode(_ context.Context,
 	r *connect.Request[hostv1.PurgeNodeRequest],
 ) (*connect.Response[hostv1.PurgeNodeResponse], error) {

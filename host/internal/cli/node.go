@@ -16,7 +16,7 @@ import (
 
 func (a *app) nodeCommand() *cobra.Command {
 	return a.noun("node", "Nodes of the cluster",
-		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodePurge())
+		a.nodeStatus(), a.nodeDrain(), a.nodeEligibility(), a.nodeNamespaces(), a.nodePurge())
 }
 
 // knownNodes is the advice for an unknown node.
@@ -135,6 +135,7 @@ func (a *app) showNode(m *hostv1.GetNodeResponse) error {
 	t.row("Status", nodeStatus(n.GetStatus()))
 	t.row("Since", since(n.GetStatusAt()))
 	t.row("Eligible", yesNo(n.GetEligible()))
+	t.row("Namespaces", strings.Join(n.GetNamespaces(), " "))
 	t.row("Drain", drained(n.GetDrain()))
 	if d := n.GetDrain(); d != nil {
 		t.row("Drained since", fmt.Sprintf("%s, by %s", since(d.GetStartedAt()), d.GetBy()))
@@ -294,6 +295,40 @@ func (a *app) nodeEligibility() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&enable, "enable", false, "it starts workloads")
 	cmd.Flags().BoolVar(&disable, "disable", false, "it starts none")
+	return cmd
+}
+
+func (a *app) nodeNamespaces() *cobra.Command {
+	var every bool
+	var only []string
+	cmd := &cobra.Command{
+		Use: "namespaces NODE", Short: "Bind a node to namespaces, or end that",
+		Long: `Bind a node to namespaces, in which * matches any characters: it starts workloads of these only, and what its
+root does with any token reaches no others. Its drivers' controllers are not used. Running workloads continue.
+The node cannot change it; "node purge" forgets it.`,
+		Example: `pannier node namespaces -only shop -only 'shop-*' web-1
+pannier node namespaces -any web-1`,
+		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			if every == (len(only) > 0) {
+				return &usageError{err: errors.New("give -only, once for each namespace, or -any")}
+			}
+			resp, err := client.Nodes.SetNodeNamespaces(ctx,
+				connect.NewRequest(&hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only}))
+			if err != nil {
+				return hint(err, ExitNotFound, knownNodes)
+			}
+			return a.print(resp.Msg, func() error {
+				if every {
+					return a.say(fmt.Sprintf("node %q starts workloads of all namespaces", args[0]))
+				}
+				return a.say(fmt.Sprintf("node %q starts workloads of no other namespaces than %s", args[0],
+					strings.Join(resp.Msg.GetNode().GetNamespaces(), ", ")))
+			})
+		}),
+	}
+	cmd.Flags().StringArrayVar(&only, "only", nil, "a namespace, or a pattern with *; may be repeated")
+	cmd.Flags().BoolVar(&every, "any", false, "it starts workloads of all namespaces")
 	return cmd
 }
 

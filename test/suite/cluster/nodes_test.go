@@ -12,7 +12,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testcluster"
@@ -236,7 +235,7 @@ func (n nodes) older(t *testing.T) {
 	err = at.Do(func() (err error) {
 		d, err = discovery.Open(discovery.Config{
 			Self: discovery.Self{
-				Name: "server-9", Role: discovery.Server, Datacenter: "dc1", Expect: 3, Version: "0.1.0", Ledger: command.Level - 1,
+				Name: "server-9", Role: discovery.Server, Datacenter: "dc1", Expect: 3, Version: "0.1.0", Ledger: 1,
 				RPC: netip.AddrPortFrom(at.Addr, testcluster.RPCPort).String(),
 			},
 			Bind: at.Addr.String(), Port: testcluster.SerfPort, Key: string(key),

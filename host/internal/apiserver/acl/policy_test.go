@@ -278,6 +278,32 @@ func TestAreas(t *testing.T) {
 	}
 }
 
+// TestWithin: rules of calls that come over a bound node, whatever their policies.
+func TestWithin(t *testing.T) {
+	team, err := Parse(`namespace "*" { policy = "write" }
+node { policy = "write" }`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, r := range map[string]*Rules{"management": Management, "a policy": Merge(team)} {
+		bound := r.Within([]string{"dev", "shop-*"})
+		for namespace, want := range map[string]bool{"dev": true, "shop-1": true, "shop": false, "prod": false, "dev2": false} {
+			if got := bound.AllowNamespace(namespace, SubmitWorkload); got != want {
+				t.Errorf("%s in %q: %t", name, namespace, got)
+			}
+			if bound.AllowService(namespace, "web") && !want {
+				t.Errorf("%s has services in %q", name, namespace)
+			}
+		}
+		if bound.IsManagement() || bound.Allow(Node, Write) || !bound.Allow(Node, Read) || !r.Allow(Node, Write) {
+			t.Errorf("%s: areas", name)
+		}
+		if r.Within(nil) != r {
+			t.Errorf("%s is bounded by nothing", name)
+		}
+	}
+}
+
 func TestManagement(t *testing.T) {
 	if !Management.IsManagement() || !Management.AllowNamespace("x", SubmitWorkload) ||
 		!Management.Allow(Operator, Write) || !Management.AllowSomewhere(CSIWriteVolume) ||

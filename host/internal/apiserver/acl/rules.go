@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // Capability is one thing that can be done in a namespace, named as in Nomad where Nomad has it.
@@ -116,6 +118,7 @@ func levelNames(area Area) []string {
 // Rules are one caller's merged policies. They never change. The zero value and nil allow nothing.
 type Rules struct {
 	management bool
+	within     []string         // patterns of namespaces that bound the rest; none: it is not bounded
 	namespaces map[string]grant // by pattern
 	levels     map[Area]Level
 }
@@ -141,22 +144,38 @@ func Merge(policies ...Policy) *Rules {
 	return r
 }
 
+// Within bounds the rules to namespaces that match one of the patterns. Of what has no namespace, only reading is left.
+// Without patterns they stay as they are.
+func (r *Rules) Within(patterns []string) *Rules {
+	if r == nil || len(patterns) == 0 {
+		return r
+	}
+	bounded := *r
+	bounded.within = patterns
+	return &bounded
+}
+
 // IsManagement reports whether everything is allowed, including tokens and policies.
-func (r *Rules) IsManagement() bool { return r != nil && r.management }
+func (r *Rules) IsManagement() bool { return r != nil && r.management && r.within == nil }
 
 // AllowNamespace reports whether a capability is allowed in a namespace.
 func (r *Rules) AllowNamespace(namespace string, c Capability) bool {
-	if r == nil || r.management {
-		return r != nil
+	if r.excludes(namespace) {
+		return false
 	}
-	return r.of(namespace).allows(c)
+	return r.management || r.of(namespace).allows(c)
+}
+
+// excludes reports whether the rules allow nothing in a namespace, whatever the policies say.
+func (r *Rules) excludes(namespace string) bool {
+	return r == nil || r.within != nil && !claim.AmongNamespaces(r.within, namespace)
 }
 
 // AllowService reports whether a workload of a namespace may have a service of that name in Consul, with the identity
 // that this gives it. A namespace has no such names by default.
 func (r *Rules) AllowService(namespace, name string) bool {
-	if r == nil || r.management {
-		return r != nil
+	if r.excludes(namespace) || r.management {
+		return !r.excludes(namespace)
 	}
 	g := r.of(namespace)
 	return !g.capabilities[Deny] &&
@@ -178,6 +197,9 @@ func (r *Rules) AllowSomewhere(c Capability) bool {
 
 // Allow reports whether a level of an area is allowed.
 func (r *Rules) Allow(area Area, level Level) bool {
+	if r != nil && r.within != nil && level > Read {
+		return false
+	}
 	if r == nil || r.management {
 		return r != nil
 	}

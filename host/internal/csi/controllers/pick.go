@@ -173,6 +173,10 @@ func (p *picker) unfit(node string, on claim.NodeDriver) error {
 	if n.Status != "" && n.Status != claim.NodeReady {
 		return fmt.Errorf("the node is %s (see: pannier node status %s)", n.Status, node)
 	}
+	// A controller's calls carry the secrets of volumes of all namespaces.
+	if len(n.Namespaces) > 0 {
+		return fmt.Errorf("the node is bound to the namespaces %q, and controllers serve all", n.Namespaces)
+	}
 	return nil
 }
 

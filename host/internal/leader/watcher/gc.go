@@ -226,14 +226,15 @@ func unused(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	return found, nil
 }
 
-// empty lists the nodes that went down before a time and hold nothing.
+// empty lists the nodes that went down before a time and hold nothing. One that is bound to namespaces stays bound
+// however long it is silent: only an operator ends that.
 func empty(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
 	all, err := tx.Nodes()
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range all {
-		if n.Status != claim.NodeDown || !n.StatusAt.Before(before) {
+		if n.Status != claim.NodeDown || !n.StatusAt.Before(before) || len(n.Namespaces) > 0 {
 			continue
 		}
 		held, err := tx.ClaimsOn(n.Name)

@@ -45,11 +45,13 @@ type Node struct {
 	Server  bool   `protobuf:"varint,12,opt,name=server,proto3" json:"server,omitempty"`
 	// last_heard is when the leader last answered the node's heartbeat. let_go_at is when the node's
 	// claims are released unless it sends another heartbeat. Both are absent if the node needs no lease.
-	LastHeard     *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
-	LetGoAt       *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
-	CreateIndex   uint64                 `protobuf:"varint,15,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
-	ModifyIndex   uint64                 `protobuf:"varint,16,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
-	ModifiedAt    *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	LastHeard   *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	LetGoAt     *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=let_go_at,json=letGoAt,proto3" json:"let_go_at,omitempty"`
+	CreateIndex uint64                 `protobuf:"varint,15,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex uint64                 `protobuf:"varint,16,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	ModifiedAt  *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	// namespaces are those that the node is bound to, with * for any characters; none: it is not bound.
+	Namespaces    []string `protobuf:"bytes,18,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -199,6 +201,13 @@ func (x *Node) GetModifyIndex() uint64 {
 func (x *Node) GetModifiedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *Node) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
 	}
 	return nil
 }
@@ -956,6 +965,103 @@ func (x *SetNodeEligibilityResponse) GetNode() *Node {
 	return nil
 }
 
+type SetNodeNamespacesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// namespaces are up to 64 names, in which * matches any characters. None: the node is not bound any more.
+	Namespaces    []string `protobuf:"bytes,2,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNodeNamespacesRequest) Reset() {
+	*x = SetNodeNamespacesRequest{}
+	mi := &file_pannier_host_v1_node_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNodeNamespacesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNodeNamespacesRequest) ProtoMessage() {}
+
+func (x *SetNodeNamespacesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_node_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNodeNamespacesRequest.ProtoReflect.Descriptor instead.
+func (*SetNodeNamespacesRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SetNodeNamespacesRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetNodeNamespacesRequest) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+type SetNodeNamespacesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNodeNamespacesResponse) Reset() {
+	*x = SetNodeNamespacesResponse{}
+	mi := &file_pannier_host_v1_node_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNodeNamespacesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNodeNamespacesResponse) ProtoMessage() {}
+
+func (x *SetNodeNamespacesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_node_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNodeNamespacesResponse.ProtoReflect.Descriptor instead.
+func (*SetNodeNamespacesResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SetNodeNamespacesResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
 type PurgeNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -966,7 +1072,7 @@ type PurgeNodeRequest struct {
 
 func (x *PurgeNodeRequest) Reset() {
 	*x = PurgeNodeRequest{}
-	mi := &file_pannier_host_v1_node_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1084,7 @@ func (x *PurgeNodeRequest) String() string {
 func (*PurgeNodeRequest) ProtoMessage() {}
 
 func (x *PurgeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_node_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1097,7 @@ func (x *PurgeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeNodeRequest.ProtoReflect.Descriptor instead.
 func (*PurgeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PurgeNodeRequest) GetName() string {
@@ -1020,7 +1126,7 @@ type PurgeNodeResponse struct {
 
 func (x *PurgeNodeResponse) Reset() {
 	*x = PurgeNodeResponse{}
-	mi := &file_pannier_host_v1_node_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1138,7 @@ func (x *PurgeNodeResponse) String() string {
 func (*PurgeNodeResponse) ProtoMessage() {}
 
 func (x *PurgeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_node_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1151,7 @@ func (x *PurgeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeNodeResponse.ProtoReflect.Descriptor instead.
 func (*PurgeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PurgeNodeResponse) GetEnded() []string {
@@ -1066,7 +1172,7 @@ var File_pannier_host_v1_node_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\n" +
-	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\x89\x06\n" +
+	"\x1apannier/host/v1/node.proto\x12\x0fpannier.host.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1apannier/host/v1/read.proto\x1a\x1cpannier/host/v1/volume.proto\"\xa9\x06\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x127\n" +
@@ -1089,7 +1195,10 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\fcreate_index\x18\x0f \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\x10 \x01(\x04R\vmodifyIndex\x12;\n" +
 	"\vmodified_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"modifiedAt\x1a=\n" +
+	"modifiedAt\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x12 \x03(\tR\n" +
+	"namespaces\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x01\n" +
@@ -1153,18 +1262,26 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\beligible\x18\x02 \x01(\bR\beligible\"G\n" +
 	"\x1aSetNodeEligibilityResponse\x12)\n" +
+	"\x04node\x18\x01 \x01(\v2\x15.pannier.host.v1.NodeR\x04node\"N\n" +
+	"\x18SetNodeNamespacesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x03(\tR\n" +
+	"namespaces\"F\n" +
+	"\x19SetNodeNamespacesResponse\x12)\n" +
 	"\x04node\x18\x01 \x01(\v2\x15.pannier.host.v1.NodeR\x04node\"<\n" +
 	"\x10PurgeNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"X\n" +
 	"\x11PurgeNodeResponse\x12\x14\n" +
 	"\x05ended\x18\x01 \x03(\tR\x05ended\x12-\n" +
-	"\x06let_go\x18\x02 \x03(\v2\x16.pannier.host.v1.ClaimR\x05letGo2\xc6\x03\n" +
+	"\x06let_go\x18\x02 \x03(\v2\x16.pannier.host.v1.ClaimR\x05letGo2\xb2\x04\n" +
 	"\vNodeService\x12R\n" +
 	"\tListNodes\x12!.pannier.host.v1.ListNodesRequest\x1a\".pannier.host.v1.ListNodesResponse\x12L\n" +
 	"\aGetNode\x12\x1f.pannier.host.v1.GetNodeRequest\x1a .pannier.host.v1.GetNodeResponse\x12R\n" +
 	"\tDrainNode\x12!.pannier.host.v1.DrainNodeRequest\x1a\".pannier.host.v1.DrainNodeResponse\x12m\n" +
-	"\x12SetNodeEligibility\x12*.pannier.host.v1.SetNodeEligibilityRequest\x1a+.pannier.host.v1.SetNodeEligibilityResponse\x12R\n" +
+	"\x12SetNodeEligibility\x12*.pannier.host.v1.SetNodeEligibilityRequest\x1a+.pannier.host.v1.SetNodeEligibilityResponse\x12j\n" +
+	"\x11SetNodeNamespaces\x12).pannier.host.v1.SetNodeNamespacesRequest\x1a*.pannier.host.v1.SetNodeNamespacesResponse\x12R\n" +
 	"\tPurgeNode\x12!.pannier.host.v1.PurgeNodeRequest\x1a\".pannier.host.v1.PurgeNodeResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
@@ -1179,7 +1296,7 @@ func file_pannier_host_v1_node_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_node_proto_rawDescData
 }
 
-var file_pannier_host_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_pannier_host_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_pannier_host_v1_node_proto_goTypes = []any{
 	(*Node)(nil),                       // 0: pannier.host.v1.Node
 	(*NodeDrain)(nil),                  // 1: pannier.host.v1.NodeDrain
@@ -1194,54 +1311,59 @@ var file_pannier_host_v1_node_proto_goTypes = []any{
 	(*DrainNodeResponse)(nil),          // 10: pannier.host.v1.DrainNodeResponse
 	(*SetNodeEligibilityRequest)(nil),  // 11: pannier.host.v1.SetNodeEligibilityRequest
 	(*SetNodeEligibilityResponse)(nil), // 12: pannier.host.v1.SetNodeEligibilityResponse
-	(*PurgeNodeRequest)(nil),           // 13: pannier.host.v1.PurgeNodeRequest
-	(*PurgeNodeResponse)(nil),          // 14: pannier.host.v1.PurgeNodeResponse
-	nil,                                // 15: pannier.host.v1.Node.AttributesEntry
-	nil,                                // 16: pannier.host.v1.NodeDriver.TopologyEntry
-	(*timestamppb.Timestamp)(nil),      // 17: google.protobuf.Timestamp
-	(*ReadOptions)(nil),                // 18: pannier.host.v1.ReadOptions
-	(*ReadMeta)(nil),                   // 19: pannier.host.v1.ReadMeta
-	(*Claim)(nil),                      // 20: pannier.host.v1.Claim
+	(*SetNodeNamespacesRequest)(nil),   // 13: pannier.host.v1.SetNodeNamespacesRequest
+	(*SetNodeNamespacesResponse)(nil),  // 14: pannier.host.v1.SetNodeNamespacesResponse
+	(*PurgeNodeRequest)(nil),           // 15: pannier.host.v1.PurgeNodeRequest
+	(*PurgeNodeResponse)(nil),          // 16: pannier.host.v1.PurgeNodeResponse
+	nil,                                // 17: pannier.host.v1.Node.AttributesEntry
+	nil,                                // 18: pannier.host.v1.NodeDriver.TopologyEntry
+	(*timestamppb.Timestamp)(nil),      // 19: google.protobuf.Timestamp
+	(*ReadOptions)(nil),                // 20: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                   // 21: pannier.host.v1.ReadMeta
+	(*Claim)(nil),                      // 22: pannier.host.v1.Claim
 }
 var file_pannier_host_v1_node_proto_depIdxs = []int32{
-	17, // 0: pannier.host.v1.Node.status_at:type_name -> google.protobuf.Timestamp
+	19, // 0: pannier.host.v1.Node.status_at:type_name -> google.protobuf.Timestamp
 	1,  // 1: pannier.host.v1.Node.drain:type_name -> pannier.host.v1.NodeDrain
 	2,  // 2: pannier.host.v1.Node.drivers:type_name -> pannier.host.v1.NodeDriver
 	3,  // 3: pannier.host.v1.Node.devices:type_name -> pannier.host.v1.NodeDevices
-	15, // 4: pannier.host.v1.Node.attributes:type_name -> pannier.host.v1.Node.AttributesEntry
-	17, // 5: pannier.host.v1.Node.last_heard:type_name -> google.protobuf.Timestamp
-	17, // 6: pannier.host.v1.Node.let_go_at:type_name -> google.protobuf.Timestamp
-	17, // 7: pannier.host.v1.Node.modified_at:type_name -> google.protobuf.Timestamp
-	17, // 8: pannier.host.v1.NodeDrain.started_at:type_name -> google.protobuf.Timestamp
-	17, // 9: pannier.host.v1.NodeDrain.done_at:type_name -> google.protobuf.Timestamp
-	16, // 10: pannier.host.v1.NodeDriver.topology:type_name -> pannier.host.v1.NodeDriver.TopologyEntry
-	17, // 11: pannier.host.v1.NodeWorkload.created_at:type_name -> google.protobuf.Timestamp
-	18, // 12: pannier.host.v1.ListNodesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	17, // 4: pannier.host.v1.Node.attributes:type_name -> pannier.host.v1.Node.AttributesEntry
+	19, // 5: pannier.host.v1.Node.last_heard:type_name -> google.protobuf.Timestamp
+	19, // 6: pannier.host.v1.Node.let_go_at:type_name -> google.protobuf.Timestamp
+	19, // 7: pannier.host.v1.Node.modified_at:type_name -> google.protobuf.Timestamp
+	19, // 8: pannier.host.v1.NodeDrain.started_at:type_name -> google.protobuf.Timestamp
+	19, // 9: pannier.host.v1.NodeDrain.done_at:type_name -> google.protobuf.Timestamp
+	18, // 10: pannier.host.v1.NodeDriver.topology:type_name -> pannier.host.v1.NodeDriver.TopologyEntry
+	19, // 11: pannier.host.v1.NodeWorkload.created_at:type_name -> google.protobuf.Timestamp
+	20, // 12: pannier.host.v1.ListNodesRequest.read:type_name -> pannier.host.v1.ReadOptions
 	0,  // 13: pannier.host.v1.ListNodesResponse.nodes:type_name -> pannier.host.v1.Node
-	19, // 14: pannier.host.v1.ListNodesResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	18, // 15: pannier.host.v1.GetNodeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	21, // 14: pannier.host.v1.ListNodesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	20, // 15: pannier.host.v1.GetNodeRequest.read:type_name -> pannier.host.v1.ReadOptions
 	0,  // 16: pannier.host.v1.GetNodeResponse.node:type_name -> pannier.host.v1.Node
 	4,  // 17: pannier.host.v1.GetNodeResponse.workloads:type_name -> pannier.host.v1.NodeWorkload
-	20, // 18: pannier.host.v1.GetNodeResponse.claims:type_name -> pannier.host.v1.Claim
-	19, // 19: pannier.host.v1.GetNodeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	22, // 18: pannier.host.v1.GetNodeResponse.claims:type_name -> pannier.host.v1.Claim
+	21, // 19: pannier.host.v1.GetNodeResponse.meta:type_name -> pannier.host.v1.ReadMeta
 	0,  // 20: pannier.host.v1.DrainNodeResponse.node:type_name -> pannier.host.v1.Node
 	0,  // 21: pannier.host.v1.SetNodeEligibilityResponse.node:type_name -> pannier.host.v1.Node
-	20, // 22: pannier.host.v1.PurgeNodeResponse.let_go:type_name -> pannier.host.v1.Claim
-	5,  // 23: pannier.host.v1.NodeService.ListNodes:input_type -> pannier.host.v1.ListNodesRequest
-	7,  // 24: pannier.host.v1.NodeService.GetNode:input_type -> pannier.host.v1.GetNodeRequest
-	9,  // 25: pannier.host.v1.NodeService.DrainNode:input_type -> pannier.host.v1.DrainNodeRequest
-	11, // 26: pannier.host.v1.NodeService.SetNodeEligibility:input_type -> pannier.host.v1.SetNodeEligibilityRequest
-	13, // 27: pannier.host.v1.NodeService.PurgeNode:input_type -> pannier.host.v1.PurgeNodeRequest
-	6,  // 28: pannier.host.v1.NodeService.ListNodes:output_type -> pannier.host.v1.ListNodesResponse
-	8,  // 29: pannier.host.v1.NodeService.GetNode:output_type -> pannier.host.v1.GetNodeResponse
-	10, // 30: pannier.host.v1.NodeService.DrainNode:output_type -> pannier.host.v1.DrainNodeResponse
-	12, // 31: pannier.host.v1.NodeService.SetNodeEligibility:output_type -> pannier.host.v1.SetNodeEligibilityResponse
-	14, // 32: pannier.host.v1.NodeService.PurgeNode:output_type -> pannier.host.v1.PurgeNodeResponse
-	28, // [28:33] is the sub-list for method output_type
-	23, // [23:28] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	0,  // 22: pannier.host.v1.SetNodeNamespacesResponse.node:type_name -> pannier.host.v1.Node
+	22, // 23: pannier.host.v1.PurgeNodeResponse.let_go:type_name -> pannier.host.v1.Claim
+	5,  // 24: pannier.host.v1.NodeService.ListNodes:input_type -> pannier.host.v1.ListNodesRequest
+	7,  // 25: pannier.host.v1.NodeService.GetNode:input_type -> pannier.host.v1.GetNodeRequest
+	9,  // 26: pannier.host.v1.NodeService.DrainNode:input_type -> pannier.host.v1.DrainNodeRequest
+	11, // 27: pannier.host.v1.NodeService.SetNodeEligibility:input_type -> pannier.host.v1.SetNodeEligibilityRequest
+	13, // 28: pannier.host.v1.NodeService.SetNodeNamespaces:input_type -> pannier.host.v1.SetNodeNamespacesRequest
+	15, // 29: pannier.host.v1.NodeService.PurgeNode:input_type -> pannier.host.v1.PurgeNodeRequest
+	6,  // 30: pannier.host.v1.NodeService.ListNodes:output_type -> pannier.host.v1.ListNodesResponse
+	8,  // 31: pannier.host.v1.NodeService.GetNode:output_type -> pannier.host.v1.GetNodeResponse
+	10, // 32: pannier.host.v1.NodeService.DrainNode:output_type -> pannier.host.v1.DrainNodeResponse
+	12, // 33: pannier.host.v1.NodeService.SetNodeEligibility:output_type -> pannier.host.v1.SetNodeEligibilityResponse
+	14, // 34: pannier.host.v1.NodeService.SetNodeNamespaces:output_type -> pannier.host.v1.SetNodeNamespacesResponse
+	16, // 35: pannier.host.v1.NodeService.PurgeNode:output_type -> pannier.host.v1.PurgeNodeResponse
+	30, // [30:36] is the sub-list for method output_type
+	24, // [24:30] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_node_proto_init() }
@@ -1257,7 +1379,7 @@ func file_pannier_host_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_node_proto_rawDesc), len(file_pannier_host_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,6 +42,9 @@ const (
 	// NodeServiceSetNodeEligibilityProcedure is the fully-qualified name of the NodeService's
 	// SetNodeEligibility RPC.
 	NodeServiceSetNodeEligibilityProcedure = "/pannier.host.v1.NodeService/SetNodeEligibility"
+	// NodeServiceSetNodeNamespacesProcedure is the fully-qualified name of the NodeService's
+	// SetNodeNamespaces RPC.
+	NodeServiceSetNodeNamespacesProcedure = "/pannier.host.v1.NodeService/SetNodeNamespaces"
 	// NodeServicePurgeNodeProcedure is the fully-qualified name of the NodeService's PurgeNode RPC.
 	NodeServicePurgeNodeProcedure = "/pannier.host.v1.NodeService/PurgeNode"
 )
@@ -57,6 +60,9 @@ type NodeServiceClient interface {
 	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
 	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
 	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
+	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
+	// makes or forwards reach no others, whatever their token. Running workloads continue.
+	SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
@@ -97,6 +103,12 @@ func NewNodeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(nodeServiceMethods.ByName("SetNodeEligibility")),
 			connect.WithClientOptions(opts...),
 		),
+		setNodeNamespaces: connect.NewClient[v1.SetNodeNamespacesRequest, v1.SetNodeNamespacesResponse](
+			httpClient,
+			baseURL+NodeServiceSetNodeNamespacesProcedure,
+			connect.WithSchema(nodeServiceMethods.ByName("SetNodeNamespaces")),
+			connect.WithClientOptions(opts...),
+		),
 		purgeNode: connect.NewClient[v1.PurgeNodeRequest, v1.PurgeNodeResponse](
 			httpClient,
 			baseURL+NodeServicePurgeNodeProcedure,
@@ -112,6 +124,7 @@ type nodeServiceClient struct {
 	getNode            *connect.Client[v1.GetNodeRequest, v1.GetNodeResponse]
 	drainNode          *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	setNodeEligibility *connect.Client[v1.SetNodeEligibilityRequest, v1.SetNodeEligibilityResponse]
+	setNodeNamespaces  *connect.Client[v1.SetNodeNamespacesRequest, v1.SetNodeNamespacesResponse]
 	purgeNode          *connect.Client[v1.PurgeNodeRequest, v1.PurgeNodeResponse]
 }
 
@@ -135,6 +148,11 @@ func (c *nodeServiceClient) SetNodeEligibility(ctx context.Context, req *connect
 	return c.setNodeEligibility.CallUnary(ctx, req)
 }
 
+// SetNodeNamespaces calls pannier.host.v1.NodeService.SetNodeNamespaces.
+func (c *nodeServiceClient) SetNodeNamespaces(ctx context.Context, req *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error) {
+	return c.setNodeNamespaces.CallUnary(ctx, req)
+}
+
 // PurgeNode calls pannier.host.v1.NodeService.PurgeNode.
 func (c *nodeServiceClient) PurgeNode(ctx context.Context, req *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error) {
 	return c.purgeNode.CallUnary(ctx, req)
@@ -151,6 +169,9 @@ type NodeServiceHandler interface {
 	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
 	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
 	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
+	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
+	// makes or forwards reach no others, whatever their token. Running workloads continue.
+	SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
 	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
@@ -187,6 +208,12 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(nodeServiceMethods.ByName("SetNodeEligibility")),
 		connect.WithHandlerOptions(opts...),
 	)
+	nodeServiceSetNodeNamespacesHandler := connect.NewUnaryHandler(
+		NodeServiceSetNodeNamespacesProcedure,
+		svc.SetNodeNamespaces,
+		connect.WithSchema(nodeServiceMethods.ByName("SetNodeNamespaces")),
+		connect.WithHandlerOptions(opts...),
+	)
 	nodeServicePurgeNodeHandler := connect.NewUnaryHandler(
 		NodeServicePurgeNodeProcedure,
 		svc.PurgeNode,
@@ -203,6 +230,8 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 			nodeServiceDrainNodeHandler.ServeHTTP(w, r)
 		case NodeServiceSetNodeEligibilityProcedure:
 			nodeServiceSetNodeEligibilityHandler.ServeHTTP(w, r)
+		case NodeServiceSetNodeNamespacesProcedure:
+			nodeServiceSetNodeNamespacesHandler.ServeHTTP(w, r)
 		case NodeServicePurgeNodeProcedure:
 			nodeServicePurgeNodeHandler.ServeHTTP(w, r)
 		default:
@@ -228,6 +257,10 @@ func (UnimplementedNodeServiceHandler) DrainNode(context.Context, *connect.Reque
 
 func (UnimplementedNodeServiceHandler) SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.SetNodeEligibility is not implemented"))
+}
+
+func (UnimplementedNodeServiceHandler) SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.SetNodeNamespaces is not implemented"))
 }
 
 func (UnimplementedNodeServiceHandler) PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error) {
