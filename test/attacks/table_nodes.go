@@ -29,6 +29,34 @@ var ofNodes = []attack{
 		pkg:   peerPkg, run: "^TestSecretsOnlyWithAClaim$",
 	},
 	{
+		who: hostileNode, tries: "take another namespace's volume and its secrets, stop the workload that has it (`replaces`), or look at it, without a caller",
+		stops: "the server that leads checks and audits the caller's token, which travels with the call ([what a node may have](#what-a-node-may-have))",
+		pkg:   suitePkg, run: "^TestAHostileNode$/^without_a_token$",
+		worked:  "71b237a: a claim on another namespace's volume: <nil>; it has the secret: ...password...swordfish; the claims on prod/db are [node-2 taken]",
+		remains: "a node whose agent was not upgraded yet; what it holds; the secrets of volumes whose driver has its controller there",
+	},
+	{
+		who: hostileNode, tries: "do that with a token of another namespace",
+		stops: "the same check",
+		pkg:   suitePkg, run: "^TestAHostileNode$/^with_a_token_of_another_namespace$",
+	},
+	{
+		who: hostileNode, tries: "get more for a workload that it has: another volume, another service's identity; pretend to be an older agent",
+		stops: "only what the ledger has for the workload is repeated without a caller; an agent cannot go back to a version that names none",
+		pkg:   suitePkg, run: "^TestAHostileNode$/^more_for_a_workload_that_runs$",
+	},
+	{
+		who: hostileNode, tries: "end a run and start it with more in one call, or use the leader's statement about another run",
+		stops: "a repeated start is compared with the claims; a statement is sealed for one run of one node",
+		pkg:   peerPkg, run: "^TestCallersOfANode$",
+	},
+	{
+		who: hostileNode, tries: "use a stolen token, a management token too, outside the namespaces that the node is bound to",
+		stops: "`pannier node namespaces`: each start, and each call of the API that comes from the node",
+		pkg:   suitePkg, run: "^TestAHostileNode$/^bound_to_a_namespace$",
+		remains: "it is used from another host, with a certificate for that",
+	},
+	{
 		who: hostileNode, tries: "have a server read a request of 100 MB",
 		stops: "[bounds](#bounds)",
 		pkg:   suitePkg, run: "^TestIntruders$/^huge_requests$",

@@ -81,6 +81,27 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestAnotherBootWaits$",
 	},
 	{
+		name: "node-unbound", promise: "a node that is bound to namespaces starts no workload of others",
+		file: "cluster/claim/node.go",
+		old:  "	if len(n.Namespaces) == 0 || AmongNamespaces(",
+		new:  "	if len(n.Namespaces) >= 0 || AmongNamespaces(",
+		pkg:  statePkg, run: "^TestABoundNode$",
+	},
+	{
+		name: "node-asks-for-itself", promise: "a node claims a volume only for a caller who may use it",
+		file: "host/internal/peer/callers.go",
+		old:  "	if err != nil || repeated {\n",
+		new:  "	if err != nil || repeated || n.token == \"\" {\n",
+		pkg:  peerPkg, run: "^TestCallersOfANode$",
+	},
+	{
+		name: "node-repeats-more", promise: "a node repeats without a caller only the claims that its workload has",
+		file: "host/internal/peer/callers.go",
+		old:  "				return h.Volume == v && h.Node == n.Name &&",
+		new:  "				return h.Volume.ID != \"\" && h.Node == n.Name &&",
+		pkg:  peerPkg, run: "^TestCallersOfANode$",
+	},
+	{
 		name: "server-secret-unchecked", promise: "a machine with a server's name and certificate is not that server",
 		file: "host/internal/peer/access.go",
 		old:  "	if n.record.SecretHash != \"\" && !sameHash(n.record.SecretHash, n.hash) {\n",

@@ -7,6 +7,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/peer"
@@ -22,6 +23,7 @@ type server struct {
 	ledgerKeeper
 	member
 	nodes      *peer.Nodes
+	callers    apiserver.Callers
 	heartbeats *heartbeat.Tracker
 }
 
@@ -99,6 +101,9 @@ func (s *server) openPeers(context.Context) error {
 		Ledger: s.cluster, Controllers: s.controllers, Secrets: s.unseal, Keys: s.sealer, Tokens: s.tokens,
 		Heartbeats: s.heartbeats, Stop: s.nodes.StopWorkload, Servers: s.knownServers,
 	}
+	if s.cfg.ACL.Enabled {
+		l.Callers = &s.callers
+	}
 	s.servers.SetLocal(l)
 	s.servePeers(l)
 	return nil
@@ -116,7 +121,11 @@ func (s *server) openServer(ctx context.Context) error {
 	cfg := s.memberConfig()
 	s.serveLedger(&cfg)
 	cfg.Health, cfg.Nodes, cfg.Heartbeats = s.health, s.nodes, s.heartbeats
-	return s.serveAPI(ctx, cfg)
+	if err := s.serveAPI(ctx, cfg); err != nil {
+		return err
+	}
+	s.callers.Use(s.server)
+	return nil
 }
 
 func (s *server) health() []string {

@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -31,7 +32,7 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	if err != nil {
 		return err
 	}
-	var opts workload.Options
+	opts := workload.Options{Token: req.Header().Get(api.TokenHeader)}
 	if req.Msg.GetReleaseWithCaller() {
 		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,

@@ -73,9 +73,9 @@ var methods = map[string]access{
 // commands are those that a node may send, and their conditions. All others are reserved for servers.
 var commands = []rule{
 	of(func(_ context.Context, n caller, c *command.PutNode) error {
-		return either(n.own("node record", c.Node.Name), n.sameSecret(c.Node.SecretHash))
+		return either(n.own("node record", c.Node.Name), n.sameSecret(c.Node.SecretHash), n.checkLevel(c.Node))
 	}),
-	of(func(_ context.Context, n caller, c *command.StartWorkload) error {
+	of(func(ctx context.Context, n caller, c *command.StartWorkload) error {
 		for _, held := range c.Claims {
 			if held.Node != "" && held.Node != n.Name {
 				return n.own("claim", held.Node)
@@ -86,9 +86,17 @@ var commands = []rule{
 				return n.own("token", t.Node)
 			}
 		}
-		return n.own("workload", c.Node)
+		if err := n.own("workload", c.Node); err != nil {
+			return err
+		}
+		return n.startOf(ctx, c)
 	}),
-	of(func(_ context.Context, n caller, c *command.AwaitWorkload) error { return n.own("workload", c.Node) }),
+	of(func(ctx context.Context, n caller, c *command.AwaitWorkload) error {
+		if err := n.own("workload", c.Node); err != nil {
+			return err
+		}
+		return n.waitOf(ctx, c)
+	}),
 	of(func(_ context.Context, n caller, c *command.EndWorkload) error { return n.own("workload", c.Node) }),
 	of(func(ctx context.Context, n caller, c *command.AdvanceClaims) error {
 		if c.By != "" {
@@ -104,7 +112,12 @@ var commands = []rule{
 		}
 		return nil
 	}),
-	of(func(ctx context.Context, n caller, c *command.PutToken) error { return n.ownToken(ctx, c.Token) }),
+	of(func(ctx context.Context, n caller, c *command.PutToken) error {
+		if err := n.ownToken(ctx, c.Token); err != nil {
+			return err
+		}
+		return n.tokenOf(ctx, c.Token)
+	}),
 	of(func(ctx context.Context, n caller, c *command.DeleteTokens) error {
 		for _, id := range c.IDs {
 			if err := n.ownToken(ctx, claim.Token{ID: id, Node: n.Name}); err != nil {
@@ -115,8 +128,8 @@ var commands = []rule{
 	}),
 	of(func(_ context.Context, n caller, c *command.SetNodeDuty) error {
 		d := c.Drain
-		if c.Ineligible != nil || c.StopDrain || d == nil || n.record.Drain == nil || d.DoneAt.IsZero() ||
-			d.By != n.record.Drain.By || !d.StartedAt.Equal(n.record.Drain.StartedAt) {
+		if c.Ineligible != nil || c.Namespaces != nil || c.StopDrain || d == nil || n.record.Drain == nil ||
+			d.DoneAt.IsZero() || d.By != n.record.Drain.By || !d.StartedAt.Equal(n.record.Drain.StartedAt) {
 			return denied("a node may only mark its drain as done")
 		}
 		return n.own("drain", c.Name)
@@ -126,10 +139,9 @@ var commands = []rule{
 // queries are those that a node may send. All others are reserved for servers.
 var queries = []rule{
 	of(func(context.Context, caller, *command.QueryCluster) error { return nil }),
-	of(func(context.Context, caller, *command.QueryVolume) error { return nil }),
-	of(func(context.Context, caller, *command.QueryWorkload) error { return nil }),
-	of(func(context.Context, caller, *command.QueryClaims) error { return nil }),
-	of(func(context.Context, caller, *command.QueryLeft) error { return nil }),
+	of(func(ctx context.Context, n caller, q *command.QueryVolume) error { return n.mayUse(ctx, q.Ref) }),
+	of(func(context.Context, caller, *command.QueryWorkload) error { return nil }), // see answers
+	of(func(context.Context, caller, *command.QueryClaims) error { return nil }),   // see answers
 	of(func(context.Context, caller, *command.QueryACL) error { return nil }),
 	of(func(_ context.Context, n caller, q *command.QueryNode) error { return n.own("node record", q.Name) }),
 	of(func(_ context.Context, n caller, q *command.QueryOnNode) error {
@@ -183,7 +195,11 @@ type caller struct {
 	bootID  string
 	record  claim.Node
 	unknown error // set if the ledger has no record
-	ledger  Reader
+	leader  *Leader
+	// For whom it makes the call: the secret of a token, and a statement of the leader.
+	token   string
+	grant   []byte
+	allowed *allowance // what that caller was allowed; nil: nobody asks
 }
 
 // own refuses access to what belongs to another node.
@@ -205,7 +221,7 @@ func (n caller) sameSecret(hash string) error {
 // not change it.
 func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
 	var c claim.Claim
-	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+	err := n.leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		c, err = tx.Claim(item.Volume, item.Workload)
 		return err
 	})
@@ -222,7 +238,7 @@ func (n caller) ownClaim(ctx context.Context, item command.Advance) error {
 // ownToken refuses a token of another node, and an ID that is in use by one.
 func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 	var noted claim.Token
-	err := n.ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+	err := n.leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		noted, err = tx.Token(t.ID)
 		return err
 	})
@@ -237,8 +253,9 @@ func (n caller) ownToken(ctx context.Context, t claim.Token) error {
 }
 
 // look reads what the ledger knows about an agent that makes a call.
-func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, error) {
-	n := caller{Peer: peer, ledger: ledger}
+func look(ctx context.Context, leader *Leader, peer transport.Peer) (caller, error) {
+	n := caller{Peer: peer, leader: leader}
+	n.token, n.grant = credentials(ctx)
 	values := metadata.ValueFromIncomingContext(ctx, secretKey)
 	if len(values) != 1 || values[0] == "" {
 		return n, denied(fmt.Sprintf("node %q sent no secret", peer.Name))
@@ -247,7 +264,7 @@ func look(ctx context.Context, ledger Reader, peer transport.Peer) (caller, erro
 	if boot := metadata.ValueFromIncomingContext(ctx, bootKey); len(boot) == 1 {
 		n.bootID = boot[0]
 	}
-	err := ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+	err := leader.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		n.record, err = tx.Node(peer.Name)
 		return err
 	})
@@ -287,12 +304,12 @@ func (n caller) known() error {
 // mayAgent checks whether an agent may make this call. Commands and queries are checked when they are
 // decoded. For a heartbeat, the answer itself reports that the ledger does not know the node, or has an
 // earlier boot of it.
-func mayAgent(ctx context.Context, ledger Reader, peer transport.Peer, req any) error {
+func mayAgent(ctx context.Context, leader *Leader, peer transport.Peer, req any) error {
 	switch req.(type) {
 	case *peerv1.ApplyRequest, *peerv1.QueryRequest:
 		return nil
 	}
-	n, err := look(ctx, ledger, peer)
+	n, err := look(ctx, leader, peer)
 	if err != nil {
 		return err
 	}
@@ -303,12 +320,12 @@ func mayAgent(ctx context.Context, ledger Reader, peer transport.Peer, req any) 
 }
 
 // sender returns the agent that sends commands or queries.
-func sender(ctx context.Context, ledger Reader) (caller, error) {
+func sender(ctx context.Context, leader *Leader) (caller, error) {
 	peer, ok := transport.PeerFrom(ctx)
 	if !ok || peer.Role != pki.Server && peer.Role != pki.Node {
 		return caller{}, denied("only agents send commands and queries")
 	}
-	return look(ctx, ledger, peer)
+	return look(ctx, leader, peer)
 }
 
 // admitCommand checks whether an agent may send a command. When a node registers, the ledger checks whether it may.
@@ -326,24 +343,31 @@ func (n caller) admitCommand(ctx context.Context, c command.Command) error {
 	return allowed(ctx, commands, n, c)
 }
 
-// admitQuery decodes a query, and checks whether its sender may send it.
-func admitQuery(ctx context.Context, ledger Reader, query []byte) (command.Query, error) {
-	n, err := sender(ctx, ledger)
+// admitQuery decodes a query, and checks whether its sender may send it. sees returns what the sender may see of the
+// answer.
+func admitQuery(ctx context.Context, leader *Leader, query []byte) (q command.Query,
+	sees func(answer any, err error) (any, error), err error,
+) {
+	n, err := sender(ctx, leader)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	check := n.known
 	if n.isServer() {
 		check = n.same
 	}
 	if err := check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	q, err := command.DecodeQuery(query)
-	if err == nil && !n.isServer() {
-		err = allowed(ctx, queries, n, q)
+	q, err = command.DecodeQuery(query)
+	if err != nil || n.isServer() {
+		return q, func(answer any, err error) (any, error) { return answer, err }, err
 	}
-	return q, err
+	if err := allowed(ctx, queries, n, q); err != nil {
+		return nil, nil, err
+	}
+	sees, err = n.answers(ctx, q)
+	return q, sees, err
 }
 
 // mayCall checks whether the holder of a certificate may make the call at all.

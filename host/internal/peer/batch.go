@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
 
@@ -43,6 +44,7 @@ type queue struct {
 type pendingCommand struct {
 	ctx   context.Context // its caller's
 	entry []byte
+	by    *onbehalf.Caller
 	done  chan struct{} // closed when the outcome and the error are set
 
 	outcome []byte
@@ -55,7 +57,7 @@ func newBatcher(node string, identify func(context.Context) context.Context) *ba
 
 // apply sends one command to a server.
 func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
-	c := &pendingCommand{ctx: ctx, entry: entry, done: make(chan struct{})}
+	c := &pendingCommand{ctx: ctx, entry: entry, by: onbehalf.From(ctx), done: make(chan struct{})}
 	b.mu.Lock()
 	q := b.to[to.conn]
 	if q == nil {
@@ -114,7 +116,9 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	defer cancel()
 	req := &peerv1.ApplyRequest{Node: b.node}
 	for _, c := range batch {
+		token, grant := c.by.Credentials()
 		req.Entries = append(req.Entries, c.entry)
+		req.Callers = append(req.Callers, &peerv1.Caller{Token: token, Grant: grant})
 	}
 	resp, err := to.Apply(b.identify(ctx), req)
 	if err == nil && len(resp.GetApplied()) != len(batch) {
@@ -124,6 +128,7 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 	for i, c := range batch {
 		if c.err = err; err == nil {
 			c.outcome, c.err = outcomeOf(resp.GetApplied()[i])
+			c.by.Granted(resp.GetApplied()[i].GetGrant())
 		}
 		close(c.done)
 	}

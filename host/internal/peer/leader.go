@@ -66,6 +66,8 @@ type Leader struct {
 	Stop func(ctx context.Context, node string, ref claim.WorkloadRef, reason string) error
 	// Servers lists the cluster's servers, as serf knows them.
 	Servers func() []route.Member
+	// Callers checks what nodes do for others; nil: ACLs are off.
+	Callers Callers
 }
 
 // leading returns the server that leads, as far as this one knows.

@@ -108,7 +108,7 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 		}
 		return g.Terms.check(ctx, method)
 	case who == amongServers:
-		n, err := look(ctx, g.Leader.Ledger, peer)
+		n, err := look(ctx, g.Leader, peer)
 		if err == nil {
 			err = n.same()
 		}
@@ -116,7 +116,7 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 	case !g.Leader.Ledger.Leader():
 		return errNotLeading
 	default:
-		return mayAgent(ctx, g.Leader.Ledger, peer, req)
+		return mayAgent(ctx, g.Leader, peer, req)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
 	"github.com/pannier/pannier/host/internal/leader/route"
+	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
 )
@@ -75,9 +76,18 @@ func NewServers(cfg ServersConfig) *Servers {
 	return s
 }
 
-// identify sends with the calls of a context what shows which machine this is, and in which boot.
+// identify sends with the calls of a context what shows which machine this is, and in which boot, and for whom the
+// calls are made.
 func (s *Servers) identify(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, secretKey, s.cfg.Secret.text, bootKey, s.cfg.BootID)
+	ctx = metadata.AppendToOutgoingContext(ctx, secretKey, s.cfg.Secret.text, bootKey, s.cfg.BootID)
+	token, grant := onbehalf.From(ctx).Credentials()
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, tokenKey, token)
+	}
+	if len(grant) > 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, grantKey, string(grant))
+	}
+	return ctx
 }
 
 // SetLocal makes this agent's own server answer calls while it leads.

@@ -29,7 +29,7 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 		return nil, status.Errorf(codes.InvalidArgument,
 			"the call carries %d commands: at least 1 and at most %d are allowed", n, maxEntries)
 	}
-	n, err := sender(ctx, s.leader.Ledger)
+	n, err := sender(ctx, s.leader)
 	if err != nil {
 		return nil, err
 	}
@@ -37,11 +37,17 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 		resp     = &peerv1.ApplyResponse{Applied: make([]*peerv1.Applied, len(req.GetEntries()))}
 		commands []command.Command
 		of       []int // commands[i] is entry of[i]
+		callers  = make([]caller, len(req.GetEntries()))
 	)
 	for i, entry := range req.GetEntries() {
 		c, err := command.Decode(entry)
 		if err == nil {
-			err = n.admitCommand(ctx, c)
+			callers[i] = n.forCaller("", nil)
+			if len(req.GetCallers()) == len(req.GetEntries()) {
+				by := req.GetCallers()[i]
+				callers[i] = n.forCaller(by.GetToken(), by.GetGrant())
+			}
+			err = callers[i].admitCommand(ctx, c)
 		}
 		if err == nil {
 			commands, of = append(commands, c), append(of, i)
@@ -59,6 +65,9 @@ func (s serversService) Apply(ctx context.Context, req *peerv1.ApplyRequest) (*p
 		if resp.Applied[of[i]], err = s.applied(ctx, outcome, err); err != nil {
 			return nil, err
 		}
+		if a.Err == nil {
+			resp.Applied[of[i]].Grant = callers[of[i]].grantFor(commands[i])
+		}
 	}
 	return resp, nil
 }
@@ -74,7 +83,7 @@ func (s serversService) applied(ctx context.Context, outcome []byte, err error) 
 }
 
 func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*peerv1.QueryResponse, error) {
-	q, err := admitQuery(ctx, s.leader.Ledger, req.GetQuery())
+	q, sees, err := admitQuery(ctx, s.leader, req.GetQuery())
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +91,7 @@ func (s serversService) Query(ctx context.Context, req *peerv1.QueryRequest) (*p
 	if deposed(err) || err != nil && ctx.Err() != nil {
 		return nil, err
 	}
+	result, err = sees(result, err)
 	answer, err := command.EncodeAnswer(result, index, err)
 	return &peerv1.QueryResponse{Answer: answer}, err
 }
@@ -121,6 +131,13 @@ func (s serversService) IntendToken(ctx context.Context, req *peerv1.IntendToken
 	error,
 ) {
 	t, err := ownToken(req)
+	if err != nil {
+		return nil, err
+	}
+	n, err := sender(ctx, s.leader)
+	if err == nil && !n.isServer() {
+		err = n.tokenOf(ctx, t)
+	}
 	if err == nil {
 		err = s.leader.Tokens.Intend(ctx, t)
 	}
@@ -156,7 +173,14 @@ func (s serversService) ReplaceWorkload(ctx context.Context,
 	req *peerv1.ReplaceWorkloadRequest,
 ) (*peerv1.ReplaceWorkloadResponse, error) {
 	ref := claim.WorkloadRef{Namespace: req.GetNamespace(), ID: req.GetWorkload()}
-	return &peerv1.ReplaceWorkloadResponse{}, s.leader.Replace(ctx, req.GetNode(), ref, req.GetReason())
+	n, err := sender(ctx, s.leader)
+	if err == nil && !n.isServer() {
+		err = n.mayReplace(ctx, ref)
+	}
+	if err == nil {
+		err = s.leader.Replace(ctx, req.GetNode(), ref, req.GetReason())
+	}
+	return &peerv1.ReplaceWorkloadResponse{}, err
 }
 
 // ownToken reads the token of a request, which must be the caller's.

@@ -32,6 +32,9 @@ func (r *run) await(ctx context.Context) error {
 		if r.rec.WaitsSince.IsZero() {
 			r.rec.WaitsSince = time.Now().UTC()
 		}
+		if _, grant := r.caller.Credentials(); grant != nil {
+			r.rec.Grant = grant
+		}
 		r.waitsFor = r.rec.Spec.awaited()
 		r.noteWait("")
 	})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -43,6 +44,8 @@ type instance struct {
 
 	reconciled <-chan struct{} // closed when its claims were compared with the ledger; nil: no need
 
+	caller *onbehalf.Caller // for whom it is started
+
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
 
@@ -62,6 +65,7 @@ func newInstance(rec record, j *journal.Journal) *instance {
 	i := &instance{
 		ref: rec.Spec.WorkloadRef, journal: j, rec: rec,
 		revision: revision{wake: make(chan struct{}, 1)},
+		caller:   onbehalf.New("", rec.Grant),
 		stop:     make(chan struct{}), hurry: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	i.cutOff, i.cut = context.WithCancel(context.Background())

@@ -53,6 +53,9 @@ type record struct {
 	RunID string `json:"run_id,omitempty"`
 	// WaitsSince is when it began to wait for other workloads; zero: it did not.
 	WaitsSince time.Time `json:"waits_since,omitzero"`
+	// Grant is the leader's statement that the workload may start when the wait is over; empty: it needs none, or its
+	// caller's token.
+	Grant []byte `json:"grant,omitempty"`
 
 	// Owner is the process whose end releases the workload, Process the workload's
 	// own, MountNS its private mount namespace.

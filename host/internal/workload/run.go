@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/journal"
@@ -68,7 +69,9 @@ func (r *run) bringUp(ctx context.Context) error {
 		return err
 	}
 	if !r.intact {
-		if err := r.forward(stopping); err != nil {
+		err := r.forward(onbehalf.With(stopping, r.caller))
+		r.caller.SetToken("") // nothing else needs it
+		if err != nil {
 			if ctx.Err() != nil {
 				return errHostCloses
 			}

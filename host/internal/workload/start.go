@@ -20,6 +20,9 @@ import (
 type Options struct {
 	// Owner is the process whose end releases the workload; 0: none.
 	Owner int
+	// Token is the secret of the caller's ACL token, which the leader checks too; empty: there is none. It is kept in
+	// memory until the workload runs.
+	Token string
 	// Progress is called with every change of a step; it may be nil.
 	Progress func(Step)
 }
@@ -36,7 +39,7 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		return Workload{}, err
 	}
 	for {
-		i, asked, err := m.begin(spec, opts.Owner) //nolint:contextcheck // observing a process waits for nothing
+		i, asked, err := m.begin(spec, opts.Owner, opts.Token) //nolint:contextcheck // observing a process waits for nothing
 		if errors.Is(err, errReleasing) {
 			if err := m.awaitEnded(ctx, i); err != nil {
 				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
@@ -73,7 +76,7 @@ var errReleasing = errors.New("the workload is being released")
 
 // begin finds the workload or makes it, with its record in the journal. Where a changed spec has
 // to be registered first, asked is the revision to wait for.
-func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err error) {
+func (m *Manager) begin(spec Spec, owner int, token string) (i *instance, asked uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -85,6 +88,9 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 			return i, 0, errReleasing
 		case !s.State.Ended():
 			asked, err := m.join(i, s, spec, owner)
+			if err == nil && s.State == Starting && token != "" {
+				i.caller.SetToken(token)
+			}
 			return i, asked, err
 		}
 	}
@@ -98,6 +104,7 @@ func (m *Manager) begin(spec Spec, owner int) (i *instance, asked uint64, err er
 		m.Ports.Release(portHolder(spec.WorkloadRef))
 		return nil, 0, err
 	}
+	i.caller.SetToken(token)
 	failpoint.Here("workload", "begun")
 	m.launch(i)
 	return i, 0, nil

@@ -183,6 +183,10 @@ func TestOperations(t *testing.T) {
 	p.run(server, "security.md", "secrets-key")
 	p.shows(server, "^KEY.*\n.*active.*\n$", "operator", "secrets", "status") // the old key is gone
 
+	p.run(server, "security.md", "bind-node", here...)
+	node.Refused(4, []string{"bound to the namespaces"}, "volume", "status", "data")
+	server.Run("node", "namespaces", "-any", node.Name)
+
 	p.run(node, "forming.md", "maintenance", here...)
 	ready(node)
 

@@ -118,6 +118,11 @@ func (r *Resolver) Resolve(ctx context.Context, secret string) (Identity, error)
 	if secret != "" {
 		hash = Hash(secret)
 	}
+	return r.ResolveHash(ctx, hash)
+}
+
+// ResolveHash is Resolve by the form in which the ledger has the secret.
+func (r *Resolver) ResolveHash(ctx context.Context, hash string) (Identity, error) {
 	g, err := r.find(ctx, hash)
 	switch {
 	case errors.Is(err, ledger.ErrTokenNotFound):

@@ -2,6 +2,7 @@ package noderecord
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -71,7 +72,8 @@ func (r *Registrar) Put(ctx context.Context) error {
 func (r *Registrar) record() claim.Node {
 	n := claim.Node{
 		Name: r.Name, BootID: r.BootID, Address: r.Address, SecretHash: r.SecretHash,
-		Drivers: map[string]claim.NodeDriver{},
+		Drivers:    map[string]claim.NodeDriver{},
+		Attributes: map[string]string{claim.LevelAttribute: strconv.Itoa(command.Level)},
 	}
 	for _, d := range r.Drivers.List() {
 		n.Drivers[d.ID] = nodeDriver(d)

@@ -47,12 +47,13 @@ type noEffectError struct{ error }
 
 func (e noEffectError) Unwrap() error { return e.error }
 
-// Refused reports that the ledger decided against a command, so it had no effect. Any other
-// error leaves that open.
+// Refused reports that the ledger, or the leader for it, decided against a command, so it had no effect. Any
+// other error leaves that open.
 func Refused(err error) bool {
 	return errors.As(err, new(*claim.Refusal)) || errors.Is(err, claim.ErrInvalid) ||
 		errors.Is(err, claim.ErrVolumeNotFound) || errors.Is(err, claim.ErrConflict) ||
-		errors.Is(err, claim.ErrIneligible) || errors.Is(err, claim.ErrCycle)
+		errors.Is(err, claim.ErrIneligible) || errors.Is(err, claim.ErrCycle) || errors.Is(err, claim.ErrUnbound) ||
+		status.Code(err) == codes.PermissionDenied || status.Code(err) == codes.Unauthenticated
 }
 
 // Backoff is the bounds of the pause between two attempts, which grows from Min to Max.

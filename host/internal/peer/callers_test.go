@@ -1,0 +1,187 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/peer/onbehalf"
+	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/secrets"
+)
+
+// door lets in the token "good", whose accessor is "a", and agents that are too old to say who calls.
+type door struct {
+	mu    sync.Mutex
+	asked []Start
+}
+
+func (d *door) MayStart(_ context.Context, by Asker, w Start) (string, error) {
+	d.mu.Lock()
+	d.asked = append(d.asked, w)
+	d.mu.Unlock()
+	return "a", d.open(by)
+}
+
+func (d *door) MayStop(_ context.Context, by Asker, _ claim.WorkloadRef) error { return d.open(by) }
+func (d *door) MayUse(_ context.Context, by Asker, _ claim.VolumeRef) error    { return d.open(by) }
+
+func (d *door) open(by Asker) error {
+	if by.Token == "good" || by.Granted && by.Accessor == "a" || by.Old {
+		return nil
+	}
+	return denied("the door is closed")
+}
+
+func (d *door) last() Start {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.asked[len(d.asked)-1]
+}
+
+// TestCallersOfANode: what gives a node something new needs a caller who may have it. What it holds it may keep, and
+// have again.
+func TestCallersOfANode(t *testing.T) {
+	w := form(t, 1, "n1", "n2")
+	d := &door{}
+	leader := w.leader(t)
+	sealer, err := secrets.Open(filepath.Join(t.TempDir(), "key"))
+	must(t, err)
+	leader.leader.Keys, leader.leader.Callers = sealer, d
+	n1, n2 := w.agents["n1"], w.agents["n2"]
+	client := n1.client()
+	record := func(a *agent, level string) error {
+		_, err := a.client().PutNode(within(t), claim.Node{
+			Name: a.name, BootID: "b", SecretHash: a.secret.Hash(),
+			Attributes: map[string]string{claim.LevelAttribute: level},
+		})
+		return err
+	}
+	nobody, good := within(t), onbehalf.With(within(t), onbehalf.New("good", nil))
+	refused := func(what string, err error) {
+		t.Helper()
+		if status.Code(err) != codes.PermissionDenied || !errors.Is(err, ErrDenied) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	refused("an agent that joins, and is too old", record(n1, ""))
+	must(t, record(n1, "3"))
+	must(t, record(n2, "3"))
+	refused("an agent that becomes too old", record(n1, "2"))
+
+	v, other := w.volume(t, "v", "driver"), w.volume(t, "other", "driver")
+	run := claim.Run{Ref: ref("w"), Node: "n1", ID: "run-1"}
+	token := claim.Token{ID: "00000000-0000-4000-8000-000000000001", Service: "web", Consul: "default"}
+	start := func(ctx context.Context, claims ...claim.Claim) error {
+		_, err := client.StartWorkload(ctx, run, claims, token)
+		return err
+	}
+	refused("a start without a caller", start(nobody, wants(v)))
+	refused("a start for another caller", start(onbehalf.With(nobody, onbehalf.New("bad", nil)), wants(v)))
+	look := func(ctx context.Context, v claim.Volume) error {
+		_, _, err := client.Volume(ctx, v.VolumeRef, cluster.Blocking{})
+		return err
+	}
+	refused("a look at a volume", look(nobody, v))
+	refused("a look at a volume that there is not", look(nobody, claim.Volume{VolumeRef: claim.VolumeRef{
+		Namespace: v.Namespace, ID: "none",
+	}}))
+	must(t, look(good, v))
+	must(t, start(good, wants(v)))
+	if got := d.last(); got.Ref != run.Ref || !slices.Equal(got.Volumes, []claim.VolumeRef{v.VolumeRef}) ||
+		!slices.Equal(got.Services, []string{"web"}) {
+		t.Errorf("it was asked about %+v", got)
+	}
+	must(t, look(nobody, v))
+	must(t, start(nobody, wants(v)))
+	foreign := wants(v)
+	foreign.Volume.Namespace = "foreign"
+	refused("a volume of another namespace", start(good, foreign))
+
+	// The end of the run and a start with more, in one call: the start is checked before the end is applied.
+	more := &command.StartWorkload{Ref: run.Ref, Node: "n1", RunID: run.ID, Claims: []claim.Claim{wants(other)}}
+	var entries [][]byte
+	for _, c := range []command.Command{&command.EndWorkload{Ref: run.Ref, Node: "n1"}, more} {
+		entry, err := command.Encode(c)
+		must(t, err)
+		entries = append(entries, entry)
+	}
+	ctx, calls := n1.call(t, w, n1.secret.text)
+	resp, err := calls.Apply(ctx, &peerv1.ApplyRequest{Node: "n1", Entries: entries})
+	must(t, err)
+	_, err = outcomeOf(resp.GetApplied()[1])
+	refused("a start with more", received(err))
+
+	intend := func(ctx context.Context, service string) error {
+		t := token
+		t.ID, t.Node, t.Workload, t.Service = "00000000-0000-4000-8000-000000000002", "n1", ref("again"), service
+		return n1.IntendToken(ctx, t)
+	}
+	again := claim.Run{Ref: ref("again"), Node: "n1", ID: "run-2"}
+	second := token
+	second.ID = "00000000-0000-4000-8000-000000000003"
+	_, err = client.StartWorkload(good, again, nil, second)
+	must(t, err)
+	must(t, intend(nobody, "web")) // another token for the same service
+	refused("another service", intend(nobody, "payments"))
+
+	// Another node's workload.
+	theirs := claim.Run{Ref: ref("theirs"), Node: "n2", ID: "run-3"}
+	_, err = n2.client().StartWorkload(good, theirs, []claim.Claim{wants(other)})
+	must(t, err)
+	if _, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{}); !errors.Is(err, claim.ErrWorkloadNotFound) {
+		t.Errorf("another node's workload: %v", err)
+	}
+	if claims, _, err := client.ClaimsOf(nobody, theirs.Ref, cluster.Blocking{}); err != nil || len(claims) > 0 {
+		t.Errorf("another node's claims: %v, %v", claims, err)
+	}
+
+	// A wait gets a statement that counts for this run only.
+	waits := claim.Run{Ref: ref("waits"), Node: "n1", ID: "run-4"}
+	caller := onbehalf.New("good", nil)
+	_, err = client.AwaitWorkload(nobody, waits, []claim.WorkloadRef{theirs.Ref})
+	refused("a wait", err)
+	_, err = client.AwaitWorkload(onbehalf.With(nobody, caller), waits, []claim.WorkloadRef{theirs.Ref})
+	must(t, err)
+	if _, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{}); err != nil {
+		t.Errorf("a workload that is waited for: %v", err)
+	}
+	refused("a stop of it", n1.StopWorkload(nobody, "", theirs.Ref, "replaced"))
+	_, grant := caller.Credentials()
+	if len(grant) == 0 {
+		t.Fatal("there is no statement")
+	}
+	later := onbehalf.With(nobody, onbehalf.New("", grant))
+	for what, run := range map[string]claim.Run{
+		"another workload": {Ref: ref("elsewhere"), Node: "n1", ID: waits.ID},
+		"another run":      {Ref: waits.Ref, Node: "n1", ID: "run-5"},
+	} {
+		_, err := client.StartWorkload(later, run, nil)
+		refused(what, err)
+	}
+	_, err = n2.client().StartWorkload(later, claim.Run{Ref: waits.Ref, Node: "n2", ID: waits.ID}, nil)
+	refused("another node", err)
+	must(t, n1.StopWorkload(later, "", theirs.Ref, "replaced"))
+	_, err = client.StartWorkload(later, waits, nil)
+	must(t, err)
+
+	// What was there before its agent could say who calls goes on as before, until it is upgraded.
+	leader.leader.Callers = nil
+	must(t, record(n2, "2"))
+	leader.leader.Callers = d
+	_, err = n2.client().StartWorkload(nobody, claim.Run{Ref: ref("old"), Node: "n2", ID: "run-6"}, nil)
+	must(t, err)
+	must(t, record(n2, "3"))
+	_, err = n2.client().StartWorkload(nobody, claim.Run{Ref: ref("new"), Node: "n2", ID: "run-7"}, nil)
+	refused("an agent that was upgraded", err)
+}
