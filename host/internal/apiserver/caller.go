@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"syscall"
 	"unsafe"
 
 	"connectrpc.com/connect"
@@ -213,7 +214,7 @@ func unknownPeer(why error) peer {
 }
 
 func readPeer(c net.Conn) (p peer) {
-	sock, ok := c.(*net.UnixConn)
+	sock, ok := c.(syscall.Conn)
 	if !ok {
 		return unknownPeer(fmt.Errorf("a %T has no peer credentials", c))
 	}

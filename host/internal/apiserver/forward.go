@@ -78,6 +78,12 @@ func (s *Server) forward(next http.Handler) http.Handler {
 	})
 }
 
+// answeredElsewhere reports whether another server will answer the request.
+func (s *Server) answeredElsewhere(method protoreflect.MethodDescriptor, r *http.Request) bool {
+	return s.cfg.Leader != nil && leaderServices[string(method.Parent().FullName())] &&
+		r.Header.Get(forwardedHeader) == "" && !s.cfg.Leader.Leads()
+}
+
 // streams reports whether a call is a stream, so that its answer cannot be held back and discarded.
 func streams(method protoreflect.MethodDescriptor) bool {
 	return method.IsStreamingClient() || method.IsStreamingServer()

@@ -133,7 +133,8 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 	protocols.SetUnencryptedHTTP2(true) // gRPC
 	return &http.Server{
 		Handler: h, Protocols: protocols,
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHeaders,
+		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		BaseContext: func(net.Listener) context.Context { return s.running },
 		ErrorLog:    s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
 	}
@@ -171,7 +172,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	s.handlePublic(mux)
-	return s.forward(mux)
+	return s.gate(s.forward(mux))
 }
 
 // publicHandler returns what everybody may read.

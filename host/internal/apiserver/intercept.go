@@ -41,6 +41,9 @@ func (i interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if err := need.check(c, req.Any()); err != nil {
 			return nil, err
 		}
+		if err := holdMessage(ctx, req.Any()); err != nil {
+			return nil, err
+		}
 		allowed = true
 		i.logChange(need, call.Procedure, c, req.Any())
 		if resp, err = next(withCaller(ctx, c), req); err != nil {
@@ -111,6 +114,9 @@ type stream struct {
 func (s *stream) begin(msg any) error {
 	s.request = msg
 	if err := s.need.check(s.caller, msg); err != nil {
+		return err
+	}
+	if err := holdMessage(s.ctx, msg); err != nil {
 		return err
 	}
 	s.allowed = true

@@ -134,6 +134,7 @@ type Server struct {
 	log    hclog.Logger
 	access access
 	calls  *callMetrics
+	limits *transport.Limits
 	counts counts
 	audit  *auditLog // nil: there is none
 
@@ -152,6 +153,9 @@ type Server struct {
 // New makes a server; Open serves.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, log: cfg.Logger}
+	if s.limits = transport.NewLimits(cfg.Logger); cfg.Port != nil {
+		s.limits = cfg.Port.Limits()
+	}
 	if cfg.AuditPath != "" {
 		s.audit = newAuditLog(cfg.AuditPath, cfg.Logger)
 	}
@@ -197,7 +201,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	}
 	s.api = s.httpServer(s.apiHandler())
 	s.api.ConnContext = connContext
-	s.serve(s.api, socket)
+	s.serve(s.api, s.limits.Listener(socket))
 	if s.cfg.Port != nil {
 		s.peers = s.httpServer(s.api.Handler)
 		s.peers.Protocols.SetHTTP2(true)
@@ -205,6 +209,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 		s.serve(s.peers, s.cfg.Port.HTTP())
 	}
 	if tcp != nil {
+		tcp = s.limits.Listener(tcp)
 		s.public = s.httpServer(s.publicHandler())
 		if s.cfg.Certs != nil {
 			s.public.Handler = s.overTLS(s.api.Handler)

@@ -370,8 +370,8 @@ func admitQuery(ctx context.Context, leader *Leader, query []byte) (q command.Qu
 	return q, sees, err
 }
 
-// mayCall checks whether the holder of a certificate may make the call at all.
-func mayCall(peer transport.Peer, method string, req any) (access, error) {
+// roleMayCall checks whether the holder of a certificate may make the call for itself.
+func roleMayCall(peer transport.Peer, method string) (access, error) {
 	who, ok := methods[method]
 	switch {
 	case !ok:
@@ -380,6 +380,15 @@ func mayCall(peer transport.Peer, method string, req any) (access, error) {
 		return 0, denied(fmt.Sprintf("%s may not call %s: only servers may", peer, method))
 	case who == byAgents && peer.Role != pki.Server && peer.Role != pki.Node:
 		return 0, denied(fmt.Sprintf("%s may not call %s: only agents may", peer, method))
+	}
+	return who, nil
+}
+
+// mayCall checks whether the holder of a certificate may make the call with this request.
+func mayCall(peer transport.Peer, method string, req any) (access, error) {
+	who, err := roleMayCall(peer, method)
+	if err != nil {
+		return 0, err
 	}
 	if who != byServers {
 		named, ok := req.(interface{ GetNode() string })

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/pannier/pannier/cluster/command"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -49,7 +50,7 @@ type Config struct {
 // the listener too.
 func Serve(l net.Listener, cfg Config, options ...grpc.ServerOption) *Server {
 	g := &guard{Config: cfg, refusals: newRefusals(cfg.Log)}
-	options = append(options, grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
+	options = append(options, grpc.InTapHandle(g.begin), grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream),
 		grpc.UnknownServiceHandler(unserved))
 	s := &Server{grpc: grpc.NewServer(options...), done: make(chan struct{})}
 	if cfg.Leader != nil {
@@ -81,7 +82,29 @@ type guard struct {
 	refusals *refusals
 }
 
+// arrivalKey is the context key of the func that ends the time in which the request must arrive.
+type arrivalKey struct{}
+
+// begin checks the caller's certificate before gRPC reads the request, which must arrive in time.
+func (g *guard) begin(ctx context.Context, info *tap.Info) (context.Context, error) {
+	peer, ok := transport.PeerFrom(ctx)
+	err := errNoCertificate
+	if ok {
+		_, err = roleMayCall(peer, info.FullMethodName)
+	}
+	// Whether a call that is in no list exists is known to gRPC, which looks next.
+	if err != nil && methods[info.FullMethodName] != 0 {
+		return ctx, g.refuse(ctx, info.FullMethodName, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	late := time.AfterFunc(transport.BodyTimeout, cancel)
+	return context.WithValue(ctx, arrivalKey{}, late.Stop), nil
+}
+
 func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if arrived, ok := ctx.Value(arrivalKey{}).(func() bool); ok {
+		arrived()
+	}
 	if err := g.check(ctx, info.FullMethod, req); err != nil {
 		return nil, g.refuse(ctx, info.FullMethod, err)
 	}

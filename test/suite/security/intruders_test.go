@@ -28,6 +28,7 @@ func TestIntruders(t *testing.T) {
 	c.Volume(n1, "free", "single-node-writer")
 	n1.Run("workload", "start", c.Workload(n1, "db", "held"))
 	before := n1.Claims("held")[0]
+	c.Cert("cli", "operator")
 	who := intruder{t: t, c: c, net: c.Net.Host("intruder")}
 	for _, attack := range []struct {
 		name string
@@ -38,6 +39,8 @@ func TestIntruders(t *testing.T) {
 		{"huge requests", hugeRequests},
 		{"slow clients, and thousands", slowClients},
 		{"gossip", replayedGossip},
+		{"stalled bodies", stalledBodies},
+		{"idle connections", idleConnections}, // last: it bounds the descriptors of the server that leads
 	} {
 		t.Run(attack.name, func(t *testing.T) {
 			for _, h := range c.Hosts {
@@ -64,7 +67,6 @@ func TestIntruders(t *testing.T) {
 // Only servers may use raft, only agents may call agents, and only peers with a certificate of the cluster's
 // authority are served at all.
 func wrongCertificates(t *testing.T, i intruder) {
-	i.c.Cert("cli", "operator")
 	other := t.TempDir()
 	for _, args := range [][]string{
 		{"tls", "ca", "create", "-dir", other},

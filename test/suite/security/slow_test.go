@@ -2,6 +2,8 @@ package security_test
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -73,12 +75,14 @@ func refusedHTTP(line string) bool {
 func slowClients(t *testing.T, i intruder) {
 	leader := i.c.Leader()
 	operator := i.ours("cli", "operator")
-	var all, toBeCut []net.Conn
+	var all, toBeCut, bodies []net.Conn
 	defer func() {
 		for _, c := range all {
 			_ = c.Close()
 		}
 	}()
+	node, answered := i.ours("node", "node-2"), make(chan error, 1)
+	go func() { answered <- i.unfinished(leader, node) }()
 	const each = 30
 	for n := range each {
 		silent, err := i.dial(leader, testcluster.RPCPort)
@@ -102,7 +106,7 @@ func slowClients(t *testing.T, i intruder) {
 			_, _ = io.WriteString(conn, fmt.Sprintf(request, 1000)+`{"spec":`)
 		}
 		all = append(all, silent, header, body, local)
-		toBeCut = append(toBeCut, silent, header)
+		toBeCut, bodies = append(toBeCut, silent, header), append(bodies, body)
 	}
 	// Only a hundred unidentified connections from one address are served; the others are closed at once.
 	strangers := i.connect(leader, testcluster.RPCPort, 2000)
@@ -112,6 +116,15 @@ func slowClients(t *testing.T, i intruder) {
 		if err := heard(conn); !cutOff(err) {
 			t.Fatalf("a slow client is not disconnected: %v", err)
 		}
+	}
+	for _, conn := range bodies {
+		_ = conn.SetReadDeadline(time.Now().Add(testhost.Wait))
+		if _, err := io.Copy(io.Discard, conn); err != nil && !cutOff(err) { // it may be told why
+			t.Fatalf("a client that does not send its body is not disconnected: %v", err)
+		}
+	}
+	if err := <-answered; errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a call between agents whose request does not come is kept: %v", err)
 	}
 	logged(i.c.Servers(), "a connection was refused", "not_told=")
 }

@@ -65,15 +65,20 @@ const (
 	silence, patience = 10 * time.Second, 5 * time.Second
 )
 
+// BodyTimeout bounds the time in which a request must arrive, of a call between agents or of the API.
+const BodyTimeout = 30 * time.Second
+
 // ServerOptions are required for a gRPC server on Port.GRPC.
 func (p *Port) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.Creds(verified{certs: p.certs}),
+		grpc.Creds(verified{p}),
 		grpc.ConnectionTimeout(HandshakeTimeout),
 		grpc.MaxRecvMsgSize(MaxRequest),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 3 * silence, Timeout: patience}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: 3 * silence, Timeout: patience, MaxConnectionIdle: 2 * unused,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: silence / 2}),
 	}
 }
@@ -92,7 +97,7 @@ func newAuthInfo(peer Peer) authInfo {
 
 // verified is the credentials of a server whose connections the port has verified.
 type verified struct {
-	certs *pki.Certs
+	port *Port
 }
 
 func (w verified) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -100,11 +105,14 @@ func (w verified) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	if !ok {
 		return nil, nil, fmt.Errorf("serve calls between agents: a %T is no connection of the port", raw)
 	}
-	peer, err := w.certs.PeerOf(conn.ConnectionState())
+	peer, err := w.port.certs.PeerOf(conn.ConnectionState())
 	if err != nil {
 		return nil, nil, err
 	}
-	return conn, newAuthInfo(peer), nil
+	refused := func(err error) {
+		w.port.log.refused("a connection was refused", err, "address", raw.RemoteAddr())
+	}
+	return newMetered(conn, peer, w.port.limits.Bytes(), refused), newAuthInfo(peer), nil
 }
 
 func (w verified) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

@@ -52,7 +52,7 @@ type Port struct {
 	log    *refusals
 	tcp    net.Listener
 	addr   net.Addr
-	limits *limits
+	limits *Limits
 
 	mu        sync.Mutex
 	listeners map[string]*listener // by protocol
@@ -78,9 +78,10 @@ func Open(ctx context.Context, cfg Config) (*Port, error) {
 		return nil, errors.Join(err, tcp.Close())
 	}
 	p := &Port{
-		certs: cfg.Certs, log: newRefusals(cfg.Logger), tcp: tcp, addr: addr,
-		limits: newLimits(), listeners: map[string]*listener{},
+		certs: cfg.Certs, tcp: tcp, addr: addr,
+		limits: NewLimits(cfg.Logger), listeners: map[string]*listener{},
 	}
+	p.log = p.limits.log
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.working.Go(p.accept)
 	return p, nil
@@ -108,6 +109,9 @@ func advertised(bound net.Addr, ip string) (net.Addr, error) {
 
 // Addr returns the address at which other agents reach the port.
 func (p *Port) Addr() net.Addr { return p.addr }
+
+// Limits are those of the port, for the agent's other listeners.
+func (p *Port) Limits() *Limits { return p.limits }
 
 // Raft returns raft's listener, for servers only. Closing it leaves the port open.
 func (p *Port) Raft() net.Listener { return p.listen(protocolRaft) }
@@ -221,7 +225,7 @@ func (p *Port) admit(ctx context.Context, conn *tls.Conn, counted *countedConn) 
 	if err != nil {
 		return err
 	}
-	if err := p.limits.join(peer, counted); err != nil {
+	if err := p.limits.join(peer, conn.ConnectionState().NegotiatedProtocol, counted); err != nil {
 		return err
 	}
 	return p.deliver(ctx, conn)
