@@ -36,7 +36,7 @@ type Config struct {
 	BootstrapExpect int
 	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
 	// Streams are closed with the node, Members are not.
-	Streams raft.StreamLayer
+	Streams raftnode.Streams
 	Members Members
 	// Remote sends commands and queries to the leader; nil: a server that does not lead refuses them with
 	// ErrNotLeader.
@@ -117,7 +117,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // it runs until Close, longer than ctx
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
-		Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Autopilot: n.Autopilot, Report: n.report,
+		Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
 		Logger: log.Named("raft"),
 	})

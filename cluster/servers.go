@@ -31,6 +31,8 @@ type (
 var (
 	// ErrNoPeer: raft's configuration has no such server.
 	ErrNoPeer = errcode.NotFound.New("no such server in the cluster")
+	// ErrQuorum: fewer voters would be left than must be.
+	ErrQuorum = errcode.FailedPrecondition.New("the cluster needs this server's vote")
 	// ErrPeerAlive: the server is alive; it would be added again at once.
 	ErrPeerAlive = errcode.FailedPrecondition.New("the server is alive")
 )
@@ -206,7 +208,7 @@ func (n *Node) RemovePeer(ctx context.Context, name string) error {
 }
 
 // Leave removes this server from the cluster: it transfers the leadership, announces by leave (discovery's Leave)
-// that it goes, and waits until the others have removed it. A single server just leaves.
+// that it goes, and waits until the others have removed it. A single server just leaves. Errors: ErrQuorum.
 func (n *Node) Leave(ctx context.Context, leave func() error) error {
 	voters, err := n.voters()
 	if err != nil {
@@ -218,7 +220,13 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 			return err
 		}
 	}
+	if quorum := n.Autopilot().MinQuorum; slices.Contains(voters, n.name) && len(voters)-1 < quorum {
+		return fmt.Errorf("%w: %d voters would be left, and autopilot's min_quorum is %d: add a server first, or lower it "+
+			"(pannier operator autopilot set -min-quorum=%d)", ErrQuorum, len(voters)-1, quorum, len(voters)-1)
+	}
+	n.raft.SetLeaving(true)
 	if err := leave(); err != nil || alone {
+		n.raft.SetLeaving(err == nil)
 		return err
 	}
 	for {
@@ -280,6 +288,19 @@ func (l *levels) read(members Members) (lowest int, who string) {
 		}
 	}
 	return l.lowest, l.who
+}
+
+// registered returns the address that a server has registered; empty: none.
+func (n *Node) registered(server string) (address string) {
+	err := n.store.View(func(tx *state.ReadTx) error {
+		known, err := tx.Node(server)
+		address = known.Address
+		return err
+	})
+	if err != nil && !errors.Is(err, claim.ErrNodeNotFound) {
+		n.log.Debug("the address of a server cannot be read from the ledger", "server", server, "error", err)
+	}
+	return address
 }
 
 // vet refuses a server that is another machine than the one that the ledger has under its name. It would vote twice,

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/memberlist"
 
 	"github.com/pannier/pannier/cluster"
@@ -28,6 +29,8 @@ type Options struct {
 	Autopilot *claim.Autopilot
 	// Key encrypts gossip; empty: it is in clear.
 	Key string
+	// Log is where the servers log; nil: nowhere.
+	Log hclog.Logger
 	// Expect is bootstrap_expect of the servers; 0: the number of servers at the beginning.
 	Expect int
 }
@@ -151,7 +154,7 @@ func (h *Host) Start(t testing.TB) {
 	}
 	h.Node, err = cluster.Open(t.Context(), cluster.Config{
 		Dir: h.Dir, Name: h.Name, BootstrapExpect: h.expect, Streams: streams, Members: h.Discovery,
-		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot,
+		Remote: h.c.Remote(h.Name), Autopilot: h.c.opts.Autopilot, Logger: h.c.opts.Log,
 	})
 	if err != nil {
 		t.Fatal(errors.Join(err, h.Discovery.Close(), streams.Close()))

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/command"
 )
@@ -91,22 +89,25 @@ func (n *network) reachable(from string, node *cluster.Node) bool {
 	return false
 }
 
-// layer is one server's raft.StreamLayer.
+// layer is one server's connections to the others (raftnode.Streams).
 type layer struct {
 	net.Listener
 	net  *network
 	name string
 }
 
-// Dial connects to another server.
-func (l *layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	conn, err := net.DialTimeout("tcp", string(address), timeout)
+// Dial connects to another server, which has the name as if it had shown a certificate.
+func (l *layer) Dial(name, address string, timeout time.Duration) (net.Conn, error) {
+	conn, err := net.DialTimeout("tcp", address, timeout)
 	if err != nil {
 		return nil, err
 	}
 	l.net.mu.Lock()
 	defer l.net.mu.Unlock()
-	w := &wire{conn, l.net, l.name, l.net.names[string(address)]}
+	w := &wire{conn, l.net, l.name, l.net.names[address]}
+	if w.to != name {
+		return nil, errors.Join(fmt.Errorf("%s answers at %s, not %s", w.to, address, name), conn.Close())
+	}
 	if !l.net.reach(w.from, w.to) {
 		return nil, errors.Join(fmt.Errorf("%s cannot reach %s: the net is cut", w.from, w.to), conn.Close())
 	}

@@ -245,13 +245,16 @@ func (f *forming) keep(p promise) error {
 }
 
 // say logs what the server waits for, unless it was logged before.
-func (f *forming) say(text string, args ...any) {
+func (f *forming) say(text string, args ...any) { f.tell(hclog.Info, text, args...) }
+
+// tell is say with a level.
+func (f *forming) tell(level hclog.Level, text string, args ...any) {
 	line := fmt.Sprint(text, args)
 	f.mu.Lock()
 	again := f.said[text] == line
 	f.said[text] = line
 	f.mu.Unlock()
 	if !again {
-		f.log.Info(text, args...)
+		f.log.Log(level, text, args...)
 	}
 }

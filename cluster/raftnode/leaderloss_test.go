@@ -126,7 +126,7 @@ func (s servers) leader(t *testing.T) string {
 // pipes are the connections of servers in one process, and the servers' addresses in gossip.
 type pipes map[string]*pipe
 
-// pipe is the raft.StreamLayer of one server.
+// pipe is one server's connections to the others (raftnode.Streams).
 type pipe struct {
 	all      pipes
 	name     string
@@ -145,8 +145,11 @@ func (p *pipe) Accept() (net.Conn, error) {
 	}
 }
 
-func (p *pipe) Dial(addr raft.ServerAddress, _ time.Duration) (net.Conn, error) {
-	to := p.all[string(addr)]
+func (p *pipe) Dial(name, addr string, _ time.Duration) (net.Conn, error) {
+	to := p.all[addr]
+	if addr != name {
+		return nil, fmt.Errorf("%s answers, not %s", addr, name)
+	}
 	near, far := net.Pipe()
 	select {
 	case to.incoming <- lateConn{far, p.late}:

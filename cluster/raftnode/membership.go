@@ -2,11 +2,13 @@ package raftnode
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	autopilot "github.com/hashicorp/raft-autopilot"
 
@@ -18,6 +20,10 @@ const (
 	statusInterval    = 2 * time.Second
 	reconcileInterval = 10 * time.Second
 	changeTimeout     = 10 * time.Second // bounds one change of the configuration
+	// leaveTimeout bounds the question whether a server leaves.
+	leaveTimeout = time.Second
+	// asksBeforeDead is how often in a row a server must not answer before it is removed as dead, whatever gossip says.
+	asksBeforeDead = 3
 )
 
 // Manage maintains raft's configuration until ctx ends: servers that gossip knows become non-voters, then voters;
@@ -28,10 +34,11 @@ func (n *Node) Manage(ctx context.Context) {
 		<-ctx.Done()
 		return
 	}
-	m := &manager{n: n, answered: map[raft.ServerID]time.Time{}}
 	conf := n.cfg.Autopilot()
+	update := min(statusInterval, max(conf.ServerStabilizationTime/4, 50*time.Millisecond))
+	m := &manager{n: n, began: time.Now(), silence: asksBeforeDead * update, answered: map[raft.ServerID]time.Time{}}
 	pilot := autopilot.New(n.Raft, m,
-		autopilot.WithUpdateInterval(min(statusInterval, max(conf.ServerStabilizationTime/4, 50*time.Millisecond))),
+		autopilot.WithUpdateInterval(update),
 		autopilot.WithReconcileInterval(min(reconcileInterval, max(conf.ServerStabilizationTime/2, 100*time.Millisecond))),
 		autopilot.WithLogger(quieter(n.logger, n.cfg)), autopilot.WithPromoter(&promoter{m: m}))
 	pilot.Start(ctx)
@@ -52,6 +59,8 @@ func (n *Node) Manage(ctx context.Context) {
 // manager implements what autopilot asks for (autopilot.ApplicationIntegration).
 type manager struct {
 	n        *Node
+	began    time.Time
+	silence  time.Duration // after which a server may be dead
 	removals sync.WaitGroup
 
 	mu       sync.Mutex
@@ -70,17 +79,49 @@ func (m *manager) follow(ctx context.Context) {
 		}
 		in := slices.ContainsFunc(servers, func(s raft.Server) bool { return string(s.ID) == member.Name })
 		var err error
+		level := hclog.Info
 		switch {
 		case member.Role == discovery.Server && member.Status == discovery.Alive && !in:
 			err = m.admit(ctx, member.Name)
 		case in && member.Status == discovery.Left && member.Name != m.n.cfg.ID:
-			m.n.logger.Info("a server has left", "server", member.Name)
-			err = m.n.RemoveServer(raft.ServerID(member.Name), 0, changeTimeout).Error()
+			err, level = m.release(ctx, member.Name, servers), hclog.Warn
 		}
 		if err != nil && ctx.Err() == nil {
-			m.n.forming.say("the cluster's servers cannot be changed", "server", member.Name, "error", err)
+			m.n.forming.tell(level, "the cluster's servers cannot be changed", "server", member.Name, "error", err)
 		}
 	}
+}
+
+// release removes a server that says itself, with its certificate, that it leaves. Gossip alone is not enough: whoever
+// has its key can say so of every server. One that does not answer is removed like any that is dead
+// (RemoveFailedServer).
+func (m *manager) release(ctx context.Context, name string, servers []raft.Server) error {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	s, err := m.n.Ask(ctx, name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("gossip says that the server has left; it stays until it is removed as dead: %w", err)
+	case !s.Leaving:
+		return errors.New("gossip says that the server has left, and the server says that it has not: if this comes again, " +
+			"somebody else may have the gossip key, so change it (pannier keyring)")
+	}
+	if quorum := m.n.cfg.Autopilot().MinQuorum; voters(servers, name) < quorum {
+		return fmt.Errorf("the server leaves, and only %d voters would be left, fewer than autopilot's min_quorum of %d",
+			voters(servers, name), quorum)
+	}
+	m.n.logger.Info("a server has left", "server", name)
+	return m.n.RemoveServer(raft.ServerID(name), 0, changeTimeout).Error()
+}
+
+// voters returns how many voters there are besides one server.
+func voters(servers []raft.Server, besides string) (n int) {
+	for _, s := range servers {
+		if s.Suffrage == raft.Voter && string(s.ID) != besides {
+			n++
+		}
+	}
+	return n
 }
 
 // admit adds a server as a non-voter. A server with another cluster's raft state is refused: one of the two logs
@@ -191,14 +232,18 @@ type promoter struct {
 }
 
 // FilterFailedServerRemovals keeps servers that gossip does not know: after all servers were down at once, the
-// leader may know none of them. It also keeps servers that answered a moment ago, whatever gossip says.
+// leader may know none of them. It also keeps servers that have answered lately, whatever gossip says.
 func (p *promoter) FilterFailedServerRemovals(c *autopilot.Config, _ *autopilot.State,
 	f *autopilot.FailedServers,
 ) *autopilot.FailedServers {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	answers := func(s *autopilot.Server) bool {
-		return s.NodeStatus != autopilot.NodeLeft && time.Since(p.m.answered[s.ID]) < c.LastContactThreshold
+		last := p.m.answered[s.ID]
+		if last.Before(p.m.began) {
+			last = p.m.began
+		}
+		return time.Since(last) < max(c.LastContactThreshold, p.m.silence)
 	}
 	return &autopilot.FailedServers{
 		FailedNonVoters: slices.DeleteFunc(f.FailedNonVoters, answers),

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -34,10 +36,13 @@ type Config struct {
 	BootstrapExpect int
 	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
 	// Streams are closed with the node.
-	Streams raft.StreamLayer
+	Streams Streams
 	Members Members
 	// Vet returns why a server that gossip knows is not the one of that name; nil: all are.
 	Vet func(discovery.Member) error
+	// Known returns the address that the ledger has for a server, as that server has registered it; empty: none. nil:
+	// there is none for any.
+	Known func(server string) (address string)
 	// Autopilot returns the current settings by which the leader manages the other servers.
 	Autopilot func() claim.Autopilot
 	// Report describes the ledger to other servers; nil: there is none.
@@ -50,6 +55,13 @@ type Config struct {
 	Applied       uint64
 	SnapshotIndex func(io.Reader) (uint64, error)
 	Logger        hclog.Logger
+}
+
+// Streams are the connections between servers.
+type Streams interface {
+	net.Listener
+	// Dial connects to the server of a name at an address. It fails if another one answers there.
+	Dial(name, address string, timeout time.Duration) (net.Conn, error)
 }
 
 // Members lists the agents of the cluster.
@@ -103,6 +115,7 @@ type Node struct {
 	streams    *streams
 	forming    *forming
 	abstention *abstention
+	leaving    atomic.Bool
 	// confirmations are the answers of the other servers to this one as the leader.
 	confirmations *confirmations
 

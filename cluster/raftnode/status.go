@@ -35,9 +35,11 @@ type Status struct {
 	// PromisedTo is the server that may form a cluster with this one; empty: none.
 	PromisedTo string `json:"promised_to,omitempty"`
 	Leads      bool   `json:"leads,omitempty"`
-	Term       uint64 `json:"term"`
-	LastIndex  uint64 `json:"last_index"` // of the log
-	LastTerm   uint64 `json:"last_term"`  // of the log's last entry
+	// Leaving: the server leaves the cluster. Gossip, which announces it too, can be forged.
+	Leaving   bool   `json:"leaving,omitempty"`
+	Term      uint64 `json:"term"`
+	LastIndex uint64 `json:"last_index"` // of the log
+	LastTerm  uint64 `json:"last_term"`  // of the log's last entry
 	// LastContact is the time since it heard from a leader; negative: never.
 	LastContact time.Duration `json:"last_contact"`
 	// Report describes the ledger.
@@ -75,7 +77,7 @@ func (n *Node) reply(ctx context.Context, q ask) reply {
 func (n *Node) Status() Status {
 	s := Status{
 		ID: n.cfg.ID, Formed: n.formed(), PromisedTo: n.forming.promised().To, Leads: n.State() == raft.Leader,
-		Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
+		Leaving: n.leaving.Load(), Term: n.CurrentTerm(), LastIndex: n.LastIndex(), LastContact: n.SinceContact(),
 	}
 	if term, err := strconv.ParseUint(n.Stats()["last_log_term"], 10, 64); err == nil {
 		s.LastTerm = term
@@ -90,6 +92,9 @@ func (n *Node) Status() Status {
 	}
 	return s
 }
+
+// SetLeaving records whether this server leaves the cluster, for the leader that asks.
+func (n *Node) SetLeaving(leaving bool) { n.leaving.Store(leaving) }
 
 // ErrAlone says that this server has no connection to other servers.
 var ErrAlone = errors.New("this server has no transport to others")

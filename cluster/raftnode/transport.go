@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,11 +33,15 @@ const question byte = 0xF1
 // streams connects raft to other servers. In raft's configuration a server's address is its name, which never
 // changes; members say where that server is now. So neither a new address nor a transport that was added later
 // changes anything in raft. Asks between servers use the same stream layer.
+//
+// Whoever has the gossip key can announce any address, so a server is looked for at the address that the ledger has for
+// it too, and only the one whose certificate has its name is believed.
 type streams struct {
-	under   raft.StreamLayer
+	under   Streams
 	name    string
 	members Members
 	vet     func(discovery.Member) error
+	known   func(server string) (address string)
 	answer  func(ctx context.Context, q ask) reply
 	log     hclog.Logger
 
@@ -54,7 +59,7 @@ type streams struct {
 
 func newStreams(cfg Config, log hclog.Logger, answer func(context.Context, ask) reply) *streams {
 	s := &streams{
-		under: cfg.Streams, name: cfg.ID, members: cfg.Members, vet: cfg.Vet, answer: answer, log: log,
+		under: cfg.Streams, name: cfg.ID, members: cfg.Members, vet: cfg.Vet, known: cfg.Known, answer: answer, log: log,
 		raft: make(chan net.Conn), conns: map[*trackedConn]struct{}{},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -188,19 +193,65 @@ func (s *streams) Accept() (net.Conn, error) {
 	}
 }
 
-// Dial connects to a server by its name.
+// Dial connects to a server by its name, at the first address where it answers.
 func (s *streams) Dial(name raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
-	for _, m := range s.members.Members() {
-		if m.Name == string(name) && m.Role == discovery.Server && m.RPC != "" {
-			if s.vet != nil {
-				if err := s.vet(m); err != nil {
-					return nil, err
+	addresses, err := s.addresses(string(name))
+	if len(addresses) == 0 {
+		return nil, err
+	}
+	type answer struct {
+		conn net.Conn
+		err  error
+	}
+	answers := make(chan answer)
+	for _, address := range addresses {
+		go func() {
+			conn, err := s.under.Dial(string(name), address, timeout)
+			answers <- answer{conn, err}
+		}()
+	}
+	errs := []error{err}
+	for left := len(addresses) - 1; left >= 0; left-- {
+		a := <-answers
+		if a.err != nil {
+			errs = append(errs, a.err)
+			continue
+		}
+		go func() {
+			for range left {
+				if late := <-answers; late.err == nil {
+					s.drop(late.conn)
 				}
 			}
-			return s.under.Dial(raft.ServerAddress(m.RPC), timeout)
+		}()
+		return a.conn, nil
+	}
+	return nil, errors.Join(errs...)
+}
+
+// addresses returns where a server may be. The error says why it is not looked for where gossip sees it.
+func (s *streams) addresses(name string) (addresses []string, err error) {
+	err = fmt.Errorf("no address is known for server %q: gossip has not seen it", name)
+	var refused string
+	for _, m := range s.members.Members() {
+		if m.Name != name || m.Role != discovery.Server || m.RPC == "" {
+			continue
+		}
+		if err = nil; s.vet != nil {
+			err = s.vet(m)
+		}
+		if err != nil {
+			refused = m.RPC
+		} else {
+			addresses = append(addresses, m.RPC)
 		}
 	}
-	return nil, fmt.Errorf("no address is known for server %q: gossip has not seen it", name)
+	if s.known != nil {
+		if a := s.known(name); a != "" && a != refused && !slices.Contains(addresses, a) {
+			addresses = append(addresses, a)
+		}
+	}
+	return addresses, err
 }
 
 // Addr returns this server's name.

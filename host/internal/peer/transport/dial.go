@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
@@ -65,9 +64,9 @@ func NewDialer(certs *pki.Certs) *Dialer {
 	return d
 }
 
-// Raft connects to the server at addr for raft.
-func (d *Dialer) Raft(ctx context.Context, addr string) (net.Conn, error) {
-	return d.dial(ctx, addr, pki.Server, "", protocolRaft)
+// Raft connects to the server of a name at addr for raft. An empty name accepts any server.
+func (d *Dialer) Raft(ctx context.Context, name, addr string) (net.Conn, error) {
+	return d.dial(ctx, addr, pki.Server, name, protocolRaft)
 }
 
 // Transport sends requests of the public API to servers: https://ADDR of their rpc port. It only accepts answers from
@@ -196,7 +195,7 @@ func (c calling) Info() credentials.ProtocolInfo          { return protocolInfo 
 func (c calling) Clone() credentials.TransportCredentials { return c }
 func (c calling) OverrideServerName(string) error         { return nil }
 
-// RaftLayer is raft's stream layer over a port and a dialer.
+// RaftLayer is what raft connects with (raftnode.Streams), over a port and a dialer.
 type RaftLayer struct {
 	net.Listener
 	dialer *Dialer
@@ -205,9 +204,9 @@ type RaftLayer struct {
 // NewRaftLayer starts to accept raft connections on the port.
 func NewRaftLayer(p *Port, d *Dialer) *RaftLayer { return &RaftLayer{p.Raft(), d} }
 
-// Dial connects to a server for raft.
-func (l *RaftLayer) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+// Dial connects to the server of a name for raft.
+func (l *RaftLayer) Dial(name, addr string, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	return l.dialer.Raft(ctx, string(addr))
+	return l.dialer.Raft(ctx, name, addr)
 }

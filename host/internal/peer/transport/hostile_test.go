@@ -241,7 +241,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	const most = 256
 	var ours []net.Conn
 	for range most {
-		conn, err := d.Raft(t.Context(), port.Addr().String())
+		conn, err := d.Raft(t.Context(), "", port.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +253,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 		t.Cleanup(func() { accepted.Close() })
 		ours = append(ours, accepted)
 	}
-	refused, err := d.Raft(t.Context(), port.Addr().String())
+	refused, err := d.Raft(t.Context(), "", port.Addr().String())
 	if err == nil { // it learns so with the first read
 		defer refused.Close()
 		_ = refused.SetDeadline(time.Now().Add(timeout))
@@ -266,7 +266,7 @@ func TestManyConnectionsOfOnePeer(t *testing.T) {
 	}
 	through := func(what string, d *transport.Dialer) {
 		t.Helper()
-		conn, err := d.Raft(t.Context(), port.Addr().String())
+		conn, err := d.Raft(t.Context(), "", port.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,7 +412,7 @@ func TestListenersComeAndGo(t *testing.T) {
 	if raft.Addr() != port.Addr() {
 		t.Errorf("raft got the address %s", raft.Addr())
 	}
-	conn, err := d.Raft(t.Context(), bound)
+	conn, err := d.Raft(t.Context(), "", bound)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -427,7 +427,7 @@ func TestListenersComeAndGo(t *testing.T) {
 		t.Error("raft is spoken after its listener's end")
 	}
 	again := port.Raft()
-	if conn, err = d.Raft(t.Context(), bound); err != nil {
+	if conn, err = d.Raft(t.Context(), "", bound); err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()

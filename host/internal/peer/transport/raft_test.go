@@ -1,7 +1,9 @@
 package transport_test
 
 import (
+	"net"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -10,6 +12,16 @@ import (
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/host/internal/peer/transport"
 )
+
+// named dials one server, by its name.
+type named struct {
+	*transport.RaftLayer
+	to string
+}
+
+func (n named) Dial(addr raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	return n.RaftLayer.Dial(n.to, string(addr), timeout)
+}
 
 // Raft's own transport works over the port.
 func TestRaftTransport(t *testing.T) {
@@ -24,7 +36,7 @@ func TestRaftTransport(t *testing.T) {
 		t.Cleanup(func() { _ = port.Close() })
 		layer := transport.NewRaftLayer(port, dialer(t, certs))
 		transport := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-			Stream: layer, MaxPool: 2, Timeout: timeout, Logger: hclog.NewNullLogger(),
+			Stream: named{layer, "b"}, MaxPool: 2, Timeout: timeout, Logger: hclog.NewNullLogger(),
 		})
 		t.Cleanup(func() {
 			transport.CloseStreams()
@@ -49,4 +61,8 @@ func TestRaftTransport(t *testing.T) {
 		}
 	}
 	<-done
+	var answer raft.AppendEntriesResponse
+	if err := b.AppendEntries("b", a.LocalAddr(), &raft.AppendEntriesRequest{}, &answer); err == nil {
+		t.Error("a server takes another one for the one that it wants")
+	}
 }

@@ -104,7 +104,7 @@ func dialer(t *testing.T, certs *pki.Certs) *transport.Dialer {
 // The three kinds of calls, each with the caller that was seen.
 
 func callRaft(ctx context.Context, d *transport.Dialer, addr string) (string, error) {
-	conn, err := d.Raft(ctx, addr)
+	conn, err := d.Raft(ctx, "", addr)
 	if err != nil {
 		return "", err
 	}
