@@ -65,9 +65,6 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	if err != nil {
 		return err
 	}
-	if key == "" {
-		m.log.Warn("gossip is not encrypted: give the agents an encrypt_file")
-	}
 	serf := filepath.Join(m.cfg.DataDir, "serf")
 	if err := os.MkdirAll(serf, 0o700); err != nil {
 		return err

@@ -156,7 +156,8 @@ func TestGuaranteesHaveTests(t *testing.T) {
 
 // addTLS adds the settings that a host in a cluster requires to a configuration.
 func addTLS(path string) error {
-	const block = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"cert.pem\"\n  key_file = \"key.pem\"\n}\nbind_addr = \"192.0.2.11\"\n"
+	const block = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"cert.pem\"\n  key_file = \"key.pem\"\n}\n" +
+		"encrypt_file = \"gossip.key\"\nbind_addr = \"192.0.2.11\"\n"
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -172,6 +172,10 @@ func (l *loader) checkTogether() {
 				file.key)
 		}
 	}
+	if a.Gossip == (KeySource{}) && at.encrypt == (hcl.Range{}) {
+		l.problems.add(at.tls, "encrypt_file: is required with a tls block, for without a key anyone can make hosts look dead: "+
+			"%s >gossip.key, and give that file, 0600, to all hosts", howToMakeKey)
+	}
 	if strings.Contains(a.Name, "_") {
 		l.problems.add(at.name, "name: %q may not have _ in a cluster; write - in its place", a.Name)
 	}

@@ -15,7 +15,10 @@ import (
 )
 
 // tlsBlock is the TLS configuration that a host in a cluster requires.
-const tlsBlock = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"/c.pem\"\n  key_file = \"/k.pem\"\n}\n"
+const tlsBlock = certificates + "encrypt_file = \"/g\"\n"
+
+// certificates is tlsBlock without the gossip key.
+const certificates = "tls {\n  ca_file = \"ca.pem\"\n  cert_file = \"/c.pem\"\n  key_file = \"/k.pem\"\n}\n"
 
 // testKey is a key of 32 bytes, in base64.
 const testKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -112,6 +115,8 @@ func TestANodeOnly(t *testing.T) {
 
 const needsTLS = "other agents are reached over TLS only: add a tls block with ca_file, cert_file and key_file (pannier tls ca create and pannier tls cert create make them), or leave this out"
 
+const needsKey = "encrypt_file: is required with a tls block, for without a key anyone can make hosts look dead: make a key with: head -c 32 /dev/urandom | base64 >gossip.key, and give that file, 0600, to all hosts"
+
 func TestBadClusters(t *testing.T) {
 	for name, c := range map[string]struct{ src, want string }{
 		"servers without TLS":   {"server {\n  bootstrap_expect = 3\n}", `2: server: bootstrap_expect: ` + needsTLS},
@@ -124,8 +129,10 @@ func TestBadClusters(t *testing.T) {
 			`tls {}`,
 			"1: tls: ca_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
 				"DIR/a.hcl:1: tls: cert_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
-				"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files",
+				"DIR/a.hcl:1: tls: key_file: is required: pannier tls ca create and pannier tls cert create make these files\n" +
+				"DIR/a.hcl:1: " + needsKey,
 		},
+		"no gossip key": {certificates, "1: " + needsKey},
 		"node without servers": {
 			"server {\n  enabled = false\n}\n" + tlsBlock,
 			`2: retry_join: is required where server { enabled = false }: name one server of the cluster at least`,
@@ -146,7 +153,7 @@ func TestBadClusters(t *testing.T) {
 		},
 		"socket root": {
 			tlsBlock + "acl {\n  socket_root = true\n}",
-			`7: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,
+			`8: acl: socket_root: root of one host would rule the whole cluster; leave it out, and use a token`,
 		},
 		"any address": {
 			"bind_addr = \"0.0.0.0\"\n" + tlsBlock,
@@ -172,15 +179,15 @@ func TestBadClusters(t *testing.T) {
 		"join port 0":  {"retry_join = [\"a:0\"]\n" + tlsBlock, `1: retry_join: "a:0" is not HOST or HOST:PORT`},
 		"join nothing": {"retry_join = [\"\"]\n" + tlsBlock, `1: retry_join: "" is not HOST or HOST:PORT`},
 		"two keys": {
-			"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + tlsBlock,
+			"encrypt = \"" + testKey + "\"\nencrypt_file = \"/k\"\n" + certificates,
 			`2: encrypt_file: is given as well as encrypt; leave one of them out`,
 		},
 		"short key": {
-			"encrypt = \"AAAA\"\n" + tlsBlock,
+			"encrypt = \"AAAA\"\n" + certificates,
 			`1: encrypt: the base64 of 16, 24 or 32 bytes is required: make a key with: head -c 32 /dev/urandom | base64`,
 		},
 		"key in a public file": {
-			"encrypt = \"" + testKey + "\"\n" + tlsBlock,
+			"encrypt = \"" + testKey + "\"\n" + certificates,
 			`1: encrypt: every user of this machine can read the key in DIR/a.hcl (mode 0644): run chmod 600 DIR/a.hcl, or keep the key in a file of its own and name that in encrypt_file`,
 		},
 		"no ledger key": {
@@ -205,7 +212,7 @@ func TestBadClusters(t *testing.T) {
 			"autopilot {\n  min_quorun = 1\n}\n" + tlsBlock,
 			`2: autopilot: unsupported argument "min_quorun"; did you mean "min_quorum"?`,
 		},
-		"unknown key of tls": {tlsBlock + "tls {}", `6: tls: block given twice, first on line 1`},
+		"unknown key of tls": {certificates + "tls {}", `6: tls: block given twice, first on line 1`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, dir, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
@@ -228,7 +235,7 @@ func TestKeys(t *testing.T) {
 		}
 		return path
 	}
-	inline := write("a.hcl", "name = \"n\"\nencrypt = \""+testKey+"\"\n"+tlsBlock, 0o640)
+	inline := write("a.hcl", "name = \"n\"\nencrypt = \""+testKey+"\"\n"+certificates, 0o640)
 	a, err := Load(Source{Paths: []string{inline}, Environment: environment(nil)})
 	if err != nil {
 		t.Fatal(err)

@@ -78,6 +78,10 @@ func (s *formed) prepare(b *testing.B, h *server, name string) {
 		join = append(join, fmt.Sprintf("%q", other.gossip()))
 	}
 	files := s.ca.Files(b, pki.Server, name)
+	key := filepath.Join(b.TempDir(), "gossip.key")
+	if err := os.WriteFile(key, []byte("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="), 0o600); err != nil {
+		b.Fatal(err)
+	}
 	h.Host = testhost.NewNamed(b, name, fmt.Sprintf(`
 leave_plugins_on_stop = false
 bind_addr = "127.0.0.1"
@@ -89,13 +93,14 @@ ports {
 server {
   bootstrap_expect = %d
 }
-retry_join = [%s]
+retry_join   = [%s]
+encrypt_file = %q
 tls {
   ca_file   = %q
   cert_file = %q
   key_file  = %q
 }
-%s`, h.rpc, h.serf, servers, strings.Join(join, ", "), files.CA, files.Cert, files.Key, s.more))
+%s`, h.rpc, h.serf, servers, strings.Join(join, ", "), key, files.CA, files.Cert, files.Key, s.more))
 	config, err := os.ReadFile(h.Path("agent.hcl"))
 	if err != nil {
 		b.Fatal(err)
