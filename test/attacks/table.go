@@ -6,6 +6,8 @@ import "slices"
 func all() []attack {
 	return slices.Concat(
 		ofStrangers,
+		floods,
+		byGossip,
 		ofNodes,
 		ofTokens,
 		ofAccess,
