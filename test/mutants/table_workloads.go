@@ -116,6 +116,13 @@ var workloads = []mutant{
 		pkg:  "./plugins/csi-bridge/internal/bridge", run: "^TestOppositeCallWaitsForACancelledOne$",
 	},
 	{
+		name: "detach-before-attach", promise: "a volume is not detached while an attach that was given up is in flight",
+		file: "host/internal/csi/controllers/attach.go",
+		old:  "context.WithCancel(context.WithoutCancel(ctx))",
+		new:  "context.WithCancel(ctx)",
+		pkg:  "./host/internal/csi/controllers", run: "^TestDetachWaitsForAnAttachThatWasGivenUp$",
+	},
+	{
 		name: "stray-files-wedge-a-release", promise: "files beneath a mount point do not keep a volume from being released",
 		file: "host/internal/workload/volumesteps/beneath.go",
 		old:  "		err = call()\n",

@@ -20,6 +20,9 @@ const envWriter = "PANNIER_CHAOS_WRITER"
 // written is the file in a volume that its writers append to.
 const written = "written"
 
+// lineLength is that of a writer's lines. None crosses the border of a page: a write that is killed may end there.
+const lineLength = 64
+
 // beat is the pause between two lines of a writer.
 const beat = 4 * time.Millisecond
 
@@ -46,7 +49,7 @@ func write(path, who string) error {
 		close(over)
 	}()
 	for {
-		if _, err := fmt.Fprintln(f, boottime(), who); err != nil {
+		if _, err := fmt.Fprintf(f, "%-*s\n", lineLength-1, fmt.Sprint(boottime(), " ", who)); err != nil {
 			return err
 		}
 		select {

@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -31,11 +32,11 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 	claimed func(ctx context.Context) error,
 ) (publishContext map[string]string, err error) {
 	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
-	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
+	l, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
+	defer l.release()
 	if err := claimed(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
@@ -54,8 +55,10 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 			if err != nil {
 				return err
 			}
-			publishContext, err = s.Attach(ctx, d.Ref(), storage.AttachRequest{
-				Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
+			publishContext, err = untilAnswered(ctx, l, func(ctx context.Context) (map[string]string, error) {
+				return s.Attach(ctx, d.Ref(), storage.AttachRequest{
+					Volume: volume, NodeID: id, ReadOnly: modes.AccessMode.ReadOnly(),
+				})
 			})
 			return err
 		})
@@ -76,11 +79,11 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	stillNeeded func(ctx context.Context) (bool, error),
 ) (called bool, err error) {
 	doing := fmt.Sprintf("detach volume %q from node %q", v.VolumeRef, node)
-	unlock, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
+	l, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
 		return false, err
 	}
-	defer unlock()
+	defer l.release()
 	needed, err := stillNeeded(ctx)
 	if err != nil {
 		return false, fmt.Errorf("%s: look for other claims on it there: %w", doing, err)
@@ -104,19 +107,64 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 				return err
 			}
 			called = true
-			return s.Detach(ctx, d.Ref(), volume, id)
+			_, err = untilAnswered(ctx, l, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, s.Detach(ctx, d.Ref(), volume, id)
+			})
+			return err
 		})
 	return called, err
 }
 
+// answerWithin is how long a call that its caller gave up keeps the opposite one waiting.
+const answerWithin = 30 * time.Second
+
+// attachmentLock keeps other calls on the attachment of a volume to a node from being made.
+type attachmentLock struct {
+	unlock func()
+	calls  sync.WaitGroup // that have no answer yet
+}
+
 func (c *Controllers) lockAttachment(ctx context.Context, doing string, ref claim.VolumeRef,
 	node string,
-) (unlock func(), err error) {
-	unlock, err = c.attachments.Lock(ctx, attachment{ref, node})
+) (*attachmentLock, error) {
+	unlock, err := c.attachments.Lock(ctx, attachment{ref, node})
 	if err != nil {
 		return nil, fmt.Errorf("%s: wait for another call on it there: %w", doing, err)
 	}
-	return unlock, nil
+	return &attachmentLock{unlock: unlock}, nil
+}
+
+// release lets others in once the driver has answered.
+func (l *attachmentLock) release() {
+	go func() {
+		l.calls.Wait()
+		l.unlock()
+	}()
+}
+
+// untilAnswered makes a call that changes an attachment. It returns when ctx ends. The call itself goes on, and so does
+// the lock, until the driver has answered or answerWithin has passed: a driver that hangs would do it all the same, and
+// the opposite call, which may go to another node's controller, would be done before it.
+func untilAnswered[T any](ctx context.Context, l *attachmentLock, call func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		result T
+		err    error
+	}
+	answered := make(chan answer, 1)
+	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l.calls.Go(func() {
+		defer cancel()
+		result, err := call(calls)
+		answered <- answer{result, err}
+	})
+	select {
+	case a := <-answered:
+		return a.result, a.err
+	case <-ctx.Done():
+		time.AfterFunc(answerWithin, cancel)
+		var none T
+		return none, context.Cause(ctx)
+	}
 }
 
 func translate(d drivers.Driver, p mounts.Place) (target, staging string) {

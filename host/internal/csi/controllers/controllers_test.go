@@ -46,7 +46,11 @@ func (p *plugin) do(ctx context.Context, fn func(ctx context.Context, c storage.
 func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error {
 	if p.entered != nil && name == "attach" {
 		p.entered <- name
-		<-p.proceed
+		select {
+		case <-p.proceed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -147,6 +147,43 @@ func TestTheLeastBusyIsAsked(t *testing.T) {
 	}
 }
 
+// A volume is not detached, not even by another node's controller, before an attach that its caller gave up is done.
+func TestDetachWaitsForAnAttachThatWasGivenUp(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	hangs := m.plugins["n2"]
+	hangs.entered, hangs.proceed = make(chan string), make(chan struct{})
+	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = false })
+	ctx, giveUp := context.WithCancel(t.Context())
+	given := make(chan error, 1)
+	go func() {
+		_, err := c.Attach(ctx, vol, writer, "n2")
+		given <- err
+	}()
+	<-hangs.entered
+	giveUp()
+	if err := <-given; !errors.Is(err, context.Canceled) {
+		t.Errorf("an attach that was given up returned %v", err)
+	}
+	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = true })
+	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
+	needless := func(context.Context) (bool, error) { return false, nil }
+	ctx, giveUp = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer giveUp()
+	if _, err := c.Detach(ctx, vol, "n2", "", needless); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a detach did not wait for the attach: %v", err)
+	}
+	if len(hangs.attached)+len(m.plugins["n1"].detached) > 0 {
+		t.Error("a driver was called")
+	}
+	close(hangs.proceed)
+	if _, err := c.Detach(t.Context(), vol, "n2", "", needless); err != nil {
+		t.Error(err)
+	}
+	if len(hangs.attached) != 1 || len(m.plugins["n1"].detached) != 1 {
+		t.Errorf("attached %d times, then detached %d times", len(hangs.attached), len(m.plugins["n1"].detached))
+	}
+}
+
 func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 	c, m := openMany("n1", "n2", "n3")
 	m.plugins["n1"].err = status.Error(codes.Unavailable, "connection refused")
