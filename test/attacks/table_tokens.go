@@ -30,6 +30,12 @@ var ofTokens = []attack{
 		pkg:   apiserverPkg, run: "^TestEventsAreFiltered$",
 	},
 	{
+		who: weakToken, tries: "find out by any call, with random contents, whether an object of others exists",
+		stops: "permission is checked before existence: the answer is the same",
+		pkg:   suitePkg, run: "^TestWhatExistsIsNotTold$",
+		remains: "who may register volumes learns that a driver's own id is taken; how long an answer takes is not compared",
+	},
+	{
 		who: weakToken, tries: "have a process of others killed, by naming it as its workload's",
 		stops: "only the process that started a workload names its process, over the unix socket, and only a descendant",
 		pkg:   apiserverPkg, run: "^TestOnlyTheOwnerNamesItsProcess$",
