@@ -41,10 +41,17 @@ func Of(pid int, group string) Owner {
 	return Owner{Name: "unit " + unit, Stop: "systemctl stop " + unit}
 }
 
-// unitOf returns the system's service that a control group belongs to; empty: none.
+// goodUnit matches the names of services (man 5 systemd.unit). The name becomes part of a command.
+var goodUnit = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.service$`)
+
+// unitOf returns the system's service that a control group belongs to; empty: none. Below a user's own service manager,
+// users name control groups as they like.
 func unitOf(group string) string {
 	for part := range strings.SplitSeq(group, "/") {
-		if strings.HasSuffix(part, ".service") && !strings.HasPrefix(part, "user@") {
+		if strings.HasPrefix(part, "user@") {
+			return ""
+		}
+		if goodUnit.MatchString(part) {
 			return part
 		}
 	}
