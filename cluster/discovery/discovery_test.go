@@ -46,7 +46,7 @@ func quick() *memberlist.Config {
 	return c
 }
 
-func open(t *testing.T, cfg discovery.Config) *discovery.Discovery {
+func open(t testing.TB, cfg discovery.Config) *discovery.Discovery {
 	t.Helper()
 	cfg.Bind = "127.0.0.1"
 	if cfg.Memberlist == nil {
@@ -60,7 +60,7 @@ func open(t *testing.T, cfg discovery.Config) *discovery.Discovery {
 	return d
 }
 
-func shut(t *testing.T, d *discovery.Discovery) {
+func shut(t testing.TB, d *discovery.Discovery) {
 	t.Helper()
 	if err := d.Close(); err != nil {
 		t.Error(err)

@@ -46,7 +46,7 @@ func (whoami) Check(ctx context.Context, _ *healthpb.HealthCheckRequest) (*healt
 }
 
 // serve opens a port and serves all its protocols. Raft connections get the server's name, and are closed.
-func serve(t *testing.T, certs *pki.Certs, log hclog.Logger) served {
+func serve(t testing.TB, certs *pki.Certs, log hclog.Logger) served {
 	t.Helper()
 	port, err := transport.Open(t.Context(), transport.Config{Addr: "127.0.0.1:0", Certs: certs, Logger: log})
 	if err != nil {
