@@ -22,7 +22,7 @@ func FuzzGossip(f *testing.F) {
 		f.Add([]byte{kind, 0x81, 0xa4, 'N', 'o', 'd', 'e', 0xa1, 'x'})
 	}
 	for kind := range byte(12) {
-		f.Add([]byte{8, kind, 0x83, 0xa5, 'L', 'T', 'i', 'm', 'e', 1, 0xa4, 'N', 'o', 'd', 'e', 0xa1, 'a', 0xa5, 'P', 'r', 'u', 'n', 'e', 0xc3})
+		f.Add(append([]byte{8, kind}, "\x83\xa5LTime\x01\xa4Node\xa1a\xa5Prune\xc3"...))
 	}
 	f.Add([]byte{7, 3, 0, 1, 0, 1, 0, 1, 0, 0, 0})
 	f.Add([]byte{12, 0, 0, 0, 0, 8})

@@ -72,11 +72,15 @@ func FuzzStreams(f *testing.F) {
 	f.Add(append(append([]byte{question}, line...), '\n'))
 	f.Add([]byte{question, '{', '\n'})
 	for kind := range byte(7) {
-		f.Add([]byte{kind, 0x81, 0xa4, 'T', 'e', 'r', 'm', 1})
-		f.Add([]byte{kind, 0xdf, 0xff, 0xff, 0xff, 0xff})                                                        // a map of 4 G entries
-		f.Add([]byte{kind, 0x81, 0xa7, 'E', 'n', 't', 'r', 'i', 'e', 's', 0xdd, 0xff, 0xff, 0xff, 0xff, 0x80})   // as many log entries
-		f.Add([]byte{kind, 0x81, 0xa6, 'L', 'e', 'a', 'd', 'e', 'r', 0xc6, 0x7f, 0xff, 0xff, 0xff, 1, 2})        // 2 GB of bytes
-		f.Add([]byte{kind, 0x81, 0xa4, 'S', 'i', 'z', 'e', 0xd3, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xf}) // a huge snapshot
+		for _, msg := range []string{
+			"\x81\xa4Term\x01",
+			"\xdf\xff\xff\xff\xff",                                 // a map of 4 G entries
+			"\x81\xa7Entries\xdd\xff\xff\xff\xff\x80",              // as many log entries
+			"\x81\xa6Leader\xc6\x7f\xff\xff\xff\x01\x02",           // 2 GB of bytes
+			"\x81\xa4Size\xd3\x7f\xff\xff\xff\xff\xff\xff\xff\x0f", // a huge snapshot
+		} {
+			f.Add(append([]byte{kind}, msg...))
+		}
 	}
 	exchange := func(t *testing.T, bytes []byte) []byte {
 		t.Helper()

@@ -54,4 +54,15 @@ var ofPlugins = []attack{
 		pkg:   "./host/internal/cli", run: "^TestNoTextControlsATerminal$",
 		worked: `71b237a: a terminal would obey "BindPaths=/a\x1bc\rb:/b\n"; with -o json: "\u009b2J\u202e"`,
 	},
+	{
+		who: "a hostile plugin", tries: "print any handshake, such as one with the address of another program",
+		stops: "the host connects only to a socket in the directory that it gave the plugin",
+		pkg:   "./host/internal/pluginhost/supervisor", run: "^FuzzHandshake$",
+	},
+	{
+		who: "a hostile driver", tries: "answer any bytes, or errors with the secrets of the call",
+		stops: "the call fails with an error that names it; secrets of the request are redacted",
+		pkg:   "./plugins/csi-bridge/internal/bridge", run: "^FuzzAnswers$",
+		remains: "what a driver says is no secret of the call",
+	},
 }

@@ -42,4 +42,26 @@ var ofStrangers = []attack{
 		stops: "ten lines, then one a second with the number of the others",
 		pkg:   transportPkg, run: "^TestRefusalsAreLoggedSparingly$",
 	},
+	{
+		who: stranger, tries: "send any bytes to the `rpc` port, instead of a handshake and after one, on each protocol",
+		stops: "the connection is ended, others are served; `make fuzz`",
+		pkg:   transportPkg, run: "^FuzzPort$",
+	},
+	{
+		who: stranger, tries: "name any protocols in the handshake, with a certificate of each role",
+		stops: "only those that the role may use are used",
+		pkg:   transportPkg, run: "^FuzzALPN$",
+	},
+	{
+		who: stranger, tries: "send any bytes to the port of gossip, where there is no `encrypt_file`",
+		stops: "what is not a message of an agent changes no member",
+		pkg:   "./cluster/discovery", run: "^FuzzGossip$",
+		remains: "well-formed messages: set `encrypt_file`",
+	},
+	{
+		who: "a thief of a server's certificate", tries: "send any bytes to raft and to what servers ask each other",
+		stops: "the connection is ended, others are served",
+		pkg:   "./cluster/raftnode", run: "^FuzzStreams$",
+		remains: "well-formed messages: change the authority",
+	},
 }

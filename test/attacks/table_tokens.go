@@ -43,6 +43,11 @@ var ofTokens = []attack{
 		remains: "its own descendants",
 	},
 	{
+		who: weakToken, tries: "send any bytes as the body of any call, in any encoding",
+		stops: "it is refused, and nothing panics; `make fuzz`",
+		pkg:   apiserverPkg, run: "^FuzzAPI$",
+	},
+	{
 		who: "a thief of a token", tries: "go on after the token was deleted, on an open stream",
 		stops: "the token is looked up at each call and at each message; `-ttl`",
 		pkg:   apiserverPkg, run: "^TestStreamsEndWithTheirToken$",

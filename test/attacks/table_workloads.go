@@ -27,4 +27,16 @@ var ofWorkloads = []attack{
 		worked:  "be93d3e^: exit code 3 (the program is in the session of root's terminal)",
 		remains: "it can still read what is typed",
 	},
+	{
+		who: workloadUser, tries: "have root copy a command of its own, by the name of a control group that still has a volume",
+		stops: "below a user's own service manager no unit is named, and elsewhere only what no shell interprets",
+		pkg:   "./host/internal/system/owner", run: "^FuzzOf$",
+		worked: `71b237a: the command is "systemctl stop $(reboot).service"`,
+	},
+	{
+		who: workloadUser, tries: "do the same by a container's name",
+		stops: "only names that Docker and Podman accept are printed",
+		pkg:   "./host/internal/system/owner", run: "^FuzzContainerNames$",
+		remains: "a user with containers of its own names them; the name may be that of another's",
+	},
 }

@@ -62,7 +62,7 @@ func Main(name string, run func(ctx context.Context) (ok bool, err error)) {
 // Assertion matches the first line of what t.Error, t.Fatal or t.Log prints.
 var Assertion = regexp.MustCompile(`^\s+[\w-]+\.go:\d+: `)
 
-var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\([tf] \*testing\.[TF]\)`)
 
 // Check returns an error unless a test in the package in dir matches the first part of run, in the form of go test's
 // flag -run.

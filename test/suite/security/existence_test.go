@@ -67,10 +67,7 @@ workload "theirs" {
 	policy("writer", `namespace "own" { policy = "write" }`)
 	policy("reader", `namespace "own" { policy = "read" }`)
 	h.Run("acl", "role", "apply", "theirs", "-policy", "theirs")
-	token := func(policy string) (made struct {
-		Secret string
-		Token  struct{ Accessor string }
-	}) {
+	token := func(policy string) (made madeToken) {
 		out := h.Run("acl", "token", "create", "-name", policy, "-policy", policy, "-o", "json")
 		if err := json.Unmarshal([]byte(out), &made); err != nil || made.Secret == "" || made.Token.Accessor == "" {
 			t.Fatalf("%v: %s", err, out)
@@ -118,6 +115,12 @@ workload "theirs" {
 	if !h.Alive() {
 		t.Fatal("the agent has ended")
 	}
+}
+
+// madeToken is what the command that makes a token prints.
+type madeToken struct {
+	Secret string
+	Token  struct{ Accessor string }
 }
 
 // vary matches what differs between two answers to one call: times, and counts of what the calls themselves do.

@@ -122,7 +122,8 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 0 && data[0] == 0xff { // errors that are retried only take time
 			switch codes.Code(len(data) % 20) {
-			case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Unknown, codes.Canceled:
+			case codes.Unavailable, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted,
+				codes.Unknown, codes.Canceled:
 				data = data[:1]
 			}
 		}
