@@ -517,3 +517,47 @@ func TestNamesOfDevices(t *testing.T) {
 		}
 	}
 }
+
+// Two plugins report one device, since a plugin's file is there under two names, or one plugin was replaced by another.
+// The device is given once, whoever reports it, also after a restart of the host.
+func TestADeviceThatTwoPluginsReportIsGivenOnce(t *testing.T) {
+	h := newHost(t)
+	h.put(t, "p", tells(group("T4", well("a"))))
+	h.run(t)
+	h.has(t, "a")
+	h.put(t, "q", tells(group("T4", well("a"))))
+	if e := h.happened(t, "duplicate", "q/a"); !strings.Contains(e.Message, `plugin "p"`) {
+		t.Errorf("the event: %+v", e)
+	}
+	if both, err := h.Pick(t.Context(), workload("both"), []Request{{"gpu", 2}}); !errors.Is(err, ErrTooFew) {
+		t.Errorf("one workload has it twice: %+v, %v", both, err)
+	}
+	first, err := h.Pick(t.Context(), workload("one"), []Request{{"gpu", 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(h *host, what string) {
+		t.Helper()
+		if second, err := h.Pick(t.Context(), workload("two"), []Request{{"gpu", 1}}); !errors.Is(err, ErrTooFew) ||
+			!strings.Contains(err.Error(), `held by workload "one"`) {
+			t.Errorf("%s: one has %+v, and two has %+v too: %v", what, first, second, err)
+		}
+	}
+	refused(h, "two plugins")
+	h.put(t, "p", nil)
+	h.happened(t, "gone", "p/a")
+	refused(h, "the other plugin")
+
+	next := newHost(t)
+	next.Hold(workload("one"), first)
+	next.put(t, "r", tells(group("T4", well("a"))))
+	next.run(t)
+	refused(next, "another plugin after a restart")
+	next.put(t, "p", tells(group("T4 rev B", well("a"))))
+	next.eventually(t, "there with another name", func(all []Group) bool { return len(all) == 2 })
+	refused(next, "another name of the group")
+	next.Free(workload("one"))
+	if again, err := next.Pick(t.Context(), workload("two"), []Request{{"acme/gpu/T4", 1}}); err != nil || len(again) != 1 {
+		t.Errorf("after it was freed: %+v, %v", again, err)
+	}
+}

@@ -98,7 +98,7 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 		return cmp.Compare(strings.Count(b.Name, "/"), strings.Count(a.Name, "/"))
 	})
 	groups := r.groups()
-	taken := map[Ref]bool{}
+	taken := map[key]bool{}
 	for _, req := range want {
 		before := len(given)
 		for _, g := range groups {
@@ -106,20 +106,19 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 				continue
 			}
 			for _, d := range g.Devices {
-				ref := Ref{g.Plugin, d.ID}
-				if len(given)-before < req.Count && d.Healthy && d.Holder == (claim.WorkloadRef{}) && !taken[ref] {
-					taken[ref] = true
-					given = append(given, Given{Ref: ref, Request: req.Name, Group: g.String()})
+				known := keys(g.Plugin, g.String(), d.ID)
+				if len(given)-before == req.Count || !d.Healthy || d.Holder != (claim.WorkloadRef{}) || taken[known[0]] {
+					continue
 				}
+				taken[known[0]] = true
+				given = append(given, Given{Ref: Ref{g.Plugin, d.ID}, Request: req.Name, Group: g.String()})
 			}
 		}
 		if free := len(given) - before; free < req.Count {
 			return nil, r.withSilent(tooFew(req, free, groups, given[:before]))
 		}
 	}
-	for _, g := range given {
-		r.holders[g.Ref] = holder
-	}
+	r.hold(holder, given)
 	if len(given) > 0 {
 		r.changed.Notify()
 	}
@@ -144,7 +143,7 @@ func tooFew(req Request, free int, groups []Group, earlier []Given) error {
 			case !d.Healthy:
 				reasons = append(reasons, fmt.Sprintf("%s %q is not healthy: %s", g, d.ID,
 					cmp.Or(d.Message, "its plugin does not say why")))
-			case slices.ContainsFunc(earlier, func(e Given) bool { return e.Ref == Ref{g.Plugin, d.ID} }):
+			case slices.ContainsFunc(earlier, func(e Given) bool { return e.Group == g.String() && e.ID == d.ID }):
 				reasons = append(reasons, fmt.Sprintf("%s %q is for this workload already", g, d.ID))
 			}
 		}
@@ -177,9 +176,7 @@ func (r *Registry) withSilent(err error) error {
 func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, g := range given {
-		r.holders[g.Ref] = holder
-	}
+	r.hold(holder, given)
 	r.changed.Notify()
 }
 
@@ -187,10 +184,6 @@ func (r *Registry) Hold(holder claim.WorkloadRef, given []Given) {
 func (r *Registry) Free(holder claim.WorkloadRef) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for ref, h := range r.holders {
-		if h == holder {
-			delete(r.holders, ref)
-		}
-	}
+	maps.DeleteFunc(r.holders, func(_ key, h claim.WorkloadRef) bool { return h == holder })
 	r.changed.Notify()
 }

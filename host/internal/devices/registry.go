@@ -46,7 +46,7 @@ type Registry struct {
 	told    map[string]*told // by plugin
 	listed  bool             // the names of the plugins are known
 	pending []string         // plugins that may turn out to have devices
-	holders map[Ref]claim.WorkloadRef
+	holders map[key]claim.WorkloadRef
 	changed notify.Broadcast
 }
 
@@ -74,7 +74,7 @@ var defaultTiming = timing{
 func New(plugins Plugins, bus *events.Bus, log hclog.Logger) *Registry {
 	return &Registry{
 		plugins: plugins, events: bus, log: log, timing: defaultTiming,
-		told: map[string]*told{}, holders: map[Ref]claim.WorkloadRef{},
+		told: map[string]*told{}, holders: map[key]claim.WorkloadRef{},
 	}
 }
 
@@ -85,6 +85,34 @@ type Ref struct {
 }
 
 func (r Ref) String() string { return r.Plugin + "/" + r.ID }
+
+// key is one of the names by which a device is known: what it is (its group's VENDOR/TYPE/NAME and its id), and who
+// reports it (the plugin and its id). A device is held if either is: two plugins may report the same device, and a
+// plugin may give its group another name.
+type key struct{ scope, id string }
+
+func keys(plugin, group, id string) [2]key {
+	return [2]key{{"group " + group, id}, {"plugin " + plugin, id}}
+}
+
+// holder returns who has a device; zero: nobody. The caller holds mu.
+func (r *Registry) holder(plugin, group, id string) claim.WorkloadRef {
+	for _, k := range keys(plugin, group, id) {
+		if h, held := r.holders[k]; held {
+			return h
+		}
+	}
+	return claim.WorkloadRef{}
+}
+
+// hold records who has devices. The caller holds mu.
+func (r *Registry) hold(holder claim.WorkloadRef, given []Given) {
+	for _, g := range given {
+		for _, k := range keys(g.Plugin, g.Group, g.ID) {
+			r.holders[k] = holder
+		}
+	}
+}
 
 // Group is a set of identical devices of one plugin.
 type Group struct {
@@ -121,7 +149,7 @@ func (r *Registry) groups() (out []Group) {
 			for _, d := range g.Devices {
 				now := Device{
 					ID: d.ID, Healthy: d.Healthy && t.away == "", Message: d.Message, Locality: d.Locality,
-					Holder: r.holders[Ref{plugin, d.ID}],
+					Holder: r.holder(plugin, group.String(), d.ID),
 				}
 				if t.away != "" {
 					now.Message = t.away
@@ -160,9 +188,28 @@ func (r *Registry) change(do func()) {
 			r.event("healthy", ref, is, "")
 		}
 	}
+	r.reportTwice(before, now)
 	for _, ref := range slices.SortedFunc(maps.Keys(before), compareRefs) {
 		if _, there := now[ref]; !there {
 			r.event("gone", ref, before[ref], "its plugin does not report it any more")
+		}
+	}
+}
+
+// reportTwice publishes an event for each device that a second plugin reports now.
+func (r *Registry) reportTwice(before, now map[Ref]grouped) {
+	reporters := map[key]string{}
+	for _, ref := range slices.SortedFunc(maps.Keys(now), compareRefs) {
+		d := now[ref]
+		k := key{d.group, ref.ID}
+		first, twice := reporters[k]
+		if !twice {
+			reporters[k] = ref.Plugin
+			continue
+		}
+		_, knew := before[Ref{first, ref.ID}]
+		if was, known := before[ref]; !known || !knew || was.group != d.group {
+			r.event("duplicate", ref, d, fmt.Sprintf("plugin %q reports the same device; one workload at a time gets it", first))
 		}
 	}
 }
