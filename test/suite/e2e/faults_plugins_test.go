@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +42,8 @@ func TestBadPluginsBesideAGoodOne(t *testing.T) {
 		filepath.Join(testbin.Root(), "host/internal/pluginhost/supervisor/testdata/plugin")))
 	must(t, err)
 	for _, p := range misbehaving {
-		must(t, os.WriteFile(filepath.Join(h.PluginDir, p.name), program, 0o755))
+		named := append(slices.Clip(program), "\n#named "+p.name+"\n"...) // otherwise all would be one plugin
+		must(t, os.WriteFile(filepath.Join(h.PluginDir, p.name), named, 0o755))
 	}
 	h.Start()
 	c := h.Client()

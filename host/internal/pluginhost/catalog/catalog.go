@@ -166,10 +166,12 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 		all, found = now, nil
 		unknown := 0
 		for _, s := range now {
-			switch s.Kind {
-			case kind:
+			switch {
+			case s.DuplicateOf != "": // it never comes up
+				continue
+			case s.Kind == kind:
 				found = append(found, s.Name)
-			case "":
+			case s.Kind == "":
 				unknown++
 			}
 			if s.Name == preferred {
@@ -200,10 +202,11 @@ func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string
 	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
 		names, pending = nil, nil
 		for _, s := range all {
-			switch s.Kind {
-			case device.Kind:
+			switch {
+			case s.DuplicateOf != "": // it never comes up
+			case s.Kind == device.Kind:
 				names = append(names, s.Name)
-			case "":
+			case s.Kind == "":
 				pending = append(pending, s.Name)
 			}
 		}

@@ -217,6 +217,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 func TestWhichPlugin(t *testing.T) {
 	other := supervisor.Status{Name: "other", Kind: "identity.v1"}
 	a, b := supervisor.Status{Name: "a", Kind: storage.Kind}, supervisor.Status{Name: "b", Kind: storage.Kind}
+	twin := supervisor.Status{Name: "twin", Kind: storage.Kind, DuplicateOf: "a"}
 	bridge, starting := supervisor.Status{Name: "csi-bridge"}, supervisor.Status{Name: "x"}
 	for name, tc := range map[string]struct {
 		list []supervisor.Status
@@ -227,6 +228,7 @@ func TestWhichPlugin(t *testing.T) {
 		"the default":                   {[]supervisor.Status{a, b, bridge}, "csi-bridge", nil},
 		"two":                           {[]supervisor.Status{a, b}, "", ErrAmbiguous},
 		"none":                          {[]supervisor.Status{other}, "", supervisor.ErrUnknown},
+		"one of two files":              {[]supervisor.Status{a, twin}, "a", nil},
 		"no plugins at all":             {nil, "", supervisor.ErrUnknown},
 		"one that has yet to come up":   {[]supervisor.Status{other, starting}, "", supervisor.ErrUnavailable},
 		"the only one, while one waits": {[]supervisor.Status{a, starting}, "a", nil},
@@ -253,7 +255,7 @@ func TestWhichDevicePlugins(t *testing.T) {
 		{Name: "z", Kind: device.Kind}, {Name: "a", Kind: device.Kind}, {
 			Name: "s",
 			Kind: storage.Kind,
-		}, {Name: "new"}, {Name: "later"},
+		}, {Name: "new"}, {Name: "later"}, {Name: "twin", DuplicateOf: "a"},
 	}
 	c := New(&plugins{list: list})
 	names, pending := []string{"a", "z"}, []string{"later", "new"}

@@ -20,6 +20,7 @@ type generation struct {
 	launch    string // digest of how it was started
 	kind      string
 	version   string
+	identity  string // what it says it is
 	sha       string
 	startedAt time.Time
 	pid       int

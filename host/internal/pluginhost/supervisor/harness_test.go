@@ -2,6 +2,7 @@ package supervisor_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -83,13 +84,33 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// install puts the fixture into the plugin directory under a name, as an operator would: the new file replaces the
-// old one atomically.
+// install puts the fixture into the plugin directory as a plugin of that name, as an operator would: the new file
+// replaces the old one atomically.
 func (w *world) install(name string) {
 	w.t.Helper()
-	path := filepath.Join(w.cfg.PluginDir, name)
+	w.place(name, named(name))
+}
+
+// named returns what makes the fixture the plugin that a file's name says.
+func named(file string) string {
+	name, _, _ := strings.Cut(file, "_v")
+	if name == "fixture" {
+		return ""
+	}
+	return "\n#named " + name + "\n"
+}
+
+// place puts the fixture into the plugin directory under a file name, with more appended.
+func (w *world) place(file, more string) {
+	w.t.Helper()
+	path := filepath.Join(w.cfg.PluginDir, file)
 	copyFile(w.t, fixture(w.t, "plugin"), path+".tmp")
-	if err := os.Rename(path+".tmp", path); err != nil {
+	out, err := os.OpenFile(path+".tmp", os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, err = out.WriteString(more)
+	if err := errors.Join(err, out.Close(), os.Rename(path+".tmp", path)); err != nil {
 		w.t.Fatal(err)
 	}
 }

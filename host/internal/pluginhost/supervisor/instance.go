@@ -23,6 +23,7 @@ type instance struct {
 	sup            *Supervisor
 	name           string
 	spec           Plugin
+	path           string // of a file that is only verified
 	log            hclog.Logger
 	logPath        string
 	rec            record
@@ -36,21 +37,32 @@ type instance struct {
 
 	current atomic.Pointer[generation] // nil while no process serves
 
+	ctx, tail      context.Context    // of the two goroutines of launchInstance
+	stop, stopTail context.CancelFunc // end them
+	ended, tailed  sync.WaitGroup     // they have ended
+	removed        atomic.Bool        // by an operator: end the process too
+	gone           chan struct{}      // closed when the plugin has been removed
+
 	mu      sync.Mutex
 	status  Status
+	claims  []string         // identities: of the serving process, and of one that starts
+	served  bool             // a process of this plugin serves or has served
 	drained []*generation    // drained, but still in the record
 	changed notify.Broadcast // notified when status or current changes
 }
 
 func newInstance(s *Supervisor, name string, spec Plugin) *instance {
-	return &instance{
+	i := &instance{
 		sup: s, name: name, spec: spec,
 		log:      s.log.Named(name),
 		logPath:  filepath.Join(s.dir, "logs", name+".log"),
 		sums:     map[string]hashed{},
 		requests: make(chan request), rechecks: make(chan struct{}, 1),
+		gone:   make(chan struct{}),
 		status: Status{Name: name, State: Starting},
 	}
+	i.recall()
+	return i
 }
 
 // recheck makes the instance check again which binary should run.
@@ -94,7 +106,7 @@ func (i *instance) run(ctx context.Context) {
 // stopped ends an instance that has no generation.
 func (i *instance) stopped(ctx context.Context) {
 	var err error
-	if i.sup.stopsPlugins() && i.loaded {
+	if i.stopsPlugin() && i.loaded {
 		err = i.clearAll(ctx, i.sup.cfg.StopTimeout) // a process that was just being reattached
 	}
 	i.set(EventStopped, errorText(err), func(s *Status) { s.State = Stopped })
@@ -118,12 +130,19 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 	}
 	src, err := i.choose()
 	if err != nil {
+		i.removeIfUnknown(ctx, err)
 		return nil, "", err
+	}
+	if id := i.rec.Identities[src.sha]; id != "" {
+		if err := i.claim(ctx, id); err != nil {
+			return nil, "", err
+		}
 	}
 	if gen, err = i.launch(ctx, src); err != nil {
 		return nil, "", err
 	}
 	i.rec.serve(gen.record)
+	i.rec.servedFrom(src.path)
 	return gen, EventStarted, i.rec.save(i.sup.dir)
 }
 
@@ -134,11 +153,21 @@ func (i *instance) publish(ctx context.Context, gen *generation, how EventType) 
 	i.announce(gen, how, gen.describe()+" is up")
 }
 
+// removeIfUnknown removes a plugin that is neither in the plugin directory nor configured, and never served.
+func (i *instance) removeIfUnknown(ctx context.Context, err error) {
+	m := (*missing)(nil)
+	if !errors.As(err, &m) || m.kept || i.sup.configured(i.name) || i.sup.unsettled.Load() || ctx.Err() != nil {
+		return
+	}
+	i.sup.running.Go(func() { _ = i.sup.forget(i) }) // what it reports is in the log
+}
+
 // announce reports the generation that callers use now.
 func (i *instance) announce(gen *generation, how EventType, message string) {
 	i.unhealthySince = time.Time{}
+	i.holds(gen.identity)
 	i.set(how, message, func(s *Status) {
-		s.State, s.Message = Running, ""
+		s.State, s.Message, s.DuplicateOf = Running, "", ""
 		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
 		s.PID, s.Generation, s.StartedAt = gen.pid, gen.number, gen.startedAt
 		s.NextTry = time.Time{}
@@ -240,9 +269,17 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	if p := (permanent{}); errors.As(err, &p) {
 		state, d = Failed, i.sup.cfg.Restart.Max
 	}
+	rival := isDuplicate(err)
+	if rival != "" {
+		what = EventFile
+		if i.snapshot().LastError == err.Error() {
+			what = "" // it was reported
+		}
+	}
 	next := time.Now().Add(d)
 	i.set(what, err.Error(), func(s *Status) {
 		s.State, s.LastError, s.NextTry, s.PID, s.Message = state, err.Error(), next, 0, ""
+		s.DuplicateOf = rival
 		if what == EventEnded {
 			s.Restarts++
 		}
@@ -254,7 +291,9 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 		case <-timer.C:
 		case <-i.rechecks:
 			i.clearDrained(ctx)
-			if src, err := i.choose(); err != nil || src.sha == i.lastTried {
+			src, err := i.choose()
+			i.removeIfUnknown(ctx, err)
+			if err != nil || src.sha == i.lastTried && !i.rivalIsGone(rival) {
 				continue
 			}
 		case o := <-i.requests:
@@ -271,11 +310,17 @@ func (i *instance) wait(ctx context.Context, what EventType, err error, d time.D
 	}
 }
 
+// rivalIsGone says whether the plugin that this one was a duplicate of has been removed. An empty name: there is none.
+func (i *instance) rivalIsGone(name string) bool { return name != "" && i.sup.instance(name) == nil }
+
+// stopsPlugin says whether the process ends with this instance.
+func (i *instance) stopsPlugin() bool { return i.sup.stopsPlugins() || i.removed.Load() }
+
 // shutDown detaches or stops the plugin when the host closes.
 func (i *instance) shutDown(ctx context.Context, gen *generation) {
 	i.current.Store(nil)
 	gen.retire()
-	if !i.sup.stopsPlugins() && (!gen.started || !i.sup.undo.Load()) {
+	if !i.stopsPlugin() && (!gen.started || !i.sup.undo.Load()) {
 		gen.detach()
 		i.set(EventStopped, "left running for the next host", func(s *Status) { s.State = Stopped })
 		return
@@ -323,7 +368,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy, EventSwapFailed, EventRolledBack, EventBusy:
+	case EventUnhealthy, EventSwapFailed, EventRolledBack, EventBusy, EventFile:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)
@@ -355,6 +400,8 @@ func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
 		case <-changed:
 		case <-i.sup.closing:
 			return nil, nil, ErrClosed
+		case <-i.gone:
+			return nil, nil, i.sup.unknown(i.name)
 		case <-ctx.Done():
 			return nil, nil, &unavailable{status: i.snapshot(), cause: context.Cause(ctx)}
 		}

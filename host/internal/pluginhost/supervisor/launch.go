@@ -272,6 +272,11 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 		return first, permanent{err}
 	}
 	gen.kind, gen.version = info.GetKind(), info.GetVersion()
+	gen.identity = identityOf(gen.kind, info.GetName(), gen.sha)
+	i.rec.is(gen.sha, gen.identity)
+	if err := i.claim(ctx, gen.identity); err != nil {
+		return first, err
+	}
 	if _, err := gen.api.Validate(ctx, &pluginv1.ValidateRequest{Config: i.spec.Config}); err != nil {
 		return first, callError("validate the configuration", err)
 	}

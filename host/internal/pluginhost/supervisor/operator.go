@@ -150,6 +150,8 @@ func (s *Supervisor) request(ctx context.Context, name string,
 	case i.requests <- o:
 	case <-s.closing:
 		return i.snapshot(), ErrClosed
+	case <-i.gone:
+		return Status{}, s.unknown(name)
 	case <-ctx.Done():
 		return i.snapshot(), context.Cause(ctx)
 	}
@@ -161,6 +163,8 @@ func (s *Supervisor) request(ctx context.Context, name string,
 		return i.snapshot(), err
 	case <-s.closing:
 		return i.snapshot(), ErrClosed
+	case <-i.gone:
+		return Status{}, s.unknown(name)
 	case <-ctx.Done():
 		return i.snapshot(), context.Cause(ctx)
 	}

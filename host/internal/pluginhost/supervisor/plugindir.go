@@ -13,22 +13,27 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/hashicorp/go-version"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/trusted"
 )
 
 // unfinished are the suffixes of files that are still being written.
-var unfinished = []string{"~", ".tmp", ".part", ".partial", ".swp", ".new", ".old", ".bak"}
+var unfinished = []string{
+	"~", ".tmp", ".part", ".partial", ".swp", ".new", ".old", ".bak", ".dpkg-new", ".dpkg-tmp",
+}
 
 // file is an executable of the plugin directory: NAME, or NAME_vX.Y.Z if there are several versions.
 type file struct {
-	path    string
-	version *version.Version // from the file's name; nil: it has none
+	path       string
+	version    *version.Version // from the file's name; nil: it has none
+	executable bool
 }
 
-// discover lists the executables of the plugin directory by plugin name, the highest version first and files
-// without a version last. A directory that does not exist is empty. skipped is called for each file that looks
-// like a plugin but cannot be one.
+// discover lists the files of the plugin directory by plugin name, the highest version first and files without a
+// version last. A file that is not executable is listed if its name has no extension: it may belong to a plugin that
+// is known. A directory that does not exist is empty. skipped is called for each file that looks like a plugin but
+// cannot be one.
 func discover(dir string, skipped func(file, reason string)) (map[string][]file, error) {
 	if err := trusted.Dir(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -44,26 +49,39 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		info, err := os.Stat(path) // follows links
-		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0 || ignored(e.Name()) {
+		if err != nil || !info.Mode().IsRegular() || ignored(e.Name()) {
 			continue
 		}
 		name, v := splitName(e.Name())
+		executable := info.Mode()&0o111 != 0
+		if !executable && v == nil && name != e.Name() {
+			continue
+		}
 		if !goodName.MatchString(name) {
-			skipped(e.Name(), "a plugin's name must be 1 to 64 letters, digits, - and _")
+			if executable {
+				skipped(e.Name(), "a plugin's name must be 1 to 64 letters, digits, - and _")
+			}
 			continue
 		}
-		this := file{path: path, version: v}
-		if n := slices.IndexFunc(found[name], func(f file) bool { return f.compare(this) == 0 }); n >= 0 {
-			skipped(e.Name(), fmt.Sprintf("plugin %q is %s already", name, filepath.Base(found[name][n].path)))
-			continue
-		}
-		found[name] = append(found[name], this)
+		found[name] = append(found[name], file{path: path, version: v, executable: executable})
 	}
 	for _, files := range found {
-		slices.SortFunc(files, file.compare)
+		slices.SortStableFunc(files, func(a, b file) int {
+			switch {
+			case a.compare(b) != 0 || a.executable == b.executable:
+				return a.compare(b)
+			case a.executable:
+				return -1
+			default:
+				return 1
+			}
+		})
 	}
 	return found, nil
 }
+
+// isExecutable is the reason to start a plugin that is not known yet.
+func isExecutable(f file) bool { return f.executable }
 
 // compare orders the higher version first, and files without a version last. It returns 0 for equal versions.
 func (f file) compare(o file) int {
@@ -95,8 +113,8 @@ func ignored(file string) bool {
 }
 
 const (
-	// settleTime is how long the plugin directory must be unchanged before it is read: a file that is being copied
-	// changes all the time.
+	// settleTime is how long the plugin directory must be unchanged before what is wrong in it is reported: a file that
+	// is being copied changes all the time. A file that is renamed into place is taken at once.
 	settleTime = 100 * time.Millisecond
 	// rewatchEvery is how often a watch is tried again if the plugin directory does not exist or cannot be
 	// watched.
@@ -104,7 +122,7 @@ const (
 )
 
 // watchDir reads the plugin directory again whenever something in it, or in a directory that a link in it leads
-// to, has changed.
+// to, has changed, and as long as a file in it is being written.
 func (s *Supervisor) watchDir(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -121,20 +139,73 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-watcher.Events:
+		case event := <-watcher.Events:
+			s.unsettled.Store(true)
 			settled.Reset(settleTime)
+			if event.Has(fsnotify.Create) && arrivedWhole(event.Name) {
+				s.rescan()
+			}
 		case err := <-watcher.Errors: // the queue overflowed
 			s.log.Warn("changes of the plugin directory may have been missed; it is read again", "error", err)
 			settled.Reset(settleTime)
 		case <-settled.C:
 			s.watchAll(watcher)
+			s.unsettled.Store(false)
 			s.rescan()
+			if s.anyWritten() {
+				settled.Reset(settleTime)
+			}
 		case <-retry.C:
 			if s.watchAll(watcher) {
 				settled.Reset(settleTime)
 			}
 		}
 	}
+}
+
+// arrivedWhole reports whether a file that has just appeared is complete, as after a rename: a file that is being
+// copied has just been opened for writing.
+func arrivedWhole(path string) bool {
+	if ignored(filepath.Base(path)) {
+		return false
+	}
+	f, err := openRegular(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return checkWhole(f) == nil
+}
+
+// openRegular opens a file without waiting for anything.
+func openRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", path))
+	}
+	return f, nil
+}
+
+// anyWritten reports whether a file of a plugin is being written.
+func (s *Supervisor) anyWritten() bool {
+	for _, files := range s.allFiles() {
+		for _, f := range files {
+			in, err := openRegular(f.path)
+			if err != nil {
+				continue
+			}
+			err = checkWritten(in)
+			_ = in.Close()
+			if errors.Is(err, errWriting) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // poll is used instead of a watch if that is impossible.
@@ -192,11 +263,10 @@ func (s *Supervisor) rescan() {
 		return
 	}
 	s.found = found
-	for name := range found {
-		if s.instances[name] == nil {
-			i := newInstance(s, name, s.spec(name))
-			s.instances[name] = i
-			s.launchInstance(i)
+	for name, files := range found {
+		if s.instances[name] == nil && slices.ContainsFunc(files, isExecutable) {
+			s.instances[name] = newInstance(s, name, s.spec(name))
+			s.launchInstance(s.instances[name])
 		}
 	}
 	for _, i := range s.instances {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,9 @@ type record struct {
 	Served   string       `json:"served,omitempty"`    // the copy that serves, or served last
 	LastGood string       `json:"last_good,omitempty"` // the copy that served before that
 	Pinned   string       `json:"pinned,omitempty"`    // the only copy that may run; empty: any
+	File     string       `json:"file,omitempty"`      // name of the file that Served was copied from
+	// Identities are what the copies of this record said they are, by checksum (see identity.go).
+	Identities map[string]string `json:"identities,omitempty"`
 	// Refused are copies that failed while another one worked, with the reason. They are not tried again.
 	Refused map[string]string `json:"refused,omitempty"`
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
@@ -124,6 +128,24 @@ func (r *record) serve(run *runRecord) {
 		r.LastGood = r.Served
 	}
 	r.Serving, r.Served = run.Number, run.SHA256
+}
+
+// servedFrom records the file that the serving copy was made of. An empty path does nothing.
+func (r *record) servedFrom(path string) {
+	if path != "" {
+		r.File = filepath.Base(path)
+	}
+}
+
+// is records what a copy says it is, and drops copies that are gone.
+func (r *record) is(sha, identity string) {
+	maps.DeleteFunc(r.Identities, func(old, _ string) bool {
+		return old != r.Served && old != r.LastGood && old != r.Pinned
+	})
+	if r.Identities == nil {
+		r.Identities = map[string]string{}
+	}
+	r.Identities[sha] = identity
 }
 
 // forget removes a run whose process is gone.

@@ -54,6 +54,10 @@ type Status struct {
 	Draining   int       // old generations that still finish their calls
 	LastGood   string    // the copy that served before; empty: none
 	Pinned     string    // the only copy that may run; empty: any
+	// FileProblem says what is wrong with the plugin's files in the plugin directory; empty: nothing.
+	FileProblem string
+	// DuplicateOf is the plugin that this one is another file of: it does not run. Empty: none.
+	DuplicateOf string
 	// Refused are the copies that are not tried again until their file changes, with the reason.
 	Refused map[string]string
 	Swaps   []Swap // the newest last
@@ -74,6 +78,8 @@ const (
 	EventSwapped    EventType = "swapped"
 	EventSwapFailed EventType = "swap-failed" // callers keep the old process
 	EventRolledBack EventType = "rolled-back"
+	EventFile       EventType = "file-problem" // its file is missing, not executable, incomplete, or of another plugin
+	EventRemoved    EventType = "removed"      // by an operator
 )
 
 // Event is something that happened to a plugin.

@@ -114,8 +114,17 @@ func (s *store) copy(src string) (temp, sha string, err error) {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
 	after, err := in.Stat()
-	if err != nil || after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()) {
-		return "", "", fmt.Errorf("%s changed while it was read", src)
+	if err == nil && (after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())) {
+		err = errWriting
+	}
+	if err == nil {
+		err = checkWritten(in)
+	}
+	if err == nil { // of what will run, whatever becomes of the file
+		err = checkComplete(out, before.Size())
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %w", src, err)
 	}
 	// Readable by all, as in the plugin directory: a plugin may run as another user.
 	if err := errors.Join(out.Chmod(0o555), out.Sync()); err != nil {
@@ -179,8 +188,12 @@ func hashFile(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
+	return hashOf(f)
+}
+
+func hashOf(r io.Reader) (string, error) {
 	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
+	if _, err := io.Copy(sum, r); err != nil {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil

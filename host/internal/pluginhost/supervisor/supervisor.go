@@ -39,6 +39,7 @@ type Supervisor struct {
 	imu       sync.RWMutex
 	instances map[string]*instance
 	found     map[string][]file // of the plugin directory
+	unsettled atomic.Bool       // the plugin directory has just changed
 
 	ctx      context.Context    // of the instances
 	tail     context.Context    // of the readers of their logs
@@ -110,6 +111,11 @@ func (s *Supervisor) spec(name string) Plugin {
 	return s.cfg.Plugins[n]
 }
 
+// configured reports whether a plugin has a configuration.
+func (s *Supervisor) configured(name string) bool {
+	return slices.ContainsFunc(s.cfg.Plugins, func(p Plugin) bool { return p.Name == name })
+}
+
 // files returns the files of one plugin, the highest version first.
 func (s *Supervisor) files(name string) []file {
 	s.imu.RLock()
@@ -142,42 +148,57 @@ func (s *Supervisor) closed() bool {
 }
 
 // start starts the goroutines: one for each plugin, one for each plugin's log, one for the plugin directory, and
-// one for each recorded plugin that does not exist any more.
+// one for each record of a process that was only verified. A recorded plugin whose file is gone runs from its copy.
 func (s *Supervisor) start(parent context.Context, recorded []string) {
 	s.ctx, s.cancel = context.WithCancel(parent)
 	s.tail, s.stopTail = context.WithCancel(parent)
 	s.imu.Lock()
 	s.instances = map[string]*instance{}
-	names := slices.Collect(maps.Keys(s.found))
+	var names []string
+	for name, files := range s.found {
+		if slices.ContainsFunc(files, isExecutable) {
+			names = append(names, name)
+		}
+	}
 	for _, p := range s.cfg.Plugins {
 		names = append(names, p.Name)
 	}
-	for _, name := range names {
-		if s.instances[name] == nil {
-			s.instances[name] = newInstance(s, name, s.spec(name))
-			s.launchInstance(s.instances[name])
-		}
-	}
-	s.imu.Unlock()
 	for _, name := range recorded {
-		if s.instance(name) == nil {
+		if goodName.MatchString(name) {
+			names = append(names, name)
+		} else {
 			s.running.Go(func() { s.retireRecord(s.ctx, name) })
 		}
 	}
+	for _, name := range names { // all, before one of them starts: they must know of each other
+		s.instances[name] = newInstance(s, name, s.spec(name))
+	}
+	for _, i := range s.instances {
+		s.launchInstance(i)
+	}
+	s.imu.Unlock()
 	s.running.Go(func() { s.watchDir(s.ctx) })
 }
 
 // launchInstance starts an instance's goroutines.
 func (s *Supervisor) launchInstance(i *instance) {
-	s.running.Go(func() { i.run(s.ctx) })
+	i.ctx, i.stop = context.WithCancel(s.ctx)
+	i.tail, i.stopTail = context.WithCancel(s.tail)
+	i.ended.Add(1)
+	s.running.Go(func() {
+		defer i.ended.Done()
+		i.run(i.ctx)
+	})
+	i.tailed.Add(1)
 	s.tailing.Go(func() {
-		if err := process.Tail(s.tail, i.logPath, i.log); err != nil {
+		defer i.tailed.Done()
+		if err := process.Tail(i.tail, i.logPath, i.log); err != nil {
 			i.log.Error("the plugin's output is not logged", "error", err)
 		}
 	})
 }
 
-// retireRecord ends a plugin that was removed while no host ran.
+// retireRecord ends a process that an earlier host verified.
 func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 	i := newInstance(s, name, Plugin{Name: name})
 	var err error
@@ -187,10 +208,10 @@ func (s *Supervisor) retireRecord(ctx context.Context, name string) {
 		}
 	}
 	if err != nil {
-		i.log.Error("a plugin that is no longer in the plugin directory could not be ended", "error", err)
+		i.log.Error("a process that was verified could not be ended", "error", err)
 		return
 	}
-	i.log.Info("ended a plugin that is no longer in the plugin directory")
+	i.log.Info("ended a process that was verified")
 }
 
 // Close detaches the plugins, which keep running, or stops them, as the configuration says, and waits for
@@ -302,15 +323,18 @@ func (s *Supervisor) Status() []Status {
 	names := s.names()
 	all := make([]Status, 0, len(names))
 	for _, name := range names {
-		all = append(all, s.instance(name).snapshot())
+		if i := s.instance(name); i != nil { // it may have been removed
+			all = append(all, i.snapshot())
+		}
 	}
 	return all
 }
 
-// Missing lists the configured plugins that have no file in the plugin directory, and no process.
+// Missing lists the configured plugins that have no executable file in the plugin directory, and no process.
 func (s *Supervisor) Missing() (names []string) {
 	for _, p := range s.cfg.Plugins {
-		if len(s.files(p.Name)) == 0 && s.instance(p.Name).snapshot().PID == 0 {
+		if i := s.instance(p.Name); i != nil && i.snapshot().PID == 0 &&
+			!slices.ContainsFunc(s.files(p.Name), isExecutable) {
 			names = append(names, p.Name)
 		}
 	}

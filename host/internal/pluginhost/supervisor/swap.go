@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -63,7 +65,7 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		i.notSwapped(swap, src, err)
+		i.notSwapped(gen, swap, src, err)
 		return nil, err
 	}
 	swap.Carried = i.takeOver(ctx, gen, next)
@@ -103,11 +105,12 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	}
 	was := i.rec
 	i.rec.serve(next.record)
+	i.rec.servedFrom(src.path)
 	if next.sha != gen.sha {
 		next.record.TookOver = time.Now().UTC()
 	}
 	if err := i.rec.save(i.sup.dir); err != nil {
-		i.rec.Serving, i.rec.Served, i.rec.LastGood = was.Serving, was.Served, was.LastGood
+		i.rec.Serving, i.rec.Served, i.rec.LastGood, i.rec.File = was.Serving, was.Served, was.LastGood, was.File
 		return next, err
 	}
 	failpoint.Here("swap", "recorded")
@@ -136,7 +139,8 @@ func (i *instance) end(ctx context.Context, gen *generation) error {
 
 // notSwapped records a failed swap. The binary is not tried again until its file changes, or an operator asks for
 // it. A binary that could not be copied is tried again after a while.
-func (i *instance) notSwapped(s Swap, src source, err error) {
+func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
+	i.holds(gen.identity)
 	s.Error, s.Took = err.Error(), time.Since(s.At)
 	switch copyErr := (notCopied{}); {
 	case errors.As(err, &copyErr):
@@ -225,47 +229,122 @@ type source struct {
 
 // choose returns the binary that should run: the copy that an operator pinned, else the highest version in the
 // plugin directory that the configuration allows and that was not refused, else the copy that served last, or the
-// one before it.
+// one before it. A file that cannot be run now, which the status then shows, does not replace the copy that served.
 func (i *instance) choose() (source, error) {
-	if i.rec.Pinned != "" {
-		return source{sha: i.rec.Pinned}, nil
+	src, problems, err := i.candidate()
+	if i.sup.unsettled.Load() {
+		return src, err // a file is just being replaced
 	}
-	var errs []error
+	text := ""
+	problems = slices.DeleteFunc(problems, func(err error) bool { return errors.Is(err, errWriting) })
+	if err == nil && len(problems) > 0 { // otherwise the error says it
+		text = strings.ReplaceAll(errors.Join(problems...).Error(), "\n", "; ")
+		if src.path == "" {
+			text += "; the copy that served goes on"
+		}
+	}
+	i.fileIs(text)
+	return src, err
+}
+
+// candidate returns the binary that should run and what is wrong with the plugin's files.
+func (i *instance) candidate() (src source, problems []error, err error) {
+	files, problems := i.allowed()
+	kept := i.kept()
 	var refused *source
-	for _, f := range i.allowed() {
+	var errs []error
+	for _, f := range files {
 		sha, err := i.sum(f.path)
 		if err != nil {
 			errs = append(errs, err)
+			if kept != nil {
+				break // what serves is not replaced by an older version either
+			}
 			continue
 		}
 		src := source{sha: sha, path: f.path}
-		if _, no := i.rec.Refused[sha]; !no {
-			return src, nil
+		if _, no := i.rec.Refused[sha]; !no && i.rec.Pinned == "" {
+			return src, append(problems, errs...), nil
 		}
 		if refused == nil {
 			refused = &src
 		}
 	}
+	if len(files) == 0 {
+		errs = append(errs, &missing{name: i.name, dir: i.sup.cfg.PluginDir, kept: kept != nil})
+	}
+	problems = append(problems, errs...)
+	switch {
+	case i.rec.Pinned != "":
+		return source{sha: i.rec.Pinned}, problems, nil
+	case kept != nil:
+		return *kept, problems, nil
+	case refused != nil:
+		return *refused, problems, nil // better to try it again than to run nothing
+	default:
+		return source{}, problems, errors.Join(errs...)
+	}
+}
+
+// missing says that the plugin directory has no file of a plugin.
+type missing struct {
+	name, dir string
+	kept      bool // a copy is kept
+}
+
+func (m *missing) Error() string {
+	text := fmt.Sprintf("open the plugin: %s has no file of it: %v", m.dir, syscall.ENOENT)
+	if m.kept {
+		text += "; put it back, or run: pannier plugin remove " + m.name
+	}
+	return text
+}
+
+// kept returns the copy that served last, or the one before it; nil if there is none that was not refused.
+func (i *instance) kept() *source {
 	for _, sha := range []string{i.rec.Served, i.rec.LastGood} {
 		if _, no := i.rec.Refused[sha]; sha != "" && !no && i.sup.store.has(sha, i.name) {
-			return source{sha: sha}, nil
+			return &source{sha: sha}
 		}
 	}
-	if refused != nil {
-		return *refused, nil // better to try it again than to run nothing
-	}
-	if len(errs) == 0 {
-		errs = append(errs, fmt.Errorf("open the plugin: %s: %w", i.sup.pathOf(i.name), syscall.ENOENT))
-	}
-	return source{}, errors.Join(errs...)
+	return nil
 }
 
 // allowed returns the plugin's files that satisfy the version constraint, the highest version first. A file
-// without a version in its name is always included, because only its process can report its version.
-func (i *instance) allowed() []file {
-	return slices.DeleteFunc(i.sup.files(i.name), func(f file) bool {
-		return f.version != nil && i.spec.checkVersion(f.version.String()) != nil
-	})
+// without a version in its name is always included, because only its process can report its version. Of two files of
+// one version the one that served is taken, else the first by name; problems says so.
+func (i *instance) allowed() (files []file, problems []error) {
+	for _, f := range i.sup.files(i.name) {
+		if f.version != nil && i.spec.checkVersion(f.version.String()) != nil {
+			continue
+		}
+		last := len(files) - 1
+		if last < 0 || files[last].compare(f) != 0 {
+			files = append(files, f)
+			continue
+		}
+		if !f.executable {
+			continue
+		}
+		if filepath.Base(f.path) == i.rec.File {
+			files[last], f = f, files[last]
+		}
+		problems = append(problems, fmt.Errorf("%s is refused: %s is the same plugin in the same version: remove %s", f.path,
+			files[last].path, f.path))
+	}
+	return files, problems
+}
+
+// fileIs puts what is wrong with the plugin's files into the status, and reports it once. Empty: nothing is wrong.
+func (i *instance) fileIs(problem string) {
+	if i.snapshot().FileProblem == problem {
+		return
+	}
+	what := EventFile
+	if problem == "" {
+		what = ""
+	}
+	i.set(what, problem, func(s *Status) { s.FileProblem = problem })
 }
 
 // hashed is the checksum of a file as it was when last read.
@@ -276,20 +355,36 @@ type hashed struct {
 	sha     string
 }
 
-// sum returns the checksum of a file. It reads the file only if it has changed.
+// sum returns the checksum of a file that can be run. It reads the file only if it has changed.
 func (i *instance) sum(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", fmt.Errorf("open the plugin: %w", err)
+	}
+	if info.Mode()&0o111 == 0 {
+		return "", fmt.Errorf("%s is not executable: run chmod a+x %s", path, path)
 	}
 	now := hashed{size: info.Size(), changed: info.ModTime(), inode: inode(info)}
 	was, ok := i.sums[path]
 	if now.sha = was.sha; ok && now == was {
 		return was.sha, nil
 	}
-	if now.sha, err = hashFile(path); err != nil {
-		return "", fmt.Errorf("read the plugin: %w", err)
+	if now.sha, err = sumWhole(path); err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	i.sums[path] = now
 	return now.sha, nil
+}
+
+// sumWhole returns the checksum of an executable that is complete.
+func sumWhole(path string) (string, error) {
+	f, err := openRegular(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if err := checkWhole(f); err != nil {
+		return "", err
+	}
+	return hashOf(f)
 }

@@ -221,17 +221,6 @@ func TestHowABinaryArrives(t *testing.T) {
 	mustCall(t, s, "fixture", "")
 	for n, put := range []func(data []byte){
 		func(data []byte) { w.must(os.WriteFile(path, data, 0o755)) }, // over the old one, in place
-		func(data []byte) { // a bit, and later the rest
-			f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0o755)
-			w.must(err)
-			_, err = f.Write(data[:len(data)/2])
-			w.must(err)
-			await(t, s, "fixture", func(st supervisor.Status) bool {
-				return len(st.Swaps) > 0 && st.Swaps[len(st.Swaps)-1].Error != ""
-			})
-			_, err = f.Write(data[len(data)/2:])
-			w.must(errors.Join(err, f.Close()))
-		},
 		func(data []byte) { // a link is moved
 			w.must(os.WriteFile(links+"/one", data, 0o755))
 			w.must(os.Symlink(links+"/one", path+".tmp"))
@@ -358,7 +347,7 @@ func TestNewPluginIsStarted(t *testing.T) {
 func (w *world) put(name, mode, version string) {
 	w.t.Helper()
 	path := filepath.Join(w.cfg.PluginDir, name)
-	w.must(os.WriteFile(path+".tmp", w.binary(mode, version), 0o755))
+	w.must(os.WriteFile(path+".tmp", append(w.binary(mode, version), named(name)...), 0o755))
 	w.must(os.Rename(path+".tmp", path))
 }
 

@@ -54,7 +54,7 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	}
 	serving := s.instance(v.Name)
 	v.Known = serving != nil
-	i := s.newVerifier(v.Name)
+	i := s.newVerifier(v.Name, path)
 	defer func() { err = errors.Join(err, i.removeFiles()) }()
 	tail, stopTail := context.WithCancel(context.WithoutCancel(ctx))
 	var tailing sync.WaitGroup
@@ -102,10 +102,10 @@ func mayBePlugin(path, name string) error {
 // newVerifier makes an instance for a process that never serves. It has the plugin's name and configuration, and a
 // record under a name that no plugin can have (see goodName): if the host is killed, the next one ends the
 // process, as it does for any plugin that does not exist any more.
-func (s *Supervisor) newVerifier(name string) *instance {
+func (s *Supervisor) newVerifier(name, path string) *instance {
 	id := process.NewToken()
 	i := newInstance(s, name, s.spec(name))
-	i.log = i.log.Named("verify")
+	i.path, i.log = path, i.log.Named("verify")
 	i.rec = record{Format: recordFormat, Name: "verify." + id}
 	i.logPath = filepath.Join(s.dir, ".verify-"+id+".log") // swept by the next host
 	return i

@@ -21,7 +21,7 @@ func (w *world) candidate(file, mode, version string) string {
 	dir := filepath.Join(filepath.Dir(w.cfg.PluginDir), "new")
 	w.must(os.MkdirAll(dir, 0o755))
 	path := filepath.Join(dir, file)
-	w.must(os.WriteFile(path, w.binary(mode, version), 0o755))
+	w.must(os.WriteFile(path, append(w.binary(mode, version), named(file)...), 0o755))
 	return path
 }
 

@@ -49,7 +49,7 @@ func (h *hanging) enter(call string) {
 
 func (h *hanging) Info(context.Context, *pluginv1.InfoRequest) (*pluginv1.InfoResponse, error) {
 	h.enter("info")
-	return &pluginv1.InfoResponse{Name: "fixture", Version: "1.0.0", Kind: "storage.v1"}, nil
+	return &pluginv1.InfoResponse{Name: pluginName(), Version: "1.0.0", Kind: "storage.v1"}, nil
 }
 
 func (h *hanging) Validate(context.Context, *pluginv1.ValidateRequest) (*pluginv1.ValidateResponse, error) {

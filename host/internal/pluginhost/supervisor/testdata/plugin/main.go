@@ -1,6 +1,7 @@
 // A plugin for tests. Its first argument, or a line "#fixture MODE VERSION" at the end of its executable, says how
 // it misbehaves; without either it is a good plugin. It is a storage plugin, whose calls do what the volume's name
-// says, unless the line names another kind after the version.
+// says, unless the line names another kind after the version. It says that its name is "fixture", or what a line
+// "#named NAME" at the end says.
 package main
 
 import (
@@ -30,8 +31,11 @@ func main() {
 		mode = os.Args[1]
 	}
 	version, of := "1.2.3", "storage"
-	if m, v, k, ok := trailer(); ok {
-		mode, version, of = m, v, k
+	switch line := trailer("#fixture "); len(line) {
+	case 2:
+		mode, version = line[0], line[1]
+	case 3:
+		mode, version, of = line[0], line[1], line[2]
 	}
 	kind := kinds[of](&impl{mode: mode})
 	switch mode {
@@ -103,17 +107,24 @@ func main() {
 			}
 		}()
 	}
-	sdk.Main(sdk.Info{Name: "fixture", Version: version}, kind)
+	sdk.Main(sdk.Info{Name: pluginName(), Version: version}, kind)
 }
 
-// trailer parses the last line of this executable.
-func trailer() (mode, version, kind string, ok bool) {
+func pluginName() string {
+	if line := trailer("#named "); len(line) > 0 {
+		return line[0]
+	}
+	return "fixture"
+}
+
+// trailer returns the words after a mark at the end of this executable.
+func trailer(mark string) []string {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
 		panic(err)
 	}
 	defer f.Close()
-	end := make([]byte, 64)
+	end := make([]byte, 128)
 	info, err := f.Stat()
 	if err != nil {
 		panic(err)
@@ -121,15 +132,9 @@ func trailer() (mode, version, kind string, ok bool) {
 	if _, err := f.ReadAt(end, info.Size()-int64(len(end))); err != nil {
 		panic(err)
 	}
-	_, line, ok := strings.Cut(string(end), "#fixture ")
-	fields := strings.Fields(line)
-	switch {
-	case ok && len(fields) == 2:
-		return fields[0], fields[1], "storage", true
-	case ok && len(fields) == 3:
-		return fields[0], fields[1], fields[2], true
-	}
-	return "", "", "", false
+	_, rest, _ := strings.Cut(string(end), mark)
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.Fields(line)
 }
 
 func serveHTTP(path string) {

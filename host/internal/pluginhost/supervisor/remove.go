@@ -1,0 +1,82 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/pannier/pannier/internal/errcode"
+)
+
+// ErrHasFile says that a plugin cannot be removed because its file is in the plugin directory.
+var ErrHasFile = errcode.FailedPrecondition.New("the plugin has a file")
+
+// Remove ends a plugin whose file is gone, and forgets its copies, versions and pin. Errors: ErrUnknown; ErrHasFile;
+// ErrClosed; why its process could not be ended, in which case it goes on.
+func (s *Supervisor) Remove(ctx context.Context, name string) error {
+	s.rescan()
+	i := s.instance(name)
+	if i == nil {
+		return s.unknown(name)
+	}
+	if files := s.files(name); len(files) > 0 {
+		return fmt.Errorf("plugin %q: %w, and would be started again: remove %s first", name, ErrHasFile, files[0].path)
+	}
+	done := make(chan error, 1)
+	s.imu.RLock()
+	if s.closed() {
+		s.imu.RUnlock()
+		return ErrClosed
+	}
+	s.running.Go(func() { done <- s.forget(i) }) // it outlasts an impatient caller; Close waits for it
+	s.imu.RUnlock()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// forget ends a plugin and removes its record. A plugin that is configured is then as if it had never run.
+func (s *Supervisor) forget(i *instance) error {
+	if i.removed.Swap(true) { // by another caller
+		select {
+		case <-i.gone:
+			return nil
+		case <-s.closing:
+			return ErrClosed
+		}
+	}
+	i.stop()
+	i.ended.Wait()
+	i.stopTail() // after the process
+	i.tailed.Wait()
+	if s.closed() {
+		return ErrClosed
+	}
+	var err error
+	if len(i.rec.Runs) > 0 || !i.loaded {
+		err = fmt.Errorf("plugin %q could not be ended: %s", i.name, i.snapshot().LastError)
+	} else if gone := os.Remove(recordPath(s.dir, i.name)); gone != nil && !errors.Is(gone, fs.ErrNotExist) {
+		err = fmt.Errorf("forget plugin %q: %w", i.name, gone)
+	}
+	if err == nil {
+		i.set(EventRemoved, "", func(*Status) {})
+	}
+	s.imu.Lock()
+	if delete(s.instances, i.name); !s.closed() && (err != nil || s.configured(i.name)) {
+		s.instances[i.name] = newInstance(s, i.name, s.spec(i.name))
+		s.launchInstance(s.instances[i.name])
+	}
+	s.imu.Unlock()
+	close(i.gone)
+	s.rescan() // its file may have come back, and another plugin may have been refused because of this one
+	if err := s.collect(); err != nil {
+		i.log.Warn("old copies of plugins could not be removed", "error", err)
+	}
+	s.changed.Notify()
+	return err
+}
