@@ -59,6 +59,7 @@ var needs = map[string]need{
 	v1.PluginServiceRollbackPluginProcedure: change(to(acl.Plugin, acl.Write)),
 	v1.PluginServicePinPluginProcedure:      change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceUnpinPluginProcedure:    change(to(acl.Plugin, acl.Write)),
+	v1.PluginServiceRemovePluginProcedure:   change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceVerifyPluginProcedure:   change(to(acl.Plugin, acl.Write)),
 	v1.PluginServicePluginLogProcedure:      query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 

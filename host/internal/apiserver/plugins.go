@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,8 +19,12 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // pluginService serves pannier.host.v1.PluginService.
@@ -71,6 +76,58 @@ func (s pluginService) UnpinPlugin(ctx context.Context,
 ) (*connect.Response[hostv1.UnpinPluginResponse], error) {
 	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Unpin)
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
+}
+
+// RemovePlugin ends a plugin whose file is gone. It is refused while workloads of this host depend on the plugin: they
+// could not be released.
+func (s pluginService) RemovePlugin(ctx context.Context,
+	req *connect.Request[hostv1.RemovePluginRequest],
+) (*connect.Response[hostv1.RemovePluginResponse], error) {
+	name := req.Msg.GetName()
+	if err := claim.CheckID(name); err != nil {
+		return nil, invalid("plugin", "name", err.Error())
+	}
+	if users := s.dependents(name); len(users) > 0 {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
+			"plugin %q: workloads depend on it: %s: stop them first, or put a file of the plugin back", name,
+			strings.Join(users, ", ")))
+	}
+	err := s.cfg.Plugins.Remove(ctx, name)
+	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err
+}
+
+// dependents returns the workloads that have not ended and need a plugin: its devices, or what only it does on this
+// host.
+func (s *Server) dependents(name string) (users []string) {
+	plugins := s.cfg.Plugins.Status()
+	n := slices.IndexFunc(plugins, func(p supervisor.Status) bool { return p.Name == name })
+	if n < 0 {
+		return nil
+	}
+	kind := plugins[n].Kind
+	if kind != device.Kind && slices.ContainsFunc(plugins, func(p supervisor.Status) bool {
+		return p.Name != name && p.Kind == kind && p.State == supervisor.Running
+	}) {
+		return nil // that one is used then
+	}
+	for _, w := range s.cfg.Workloads.List() {
+		if !w.State.Ended() && needsPlugin(w, name, kind) {
+			users = append(users, w.Spec.String())
+		}
+	}
+	return users
+}
+
+// needsPlugin says whether a workload needs a plugin of a kind.
+func needsPlugin(w workload.Workload, name, kind string) bool {
+	switch kind {
+	case storage.Kind:
+		return len(w.Spec.Volumes) > 0
+	case device.Kind:
+		return slices.ContainsFunc(w.Devices, func(d devices.Given) bool { return d.Plugin == name })
+	default: // it is for services
+		return len(w.Spec.Services) > 0
+	}
 }
 
 // order carries out an operator's request. If the new process could not take over, the error says which one serves
@@ -149,6 +206,7 @@ func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Pid: int64(p.PID), Generation: p.Generation, StartedAt: timestamp(p.StartedAt), Restarts: int32(p.Restarts),
 		Leases: int64(p.Users), LastError: lastError, NextTryAt: timestamp(p.NextTry),
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
+		FileProblem: p.FileProblem, DuplicateOf: p.DuplicateOf,
 	}
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{

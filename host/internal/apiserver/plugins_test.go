@@ -13,8 +13,13 @@ import (
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -55,7 +60,11 @@ func (p *pluginHost) install(name, mode, version string) string {
 	path := filepath.Join(p.dir, name)
 	data, err := os.ReadFile(testbin.BuildDir(p.t, "../pluginhost/supervisor/testdata/plugin"))
 	check.NoError(p.t, err)
-	check.NoError(p.t, os.WriteFile(path+".tmp", append(data, "\n#fixture "+mode+" "+version+"\n"...), 0o755))
+	more := "\n#fixture " + mode + " " + version + "\n"
+	if base := filepath.Base(path); !strings.HasPrefix(base, "fixture") {
+		more += "#named " + base + "\n"
+	}
+	check.NoError(p.t, os.WriteFile(path+".tmp", append(data, more...), 0o755))
 	check.NoError(p.t, os.Rename(path+".tmp", path))
 	return path
 }
@@ -144,6 +153,44 @@ func TestPluginsLife(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 	if log := p.log.String(); !strings.Contains(log, "PinPlugin object=fixture") {
 		t.Errorf("a pin is not logged:\n%s", log)
+	}
+}
+
+// A plugin is removed when it has neither a file nor workloads that depend on it.
+func TestRemovePlugin(t *testing.T) {
+	needsRoot(t)
+	p := openPluginHost(t)
+	remove := func(name string) error {
+		_, err := p.client.Plugins.RemovePlugin(p.ctx, request(&hostv1.RemovePluginRequest{Name: name}))
+		return err
+	}
+	path := filepath.Join(p.dir, "fixture")
+	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, "has a file", "remove "+path+" first")
+	wantError(t, remove("nobody"), connect.CodeNotFound, `"nobody"`)
+	wantError(t, remove("../x"), connect.CodeInvalidArgument, "name")
+	check.NoError(t, os.Remove(path))
+	gone := p.await("the status", func(p *hostv1.Plugin) bool { return p.FileProblem != "" })
+	if gone.State != "running" || !strings.Contains(gone.FileProblem, "pannier plugin remove fixture") {
+		t.Errorf("without its file: %v", gone)
+	}
+	p.create(t, spec("mysql"))
+	p.start(t, "db", "mysql")
+	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, `plugin "fixture"`, "workloads depend on it: db:")
+	p.stop(t, "db")
+	check.NoError(t, remove("fixture"))
+	p.await("the end", func(p *hostv1.Plugin) bool { return p.Pid == 0 && strings.Contains(p.LastError, "has no file of it") })
+}
+
+func TestWhoNeedsAPlugin(t *testing.T) {
+	w := workload.Workload{Devices: []devices.Given{{Ref: devices.Ref{Plugin: "gpus", ID: "a"}}}}
+	if !needsPlugin(w, "gpus", device.Kind) || needsPlugin(w, "other", device.Kind) || needsPlugin(w, "s", storage.Kind) ||
+		needsPlugin(w, "sids", "identity.v1") {
+		t.Error("a workload with a device")
+	}
+	w = workload.Workload{}
+	w.Spec.Services = make([]service.Service, 1)
+	if !needsPlugin(w, "sids", "identity.v1") || needsPlugin(w, "s", storage.Kind) {
+		t.Error("a workload with a service")
 	}
 }
 

@@ -300,6 +300,8 @@ type Plugins interface {
 	Rollback(ctx context.Context, name string) (supervisor.Status, error)
 	Pin(ctx context.Context, name, sha string) (supervisor.Status, error)
 	Unpin(ctx context.Context, name string) (supervisor.Status, error)
+	// Remove ends a plugin whose file is gone.
+	Remove(ctx context.Context, name string) error
 	// Verify tests a file without a swap.
 	Verify(ctx context.Context, path string) (supervisor.Verified, error)
 	// Log is the path of a plugin's log.

@@ -46,7 +46,7 @@ func plugin() *hostv1.Plugin {
 // down returns a plugin that fails to start.
 func down() *hostv1.Plugin {
 	return &hostv1.Plugin{
-		Name: "sids", State: "backing-off", Restarts: 2, LastError: "exit status 1", StartedAt: ago(
+		Name: "sids", State: "backing-off", FileProblem: "/p/sids is not executable", Restarts: 2, LastError: "exit status 1", StartedAt: ago(
 			time.Minute), NextTryAt: timestamppb.New(time.Now().Add(50*time.Second + 500*time.Millisecond)),
 	}
 }
@@ -104,6 +104,17 @@ func (f *fake) UnpinPlugin(_ context.Context,
 ) (*connect.Response[hostv1.UnpinPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
+}
+
+func (f *fake) RemovePlugin(_ context.Context,
+	r *connect.Request[hostv1.RemovePluginRequest],
+) (*connect.Response[hostv1.RemovePluginResponse], error) {
+	if r.Msg.GetName() == "csi-bridge" {
+		return nil, connect.NewError(connect.CodeFailedPrecondition,
+			fmt.Errorf("plugin %q: workloads depend on it: dev/db: stop them first", r.Msg.GetName()))
+	}
+	_, err := orderedPlugin(r.Msg.GetName())
+	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err
 }
 
 func (f *fake) VerifyPlugin(_ context.Context,

@@ -17,7 +17,7 @@ import (
 func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
 		a.pluginList(), a.pluginStatus(), a.pluginHistory(), a.pluginLogs(),
-		a.pluginSwap(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginVerify(),
+		a.pluginSwap(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(), a.pluginVerify(),
 		a.pluginNew(), a.pluginTest())
 }
 
@@ -71,6 +71,28 @@ func (a *app) pluginUnpin() *cobra.Command {
 			resp, err := client.Plugins.UnpinPlugin(ctx, connect.NewRequest(&hostv1.UnpinPluginRequest{Name: name}))
 			return answer(resp, err)
 		})
+}
+
+func (a *app) pluginRemove() *cobra.Command {
+	return &cobra.Command{
+		Use: "remove NAME", Short: "End a plugin whose file is gone",
+		Long: `End a plugin whose file is gone from the plugin directory, and forget the copies of it
+that the agent keeps. Until then the copy that served goes on, also when the agent is
+started again. The exit code is 4 when the file is still there, or when workloads of this
+host depend on the plugin; the message names them.`,
+		Example: "rm /usr/lib/pannier/plugins/my-storage\npannier plugin remove my-storage",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.Plugins.RemovePlugin(ctx, connect.NewRequest(&hostv1.RemovePluginRequest{Name: args[0]}))
+			if err != nil {
+				return hintPlugin(err)
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintf(a.out, "plugin %q is removed\n", printable(args[0]))
+				return err
+			})
+		}),
+	}
 }
 
 // ordered is the answer to an order: the plugin as it is then.

@@ -103,7 +103,17 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p.GetState()), number(p.GetPid()), up(p),
 			p.GetLeases(), p.GetRestarts(), shortSum(p.GetSha256()), p.GetLastError())
 	}
-	return a.show(t)
+	if err := a.show(t); err != nil {
+		return err
+	}
+	for _, p := range plugins {
+		if problem := p.GetFileProblem(); problem != "" {
+			if _, err := fmt.Fprintf(a.out, "plugin %q: %s\n", printable(p.GetName()), printable(problem)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // shownSwaps is how many swaps a plugin's status shows; its history has all.
@@ -126,6 +136,7 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	if n := p.GetDraining(); n > 0 {
 		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}
+	t.row("File", p.GetFileProblem())
 	t.row("Last error", p.GetLastError())
 	if p.GetNextTryAt() != nil {
 		t.row("Next try", ahead(p.GetNextTryAt()))

@@ -1287,7 +1287,12 @@ type Plugin struct {
 	// refused maps the sha256 of each copy that is not tried again until its file changes to the reason.
 	Refused map[string]string `protobuf:"bytes,16,rep,name=refused,proto3" json:"refused,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// swaps are the last 20, the newest last.
-	Swaps         []*PluginSwap `protobuf:"bytes,17,rep,name=swaps,proto3" json:"swaps,omitempty"`
+	Swaps []*PluginSwap `protobuf:"bytes,17,rep,name=swaps,proto3" json:"swaps,omitempty"`
+	// file_problem is what is wrong with the plugin's files in the plugin directory, while a copy of one
+	// serves; empty: nothing.
+	FileProblem string `protobuf:"bytes,18,opt,name=file_problem,json=fileProblem,proto3" json:"file_problem,omitempty"`
+	// duplicate_of is the name of the plugin that this one is another file of: it does not run; empty: none.
+	DuplicateOf   string `protobuf:"bytes,19,opt,name=duplicate_of,json=duplicateOf,proto3" json:"duplicate_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1439,6 +1444,20 @@ func (x *Plugin) GetSwaps() []*PluginSwap {
 		return x.Swaps
 	}
 	return nil
+}
+
+func (x *Plugin) GetFileProblem() string {
+	if x != nil {
+		return x.FileProblem
+	}
+	return ""
+}
+
+func (x *Plugin) GetDuplicateOf() string {
+	if x != nil {
+		return x.DuplicateOf
+	}
+	return ""
 }
 
 // PluginSwap is one change of the process that callers use, or a failed attempt.
@@ -1965,6 +1984,86 @@ func (x *UnpinPluginResponse) GetPlugin() *Plugin {
 	return nil
 }
 
+type RemovePluginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePluginRequest) Reset() {
+	*x = RemovePluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePluginRequest) ProtoMessage() {}
+
+func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
+func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RemovePluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemovePluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePluginResponse) Reset() {
+	*x = RemovePluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePluginResponse) ProtoMessage() {}
+
+func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
+func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+}
+
 type VerifyPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// path of the file on the agent's machine; absolute.
@@ -1975,7 +2074,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2086,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2099,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2029,7 +2128,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2140,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2153,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2119,7 +2218,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2131,7 +2230,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2144,7 +2243,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -2178,7 +2277,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2289,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2302,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -2323,7 +2422,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xf4\x04\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xba\x05\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -2346,7 +2445,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06pinned\x18\x0e \x01(\tR\x06pinned\x12\x1b\n" +
 	"\tlast_good\x18\x0f \x01(\tR\blastGood\x12>\n" +
 	"\arefused\x18\x10 \x03(\v2$.pannier.host.v1.Plugin.RefusedEntryR\arefused\x121\n" +
-	"\x05swaps\x18\x11 \x03(\v2\x1b.pannier.host.v1.PluginSwapR\x05swaps\x1a:\n" +
+	"\x05swaps\x18\x11 \x03(\v2\x1b.pannier.host.v1.PluginSwapR\x05swaps\x12!\n" +
+	"\ffile_problem\x18\x12 \x01(\tR\vfileProblem\x12!\n" +
+	"\fduplicate_of\x18\x13 \x01(\tR\vduplicateOf\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x02\n" +
@@ -2382,6 +2483,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"F\n" +
 	"\x13UnpinPluginResponse\x12/\n" +
 	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\")\n" +
+	"\x13RemovePluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x14RemovePluginResponse\")\n" +
 	"\x13VerifyPluginRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"\xba\x01\n" +
 	"\x14VerifyPluginResponse\x12\x12\n" +
@@ -2406,7 +2510,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12X\n" +
 	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
-	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\x84\x05\n" +
+	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xe1\x05\n" +
 	"\rPluginService\x12X\n" +
 	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponse\x12U\n" +
 	"\n" +
@@ -2414,6 +2518,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0eRollbackPlugin\x12&.pannier.host.v1.RollbackPluginRequest\x1a'.pannier.host.v1.RollbackPluginResponse\x12R\n" +
 	"\tPinPlugin\x12!.pannier.host.v1.PinPluginRequest\x1a\".pannier.host.v1.PinPluginResponse\x12X\n" +
 	"\vUnpinPlugin\x12#.pannier.host.v1.UnpinPluginRequest\x1a$.pannier.host.v1.UnpinPluginResponse\x12[\n" +
+	"\fRemovePlugin\x12$.pannier.host.v1.RemovePluginRequest\x1a%.pannier.host.v1.RemovePluginResponse\x12[\n" +
 	"\fVerifyPlugin\x12$.pannier.host.v1.VerifyPluginRequest\x1a%.pannier.host.v1.VerifyPluginResponse\x12T\n" +
 	"\tPluginLog\x12!.pannier.host.v1.PluginLogRequest\x1a\".pannier.host.v1.PluginLogResponse0\x01BAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
@@ -2429,7 +2534,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -2460,43 +2565,45 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*PinPluginResponse)(nil),        // 26: pannier.host.v1.PinPluginResponse
 	(*UnpinPluginRequest)(nil),       // 27: pannier.host.v1.UnpinPluginRequest
 	(*UnpinPluginResponse)(nil),      // 28: pannier.host.v1.UnpinPluginResponse
-	(*VerifyPluginRequest)(nil),      // 29: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 30: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 31: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 32: pannier.host.v1.PluginLogResponse
-	nil,                              // 33: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 34: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 35: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 36: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 38: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 39: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 40: google.protobuf.Duration
+	(*RemovePluginRequest)(nil),      // 29: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 30: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 31: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 32: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 33: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 34: pannier.host.v1.PluginLogResponse
+	nil,                              // 35: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 36: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 37: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 38: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 39: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 40: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 41: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 42: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	37, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	39, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	18, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	33, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	38, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	39, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	35, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	40, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	41, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	37, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	34, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	35, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	37, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	39, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	36, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	37, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	39, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
 	7,  // 11: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
 	7,  // 12: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
 	7,  // 13: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
 	18, // 14: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	37, // 15: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	37, // 16: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	36, // 17: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	39, // 15: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	39, // 16: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	38, // 17: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
 	19, // 18: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	37, // 19: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	39, // 19: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
 	20, // 20: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
 	20, // 21: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	40, // 22: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	42, // 22: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
 	18, // 23: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
 	18, // 24: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
 	18, // 25: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
@@ -2513,24 +2620,26 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	23, // 36: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
 	25, // 37: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
 	27, // 38: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	29, // 39: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	31, // 40: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 41: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 42: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 43: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	9,  // 44: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	11, // 45: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	13, // 46: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	15, // 47: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	17, // 48: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	22, // 49: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	24, // 50: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	26, // 51: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	28, // 52: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	30, // 53: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	32, // 54: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	41, // [41:55] is the sub-list for method output_type
-	27, // [27:41] is the sub-list for method input_type
+	29, // 39: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	31, // 40: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	33, // 41: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 42: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 43: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 44: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	9,  // 45: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	11, // 46: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	13, // 47: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	15, // 48: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	17, // 49: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	22, // 50: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	24, // 51: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	26, // 52: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	28, // 53: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	30, // 54: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	32, // 55: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	34, // 56: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	42, // [42:57] is the sub-list for method output_type
+	27, // [27:42] is the sub-list for method input_type
 	27, // [27:27] is the sub-list for extension type_name
 	27, // [27:27] is the sub-list for extension extendee
 	0,  // [0:27] is the sub-list for field type_name
@@ -2549,7 +2658,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -68,6 +68,9 @@ const (
 	// PluginServiceUnpinPluginProcedure is the fully-qualified name of the PluginService's UnpinPlugin
 	// RPC.
 	PluginServiceUnpinPluginProcedure = "/pannier.host.v1.PluginService/UnpinPlugin"
+	// PluginServiceRemovePluginProcedure is the fully-qualified name of the PluginService's
+	// RemovePlugin RPC.
+	PluginServiceRemovePluginProcedure = "/pannier.host.v1.PluginService/RemovePlugin"
 	// PluginServiceVerifyPluginProcedure is the fully-qualified name of the PluginService's
 	// VerifyPlugin RPC.
 	PluginServiceVerifyPluginProcedure = "/pannier.host.v1.PluginService/VerifyPlugin"
@@ -379,6 +382,9 @@ type PluginServiceClient interface {
 	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
 	// UnpinPlugin makes the plugin follow the plugin directory again.
 	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	// RemovePlugin ends a plugin whose file is gone from the plugin directory, and forgets its copies.
+	// FailedPrecondition: it has a file, or workloads of this host depend on it.
+	RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error)
 	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
 	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
 	// would fail.
@@ -428,6 +434,12 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(pluginServiceMethods.ByName("UnpinPlugin")),
 			connect.WithClientOptions(opts...),
 		),
+		removePlugin: connect.NewClient[v1.RemovePluginRequest, v1.RemovePluginResponse](
+			httpClient,
+			baseURL+PluginServiceRemovePluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("RemovePlugin")),
+			connect.WithClientOptions(opts...),
+		),
 		verifyPlugin: connect.NewClient[v1.VerifyPluginRequest, v1.VerifyPluginResponse](
 			httpClient,
 			baseURL+PluginServiceVerifyPluginProcedure,
@@ -450,6 +462,7 @@ type pluginServiceClient struct {
 	rollbackPlugin *connect.Client[v1.RollbackPluginRequest, v1.RollbackPluginResponse]
 	pinPlugin      *connect.Client[v1.PinPluginRequest, v1.PinPluginResponse]
 	unpinPlugin    *connect.Client[v1.UnpinPluginRequest, v1.UnpinPluginResponse]
+	removePlugin   *connect.Client[v1.RemovePluginRequest, v1.RemovePluginResponse]
 	verifyPlugin   *connect.Client[v1.VerifyPluginRequest, v1.VerifyPluginResponse]
 	pluginLog      *connect.Client[v1.PluginLogRequest, v1.PluginLogResponse]
 }
@@ -479,6 +492,11 @@ func (c *pluginServiceClient) UnpinPlugin(ctx context.Context, req *connect.Requ
 	return c.unpinPlugin.CallUnary(ctx, req)
 }
 
+// RemovePlugin calls pannier.host.v1.PluginService.RemovePlugin.
+func (c *pluginServiceClient) RemovePlugin(ctx context.Context, req *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error) {
+	return c.removePlugin.CallUnary(ctx, req)
+}
+
 // VerifyPlugin calls pannier.host.v1.PluginService.VerifyPlugin.
 func (c *pluginServiceClient) VerifyPlugin(ctx context.Context, req *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
 	return c.verifyPlugin.CallUnary(ctx, req)
@@ -505,6 +523,9 @@ type PluginServiceHandler interface {
 	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
 	// UnpinPlugin makes the plugin follow the plugin directory again.
 	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	// RemovePlugin ends a plugin whose file is gone from the plugin directory, and forgets its copies.
+	// FailedPrecondition: it has a file, or workloads of this host depend on it.
+	RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error)
 	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
 	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
 	// would fail.
@@ -550,6 +571,12 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(pluginServiceMethods.ByName("UnpinPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
+	pluginServiceRemovePluginHandler := connect.NewUnaryHandler(
+		PluginServiceRemovePluginProcedure,
+		svc.RemovePlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("RemovePlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
 	pluginServiceVerifyPluginHandler := connect.NewUnaryHandler(
 		PluginServiceVerifyPluginProcedure,
 		svc.VerifyPlugin,
@@ -574,6 +601,8 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 			pluginServicePinPluginHandler.ServeHTTP(w, r)
 		case PluginServiceUnpinPluginProcedure:
 			pluginServiceUnpinPluginHandler.ServeHTTP(w, r)
+		case PluginServiceRemovePluginProcedure:
+			pluginServiceRemovePluginHandler.ServeHTTP(w, r)
 		case PluginServiceVerifyPluginProcedure:
 			pluginServiceVerifyPluginHandler.ServeHTTP(w, r)
 		case PluginServicePluginLogProcedure:
@@ -605,6 +634,10 @@ func (UnimplementedPluginServiceHandler) PinPlugin(context.Context, *connect.Req
 
 func (UnimplementedPluginServiceHandler) UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.UnpinPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RemovePlugin is not implemented"))
 }
 
 func (UnimplementedPluginServiceHandler) VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
