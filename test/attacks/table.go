@@ -13,6 +13,7 @@ func all() []attack {
 		ofAccess,
 		ofWorkloads,
 		ofPlugins,
+		ofPluginFiles,
 		onTheHost,
 	)
 }

@@ -1,0 +1,42 @@
+package main
+
+const (
+	supervisorPkg = "./host/internal/pluginhost/supervisor"
+	pluginFile    = "whoever puts a file into `plugin_dir`, by mistake too"
+)
+
+// ofPluginFiles are attacks with the files of the plugin directory.
+var ofPluginFiles = []attack{
+	{
+		who: pluginFile, tries: "give one device to two workloads by a second file of its plugin",
+		stops: "a plugin runs once, by the name and kind that it reports; the second file is refused with an event",
+		pkg:   supervisorPkg, run: "^TestTwoFilesOfOnePlugin$",
+		worked: "86246d4: the copy is running, and the processes are [31716 31831]",
+	},
+	{
+		who: "a device plugin", tries: "have a device given away that another plugin reports, and a workload has",
+		stops: "a device is held by its vendor, type, name and id, whichever plugins report it, over restarts of the agent",
+		pkg:   "./host/internal/devices", run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
+		worked:  "86246d4: one has [p/a], and two has [q/a] too: <nil>",
+		remains: "a plugin that gives the same device another id, under another vendor, type or name",
+	},
+	{
+		who: pluginFile, tries: "have half a file run as root: the writer pauses, or dies",
+		stops: "a file is taken when no process has it open for writing, and what its ELF headers name is within it",
+		pkg:   supervisorPkg, run: "^TestHalfAFileIsNotRun$",
+		worked: "86246d4: half a file was run: the process ended: signal: segmentation fault",
+		remains: "half a script whose writer died; on network file systems, which do not say who writes, a file of its " +
+			"full size with gaps",
+	},
+	{
+		who: pluginFile, tries: "leave the host without storage: delete the file of a plugin, or its x bits",
+		stops: "the copy that served goes on over restarts of the agent, until `pannier plugin remove`; event and status",
+		pkg:   supervisorPkg, run: "^TestAFileIsGone$",
+		worked: "86246d4: no such plugin: \"fixture\" is neither in /tmp/sv3315653250/plugins nor configured (there are: [])",
+	},
+	{
+		who: pluginFile, tries: "make a workload's stop hang, by deleting csi-bridge and starting the agent again",
+		stops: "the kept copy releases the volumes; `pannier plugin remove` names the workloads that depend on a plugin",
+		pkg:   "./test/suite/e2e", run: "^TestThePluginsFileIsDeleted$",
+	},
+}

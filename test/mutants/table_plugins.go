@@ -1,0 +1,45 @@
+package main
+
+const (
+	supervisorPkg = "./host/internal/pluginhost/supervisor"
+	devicesPkg    = "./host/internal/devices"
+)
+
+// plugins are planted bugs of how plugins' files and devices are taken.
+var plugins = []mutant{
+	{
+		name: "plugin-twice", promise: "two files of one plugin never run at once",
+		file: "host/internal/pluginhost/supervisor/identity.go",
+		old:  "		case rank.has:\n			rival, best = o, rank\n",
+		new:  "		case rank.has:\n",
+		pkg:  supervisorPkg, run: "^TestTwoFilesOfOnePlugin$",
+	},
+	{
+		name: "half-a-file", promise: "a plugin's file is not run before it is complete",
+		file: "host/internal/pluginhost/supervisor/whole.go",
+		old:  "	if !bytes.Equal(magic, []byte(elf.ELFMAG)) {\n",
+		new:  "	if bytes.Equal(magic, []byte(elf.ELFMAG)) {\n",
+		pkg:  supervisorPkg, run: "^TestHalfAFileIsNotStarted$",
+	},
+	{
+		name: "file-being-written", promise: "a plugin's file is not run while it is being written",
+		file: "host/internal/pluginhost/supervisor/whole.go",
+		old:  "	case errors.Is(err, unix.EAGAIN):\n		return errWriting\n",
+		new:  "	case errors.Is(err, unix.EAGAIN):\n		return nil\n",
+		pkg:  supervisorPkg, run: "^TestHalfAFileIsNotRun$",
+	},
+	{
+		name: "copy-forgotten", promise: "a plugin without its file goes on from its copy, under the next host too",
+		file: "host/internal/pluginhost/supervisor/supervisor.go",
+		old:  "		if goodName.MatchString(name) {\n			names = append(names, name)\n",
+		new:  "		if goodName.MatchString(name) && s.found[name] != nil {\n			names = append(names, name)\n",
+		pkg:  supervisorPkg, run: "^TestAFileIsGone$",
+	},
+	{
+		name: "device-twice", promise: "a device is given once, whichever plugins report it",
+		file: "host/internal/devices/registry.go",
+		old:  "	return [2]key{{\"group \" + group, id}, {\"plugin \" + plugin, id}}\n",
+		new:  "	return [2]key{{\"plugin \" + plugin, id}, {\"plugin \" + plugin, id}}\n",
+		pkg:  devicesPkg, run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
+	},
+}

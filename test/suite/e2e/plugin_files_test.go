@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// The storage plugin's file is deleted while a volume is in use, and the agent is started again: the copy that served
+// goes on, says so, and releases the volume. The plugin is removed when nothing depends on it.
+func TestThePluginsFileIsDeleted(t *testing.T) {
+	t.Parallel()
+	h := testhost.New(t, testhost.LocalDriver(t))
+	h.Start()
+	volume(h, drivers[0], "data", "single-node-writer", "")
+	h.Run("workload", "start", workload(h, "w", "data", ""))
+	must(t, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))
+	h.Kill()
+	h.Start()
+	for _, status := range [][]string{{"status"}, {"plugin", "status"}} {
+		h.Eventually("the status says so", func() error {
+			says := `plugin "csi-bridge": open the plugin: ` + h.PluginDir + " has no file of it"
+			if out := h.Run(status...); !strings.Contains(out, says) {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "file-problem") {
+		t.Errorf("no event says so:\n%s", out)
+	}
+	h.Refused(4, []string{"workloads depend on it: w:"}, "plugin", "remove", "csi-bridge")
+	h.Run("agent", "stop", "-plugins")
+	h.AwaitEnd()
+	h.Start()
+	h.Run("workload", "stop", "w")
+	h.NothingInUse()
+	h.Run("plugin", "remove", "csi-bridge")
+	h.Refused(3, []string{"csi-bridge"}, "plugin", "status", "csi-bridge")
+}
+
+// A device plugin's file is there under a second name: each device is there once, and goes to one workload.
+func TestADevicePluginsFileIsThereTwice(t *testing.T) {
+	t.Parallel()
+	h := withDevices(t)
+	must(t, os.Link(filepath.Join(h.PluginDir, "pseudodevices"), filepath.Join(h.PluginDir, "a-copy")))
+	h.Eventually("the second one is refused", func() error {
+		if out := h.Run("plugin", "status", "a-copy"); !strings.Contains(out, "remove "+filepath.Join(h.PluginDir, "a-copy")) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	if out := h.Run("device", "list"); strings.Contains(out, "a-copy") || strings.Count(out, "full-0") != 1 {
+		t.Errorf("the devices:\n%s", out)
+	}
+	h.Run("workload", "start", deviceWorkload(h, "first", "pannier/pseudo/full", 1, ""))
+	h.Refused(4, []string{`"full-0" is held by workload "first"`}, "workload", "start",
+		deviceWorkload(h, "second", "pannier/pseudo/full", 1, ""))
+	h.Run("workload", "stop", "first")
+	h.NothingInUse()
+}
