@@ -5,6 +5,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -100,13 +101,20 @@ func Open(cfg Config) (*Discovery, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	d := &Discovery{log: log, self: cfg.Self, odd: map[string]bool{}, told: map[string]bool{}, stop: stop}
 	conf.Merge = merge{cfg.Self, d.heardOf}
+	where := net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port))
+	const how = "(ports.serf and bind_addr say where it listens, TCP and UDP)"
+	transport, err := newTransport(conf.MemberlistConfig, log)
+	if err != nil {
+		stop()
+		return nil, fmt.Errorf("open serf on %s: %w %s", where, err, how)
+	}
+	conf.MemberlistConfig.Transport = transport
 	// Serf blocks until its events are received, also in Create.
 	d.running.Go(func() { d.follow(ctx, events) })
 	if d.serf, err = serf.Create(conf); err != nil {
 		stop()
 		d.running.Wait()
-		return nil, fmt.Errorf("open serf on %s: %w (ports.serf and bind_addr say where it listens, TCP and UDP)",
-			net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.Port)), err)
+		return nil, fmt.Errorf("open serf on %s: %w %s", where, errors.Join(err, transport.Shutdown()), how)
 	}
 	joining, unjoin := context.WithCancel(ctx)
 	d.unjoin = unjoin

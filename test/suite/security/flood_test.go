@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
 	"github.com/pannier/pannier/test/lib/usage"
 )
@@ -57,7 +59,39 @@ func stalledBodies(t *testing.T, i intruder) {
 			t.Errorf("%s: %s took %.0f MiB of memory", attack.name, leader.Name, grown)
 		}
 	}
+	before := usage.Memory(t, leader.PID(), "VmHWM")
+	i.stallGossip(leader)
+	grown := usage.Memory(t, leader.PID(), "VmHWM") - before
+	t.Logf("nobody, to the gossip port: %.0f MiB of memory", grown)
+	if grown > mayTake {
+		t.Errorf("nobody, to the gossip port: %s took %.0f MiB of memory", leader.Name, grown)
+	}
 	logged(i.c.Servers(), "a connection was refused", "node-2", "MiB")
+	logged(i.c.Servers(), "a connection for gossip was refused", "address="+i.net.Addr.String())
+}
+
+// stallGossip sends states of members that are too large to be true, without the key, and waits until each connection is
+// cut off. One that is taken lacks its last byte.
+func (i intruder) stallGossip(to *testhost.Host) {
+	const encryptMsg, connections, size = 10, 60, 19 << 20
+	state := binary.BigEndian.AppendUint32([]byte{encryptMsg}, size)
+	state = append(state, make([]byte, size-1)...)
+	var all sync.WaitGroup
+	for range connections {
+		conn, err := i.dial(to, testcluster.SerfPort)
+		if err != nil {
+			i.t.Fatal(err)
+		}
+		all.Go(func() {
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(testhost.Wait))
+			_, _ = conn.Write(state)
+			if _, err := conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				i.t.Error("a connection for gossip is kept")
+			}
+		})
+	}
+	all.Wait()
 }
 
 // stall sends many bodies over one connection until each is refused or lacks its last byte, and returns how much was
