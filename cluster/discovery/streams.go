@@ -16,7 +16,7 @@ import (
 // knows whether they come from somebody who has the key.
 const (
 	maxStreams   = 256 // at a time
-	maxOfAddress = 32  // of those, of one address
+	maxOfAddress = 128 // of those, of one address
 	// Bytes that were read from connections that are open, of one address and in all.
 	maxBytesOfAddress = 24 << 20
 	maxBytes          = 64 << 20
@@ -43,8 +43,8 @@ type usage struct {
 	bytes int64
 }
 
-// newTransport listens for gossip, as memberlist does by itself. Port 0 in the configuration is replaced by the one that
-// was found.
+// newTransport listens for gossip, as memberlist does by itself. Port 0 in the configuration is replaced by the one
+// that was found.
 func newTransport(ml *memberlist.Config, log hclog.Logger) (*boundedTransport, error) {
 	tries := 1
 	if ml.BindPort == 0 {

@@ -26,6 +26,13 @@ var floods = []attack{
 		remains: "from many addresses, the `http` port can be kept busy",
 	},
 	{
+		who: stranger, tries: "fill the agent's memory through the gossip port, with states of 19 MiB without the key",
+		stops: "[bounds](#bounds) on what is read of connections before it is decrypted",
+		pkg:   suitePkg, run: "^TestIntruders$/^stalled_bodies$",
+		worked:  "efd83ab: nobody, to the gossip port: 177 MiB of memory, above the 1.6 GiB of the attacks before. Now: 0 MiB",
+		remains: "64 MiB in all; from three addresses the exchange of whole states can be held up, not gossip by UDP",
+	},
+	{
 		who: "a local user", tries: "keep root out by connections to the unix socket",
 		stops: "100 connections for a user who is not root",
 		pkg:   transportPkg, run: "^TestManyConnectionsOfOneUser$",
@@ -45,6 +52,13 @@ var byGossip = []attack{
 		pkg:   clusterPkg, run: "^TestForgedLeave$",
 		worked:  "efd83ab: server-2 was removed, by two packets",
 		remains: "hosts that seem to have failed or left for a moment, until they contradict",
+	},
+	{
+		who: gossiper, tries: "make nodes lose the leader, and so their leases, by packets that say that all servers have left",
+		stops: "a node keeps the server that answered last until it does not answer",
+		pkg:   "./host/internal/leader/route", run: "^TestForgedLeaves$",
+		worked:  "622aabc: asked []: no leading server was reached (no server is known",
+		remains: "a node that has just started, or during an election, finds no server",
 	},
 	{
 		who: gossiper, tries: "have one server vote for two, by announcing its address as another's",

@@ -70,8 +70,8 @@ func stalledBodies(t *testing.T, i intruder) {
 	logged(i.c.Servers(), "a connection for gossip was refused", "address="+i.net.Addr.String())
 }
 
-// stallGossip sends states of members that are too large to be true, without the key, and waits until each connection is
-// cut off. One that is taken lacks its last byte.
+// stallGossip sends states of members that are too large to be true, without the key, and waits until each connection
+// is cut off. One that is taken lacks its last byte.
 func (i intruder) stallGossip(to *testhost.Host) {
 	const encryptMsg, connections, size = 10, 60, 19 << 20
 	state := binary.BigEndian.AppendUint32([]byte{encryptMsg}, size)

@@ -71,7 +71,7 @@ type Router struct {
 
 	mu     sync.Mutex
 	local  Local  // nil: this agent is no server, or not ready to answer calls
-	leader string // the server that answered last
+	leader Member // the server that answered last
 }
 
 // New makes a Router.
@@ -96,7 +96,7 @@ func (r *Router) Leads() bool {
 func (r *Router) LeaderName() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.leader
+	return r.leader.Name
 }
 
 // Transport sends requests of the API to servers.
@@ -187,7 +187,7 @@ func (r *Router) round(ctx context.Context, c Call, tried *attempts) (done bool,
 		asked[m.Name] = true
 		err := c.there(ctx, m)
 		if !tried.note(m.Name, err) {
-			r.setLeader(m.Name)
+			r.setLeader(m)
 			return true, err
 		}
 		r.invalidateLeader(m.Name)
@@ -222,13 +222,18 @@ func find(known []Member, leader Member) []Member {
 	return []Member{{Name: leader.Name, Addr: leader.Addr, Server: true}}
 }
 
-// Servers lists all known servers: first the leader as far as this agent knows, then the others in random order.
+// Servers lists all known servers: first the leader as far as this agent knows, then the others in random order. The
+// one that answered last stays, whatever gossip says of it, until it does not answer.
 func (r *Router) Servers() []Member {
 	all := r.cfg.Servers()
 	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	r.mu.Lock()
-	first, local := r.leader, r.local
+	leader, local := r.leader, r.local
 	r.mu.Unlock()
+	if leader.Name != "" && !slices.ContainsFunc(all, func(m Member) bool { return m.Name == leader.Name }) {
+		all = append(all, leader)
+	}
+	first := leader.Name
 	if local != nil {
 		if name := local.Stats().LeaderName; name != "" {
 			first = name
@@ -240,17 +245,17 @@ func (r *Router) Servers() []Member {
 	return all
 }
 
-func (r *Router) setLeader(name string) {
+func (r *Router) setLeader(m Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leader = name
+	r.leader = m
 }
 
 func (r *Router) invalidateLeader(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.leader == name {
-		r.leader = ""
+	if r.leader.Name == name {
+		r.leader = Member{}
 	}
 }
 

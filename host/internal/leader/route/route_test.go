@@ -21,6 +21,7 @@ var errRefused = errors.New("the ledger refuses it")
 // world is a cluster of the servers a, b and c from the point of view of agent "a".
 type world struct {
 	*Router
+	gossip []Member // the servers that it knows
 	leader string   // who answers; empty: nobody
 	knows  string   // whom "a" takes for the leader
 	hint   string   // whom the servers take for the leader
@@ -29,10 +30,9 @@ type world struct {
 }
 
 func newWorld() *world {
-	w := &world{}
-	servers := []Member{{Name: "a", Addr: "a:1"}, {Name: "b", Addr: "b:1"}, {Name: "c", Addr: "c:1"}}
+	w := &world{gossip: []Member{{Name: "a", Addr: "a:1"}, {Name: "b", Addr: "b:1"}, {Name: "c", Addr: "c:1"}}}
 	w.Router = New(Config{
-		Name: "a", Servers: func() []Member { return slices.Clone(servers) },
+		Name: "a", Servers: func() []Member { return slices.Clone(w.gossip) },
 		Probe: func(_ context.Context, m Member) error {
 			return w.ask("probe "+m.Name, m.Name)
 		},
@@ -62,6 +62,27 @@ func (w *world) do(ctx context.Context, c Call) error {
 	c.Here = func(context.Context) error { return w.ask("here", "a") }
 	c.There = func(_ context.Context, m Member) error { return w.ask(m.Name, m.Name) }
 	return w.Do(ctx, c)
+}
+
+// TestForgedLeaves: gossip, which can be forged, says that all servers have left.
+func TestForgedLeaves(t *testing.T) {
+	w := newWorld()
+	w.leader = "c"
+	if err := w.do(t.Context(), Call{}); err != nil {
+		t.Fatal(err)
+	}
+	w.gossip = nil
+	if err := w.do(t.Context(), Call{Search: time.Millisecond}); err != nil || !slices.Equal(w.asked, []string{"c"}) {
+		t.Errorf("asked %q: %v", w.asked, err)
+	}
+	w.leader = "b" // and c has left indeed
+	if err := w.do(t.Context(), Call{Search: time.Millisecond}); err == nil {
+		t.Errorf("asked %q: %v", w.asked, err)
+	}
+	w.gossip = []Member{{Name: "b", Addr: "b:1"}}
+	if err := w.do(t.Context(), Call{}); err != nil || !slices.Equal(w.asked, []string{"b"}) {
+		t.Errorf("asked %q: %v", w.asked, err)
+	}
 }
 
 func TestDo(t *testing.T) {
