@@ -304,8 +304,8 @@ func (a *app) nodeNamespaces() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "namespaces NODE", Short: "Bind a node to namespaces, or end that",
 		Long: `Bind a node to namespaces, in which * matches any characters: it starts workloads of these only, and what its
-root does with any token reaches no others. Its drivers' controllers are not used. Running workloads continue.
-The node cannot change it; "node purge" forgets it.`,
+root does with any token reaches no others. Its drivers' controllers serve the volumes of these. Running workloads
+continue. The node cannot change it; "node purge" forgets it.`,
 		Example: `pannier node namespaces -only shop -only 'shop-*' web-1
 pannier node namespaces -any web-1`,
 		Args: exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),

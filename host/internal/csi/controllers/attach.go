@@ -45,7 +45,7 @@ func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.
 			return nil, fmt.Errorf("%s: %w", doing, err)
 		}
 	}
-	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, attaching,
+	err = c.callWithin(ctx, c.attachWait, doing, v.PluginID, attaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			id, err := c.driverNodeID(v.PluginID, node)
 			if err != nil {
@@ -94,7 +94,7 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
 		return false, err
 	}
-	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching,
+	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			id := driverNodeID
 			if id == "" {

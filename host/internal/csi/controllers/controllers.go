@@ -124,6 +124,14 @@ type ability struct {
 	has  func(c *storage.ControllerCapabilities) bool
 	// optional: without the ability, the call is not needed.
 	optional bool
+	// namespace is that of the call's volume; empty: the call is about no volume, or about all.
+	namespace string
+}
+
+// of is the ability for a call about a volume.
+func (a ability) of(v claim.Volume) ability {
+	a.namespace = v.Namespace
+	return a
 }
 
 // anyController is for calls that every controller supports.

@@ -103,7 +103,7 @@ func (p *picker) once(ctx context.Context, driver string, need ability, fn call)
 	away := &awayError{}
 	for _, node := range p.ordered(candidates) {
 		on := d.Nodes[node]
-		if why := p.unfit(node, on); why != nil {
+		if why := p.unfit(node, on, need.namespace); why != nil {
 			away.tried(node, why)
 			continue
 		}
@@ -161,8 +161,9 @@ func hasController(d claim.Driver) bool {
 	return false
 }
 
-// unfit returns why a node's controller is not tried at all.
-func (p *picker) unfit(node string, on claim.NodeDriver) error {
+// unfit returns why a node's controller is not tried at all for a call about a namespace's volume. Calls carry the
+// volume's secrets, so a node that is bound to namespaces gets no others.
+func (p *picker) unfit(node string, on claim.NodeDriver, namespace string) error {
 	if !on.Healthy {
 		return fmt.Errorf("%w: %s", drivers.ErrUnhealthy, on.Message)
 	}
@@ -173,9 +174,8 @@ func (p *picker) unfit(node string, on claim.NodeDriver) error {
 	if n.Status != "" && n.Status != claim.NodeReady {
 		return fmt.Errorf("the node is %s (see: pannier node status %s)", n.Status, node)
 	}
-	// A controller's calls carry the secrets of volumes of all namespaces.
-	if len(n.Namespaces) > 0 {
-		return fmt.Errorf("the node is bound to the namespaces %q, and controllers serve all", n.Namespaces)
+	if len(n.Namespaces) > 0 && (namespace == "" || n.CheckNamespace(namespace) != nil) {
+		return fmt.Errorf("the node is bound to the namespaces %q (see: pannier node namespaces -h)", n.Namespaces)
 	}
 	return nil
 }

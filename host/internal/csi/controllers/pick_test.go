@@ -24,6 +24,7 @@ type many struct {
 	mu      sync.Mutex
 	nodes   map[string]claim.NodeDriver
 	status  map[string]claim.NodeStatus
+	bound   map[string][]string
 	plugins map[string]*plugin
 	changed chan struct{}
 }
@@ -40,7 +41,7 @@ func (m *many) Driver(id string) (claim.Driver, error) {
 func (m *many) Node(name string) (claim.Node, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return claim.Node{Name: name, Status: m.status[name]}, nil
+	return claim.Node{Name: name, Status: m.status[name], Namespaces: m.bound[name]}, nil
 }
 
 func (m *many) Changed(context.Context, string) <-chan struct{} {
@@ -196,6 +197,37 @@ func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 	// Unreachable controllers are avoided for a while.
 	if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 1, "n2": 1, "n3": 6}) {
 		t.Errorf("asked were %v", got)
+	}
+}
+
+// TestABoundNode: a controller gets calls, and with them secrets, of the namespaces that its node is bound to.
+func TestABoundNode(t *testing.T) {
+	c, m := openMany("n1", "n2")
+	m.bound = map[string][]string{"n2": {vol.Namespace}}
+	for range 4 {
+		if _, err := c.Create(t.Context(), vol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); got["n2"] != 2 {
+		t.Errorf("asked were %v", got)
+	}
+	other := vol
+	other.Namespace = "other"
+	for range 4 {
+		if _, err := c.Create(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); got["n2"] != 2 {
+		t.Errorf("asked about another namespace's volume were %v", got)
+	}
+	m.bound["n1"] = m.bound["n2"]
+	if _, err := c.Create(t.Context(), other); err == nil || !strings.Contains(err.Error(), "bound to the namespaces") {
+		t.Errorf("no controller is left: %v", err)
+	}
+	if _, err := c.List(t.Context(), "d", storage.Page{}); err == nil {
+		t.Error("the volumes of all namespaces were listed")
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // (ValidateVolumeCapabilities). warnings are for the operator.
 func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []string, err error) {
 	doing := fmt.Sprintf("validate volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, anyController,
+	err = c.call(ctx, doing, v.PluginID, anyController.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 			if err != nil {
@@ -35,7 +35,7 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 // with the driver's external id, capacity, context and topologies.
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
-	err := c.call(ctx, doing, v.PluginID, provisioning,
+	err := c.call(ctx, doing, v.PluginID, provisioning.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 			if err != nil {
@@ -72,7 +72,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 // volume's own.
 func (c *Controllers) Delete(ctx context.Context, v claim.Volume, secrets map[string]string) error {
 	doing := fmt.Sprintf("delete volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	return c.call(ctx, doing, v.PluginID, provisioning,
+	return c.call(ctx, doing, v.PluginID, provisioning.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, claim.Capability{}, secrets)
 			if err != nil {
@@ -100,18 +100,19 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 	inUse bool,
 ) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, expanding, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
-			return ErrOffline
-		}
-		volume, err := c.callVolume(ctx, v, v.Modes(), nil)
-		if err != nil {
+	err = c.call(ctx, doing, v.PluginID, expanding.of(v),
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
+				return ErrOffline
+			}
+			volume, err := c.callVolume(ctx, v, v.Modes(), nil)
+			if err != nil {
+				return err
+			}
+			grown, err = s.Expand(ctx, d.Ref(),
+				storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
 			return err
-		}
-		grown, err = s.Expand(ctx, d.Ref(),
-			storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
-		return err
-	})
+		})
 	return grown, err
 }
 
@@ -122,7 +123,7 @@ func (c *Controllers) CreateSnapshot(ctx context.Context, v claim.Volume, name s
 	secrets map[string]string,
 ) (snapshot storage.Snapshot, err error) {
 	doing := fmt.Sprintf("take snapshot %q of volume %q (external id %q)", name, v.VolumeRef, v.ExternalID)
-	err = c.call(ctx, doing, v.PluginID, snapshotting,
+	err = c.call(ctx, doing, v.PluginID, snapshotting.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
 			if err != nil {

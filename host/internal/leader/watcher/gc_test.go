@@ -111,14 +111,19 @@ func TestUnusedDriversAndEndedWorkloadsAreDeleted(t *testing.T) {
 	}
 }
 
-// Nodes are deleted that are down, hold nothing, and have not come back since they were read.
+// Nodes are deleted that are down, hold nothing, are bound to no namespaces, and have not come back since they were
+// read.
 func TestDownNodesAreDeleted(t *testing.T) {
 	w := newWorld(t)
 	w.GC.Nodes = -time.Minute
-	for _, name := range []string{"up", "down", "back"} {
+	for _, name := range []string{"up", "down", "back", "bound"} {
 		w.putNode(name, "boot")
 	}
-	for _, name := range []string{"down", "back"} {
+	only := []string{"dev"}
+	if _, err := w.ledger.SetNodeDuty(t.Context(), command.SetNodeDuty{Name: "bound", Namespaces: &only}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"down", "back", "bound"} {
 		if _, err := w.ledger.SetNodeStatus(t.Context(), name, claim.NodeDown, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +149,7 @@ func TestDownNodesAreDeleted(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil || !slices.Equal(left, []string{"back", "up"}) {
+	if err != nil || !slices.Equal(left, []string{"back", "bound", "up"}) {
 		t.Errorf("%q are left, %v", left, err)
 	}
 }
