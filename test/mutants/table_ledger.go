@@ -98,7 +98,7 @@ var ledger = []mutant{
 		name: "node-repeats-more", promise: "a node repeats without a caller only the claims that its workload has",
 		file: "host/internal/peer/callers.go",
 		old:  "				return h.Volume == v && h.Node == n.Name &&",
-		new:  "				return h.Volume.ID != \"\" && h.Node == n.Name &&",
+		new:  "				return h.Volume.Namespace == v.Namespace && h.Node == n.Name &&",
 		pkg:  peerPkg, run: "^TestCallersOfANode$",
 	},
 	{

@@ -288,7 +288,7 @@ func (n caller) sees(ctx context.Context, ref claim.WorkloadRef) (is bool, err e
 }
 
 // answers returns what a node may see of the answer to its query: of other nodes' workloads, only those that one of its
-// own waits for. Others look to it as if they were not there.
+// own waits for, without the names of their runs. Others look to it as if they were not there.
 func (n caller) answers(ctx context.Context, q command.Query) (func(answer any, err error) (any, error), error) {
 	all := func(answer any, err error) (any, error) { return answer, err }
 	var ref claim.WorkloadRef
@@ -301,16 +301,25 @@ func (n caller) answers(ctx context.Context, q command.Query) (func(answer any, 
 		return all, nil
 	}
 	seen, err := n.sees(ctx, ref)
-	if err != nil || seen {
-		return all, err
+	if err != nil {
+		return nil, err
 	}
 	return func(answer any, err error) (any, error) {
 		switch found := answer.(type) {
 		case claim.Workload:
-			if err == nil && found.Node != n.Name {
+			switch {
+			case err != nil || found.Node == n.Name:
+			case !seen:
 				return nil, fmt.Errorf("workload %q: %w", ref, claim.ErrWorkloadNotFound)
+			default:
+				// Who knows a run's name can end it before it begins.
+				found.RunID, found.LastEndedRunID, found.StartedBy = "", "", nil
+				return found, nil
 			}
 		case []claim.Claim:
+			if seen {
+				return found, err
+			}
 			return slices.DeleteFunc(slices.Clone(found), func(c claim.Claim) bool { return c.Node != n.Name }), err
 		}
 		return answer, err

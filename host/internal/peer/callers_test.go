@@ -45,6 +45,9 @@ func (d *door) open(by Asker) error {
 func (d *door) last() Start {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if len(d.asked) == 0 {
+		return Start{}
+	}
 	return d.asked[len(d.asked)-1]
 }
 
@@ -153,8 +156,12 @@ func TestCallersOfANode(t *testing.T) {
 	refused("a wait", err)
 	_, err = client.AwaitWorkload(onbehalf.With(nobody, caller), waits, []claim.WorkloadRef{theirs.Ref})
 	must(t, err)
-	if _, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{}); err != nil {
-		t.Errorf("a workload that is waited for: %v", err)
+	found, _, err := client.Workload(nobody, theirs.Ref, cluster.Blocking{})
+	if err != nil || found.Node != "n2" || found.RunID != "" {
+		t.Errorf("a workload that is waited for: %+v, %v", found, err)
+	}
+	if claims, _, err := client.ClaimsOf(nobody, theirs.Ref, cluster.Blocking{}); err != nil || len(claims) != 1 {
+		t.Errorf("its claims: %v, %v", claims, err)
 	}
 	refused("a stop of it", n1.StopWorkload(nobody, "", theirs.Ref, "replaced"))
 	_, grant := caller.Credentials()
