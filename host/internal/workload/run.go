@@ -51,6 +51,7 @@ func (r *run) live(ctx context.Context) {
 
 // bringUp does the actions and then waits until the workload has to end. It returns why.
 func (r *run) bringUp(ctx context.Context) error {
+	defer r.caller.SetToken("")
 	stopping, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -69,9 +70,7 @@ func (r *run) bringUp(ctx context.Context) error {
 		return err
 	}
 	if !r.intact {
-		err := r.forward(onbehalf.With(stopping, r.caller))
-		r.caller.SetToken("") // nothing else needs it
-		if err != nil {
+		if err := r.forward(onbehalf.With(stopping, r.caller)); err != nil {
 			if ctx.Err() != nil {
 				return errHostCloses
 			}
@@ -84,6 +83,7 @@ func (r *run) bringUp(ctx context.Context) error {
 	if err := r.set(Running, nil); err != nil {
 		return err
 	}
+	r.caller.SetToken("") // nothing needs it any more
 	failpoint.Here("workload", "running")
 	if !r.intact {
 		r.event("started", "")

@@ -88,7 +88,7 @@ func (m *Manager) begin(spec Spec, owner int, token string) (i *instance, asked 
 			return i, 0, errReleasing
 		case !s.State.Ended():
 			asked, err := m.join(i, s, spec, owner)
-			if err == nil && s.State == Starting && token != "" {
+			if err == nil && s.State != Running && token != "" {
 				i.caller.SetToken(token)
 			}
 			return i, asked, err

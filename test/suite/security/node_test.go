@@ -125,14 +125,25 @@ audit {
 			t.Fatal(err)
 		}
 		n2.Eventually("it waits", func() error { return says(n2, "prod", "later", "waits until") })
+		_ = wait.Process.Kill() // the start goes on without its caller
+		_ = wait.Wait()
 		n2.Kill()
-		_ = wait.Wait() // it has lost its agent
 		n2.Token = management
 		n2.Start()
 		n1.Token = prod
 		n1.Run("workload", "stop", "-namespace", "prod", "db")
 		n2.Eventually("it runs", func() error { return says(n2, "prod", "later", "running") })
 		n2.Run("workload", "stop", "-namespace", "prod", "later")
+	})
+
+	c.Stage(t, "a workload that replaces another one", func(t *testing.T) {
+		n1.Token, n2.Token = prod, prod
+		n1.Run("workload", "start", inNamespace(n1, "prod", "db", ""))
+		n2.Run("workload", "start", inNamespace(n2, "prod", "next", `replaces = ["db"]`))
+		if held := claimsOf(server, "prod", "db"); !slices.Equal(held, []string{"node-2 taken"}) {
+			t.Errorf("the claims on prod/db are %v", held)
+		}
+		n2.Run("workload", "stop", "-namespace", "prod", "next")
 	})
 
 	c.Stage(t, "bound to a namespace", func(t *testing.T) {
