@@ -76,11 +76,12 @@ func clearSocket(ctx context.Context, path string) error {
 
 // handlePublic adds the paths that everybody may read.
 func (s *Server) handlePublic(mux *http.ServeMux) {
-	mux.HandleFunc("GET /v1/health", s.health)
-	mux.Handle("GET /v1/metrics", promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{
-		ErrorLog: metricsLog{s}, ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
-	}))
-	mux.HandleFunc("GET /.well-known/jwks.json", s.jwks)
+	metrics := promhttp.HandlerFor(s.cfg.Metrics, promhttp.HandlerOpts{
+		ErrorLog: metricsLog{s}, ErrorHandling: promhttp.ContinueOnError,
+	})
+	mux.HandleFunc("GET /v1/health", prompt(s.health))
+	mux.HandleFunc("GET /v1/metrics", s.readers.shared(prompt(metrics.ServeHTTP)))
+	mux.HandleFunc("GET /.well-known/jwks.json", prompt(s.jwks))
 }
 
 // health answers 200 while the agent is ready, else 503 with the reasons.
@@ -175,11 +176,11 @@ func (s *Server) apiHandler() http.Handler {
 	return s.gate(s.forward(mux))
 }
 
-// publicHandler returns what everybody may read.
+// publicHandler returns what everybody may read, for plain HTTP.
 func (s *Server) publicHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.handlePublic(mux)
-	return mux
+	return s.byOwnName(mux)
 }
 
 // overTLS adds the caller's certificate, if it showed one, to the context of requests.

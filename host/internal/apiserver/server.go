@@ -137,6 +137,8 @@ type Server struct {
 	limits *transport.Limits
 	counts counts
 	audit  *auditLog // nil: there is none
+	// readers read the metrics.
+	readers *readers
 
 	// closing is cancelled by Close at once, running when running calls are cancelled.
 	closing, running context.Context
@@ -152,7 +154,7 @@ type Server struct {
 
 // New makes a server; Open serves.
 func New(cfg Config) *Server {
-	s := &Server{cfg: cfg, log: cfg.Logger}
+	s := &Server{cfg: cfg, log: cfg.Logger, readers: &readers{from: map[string]int{}}}
 	if s.limits = transport.NewLimits(cfg.Logger); cfg.Port != nil {
 		s.limits = cfg.Port.Limits()
 	}
