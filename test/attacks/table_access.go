@@ -9,7 +9,7 @@ var ofAccess = []attack{
 		stops: "a policy lists the names of services that a namespace may have (`services`), for minted tokens and logins alike",
 		pkg:   e2ePkg, run: "^TestAnIdentityOfAnotherTeam$",
 		worked:  "71b237a: with \"\", identity: <nil>; claim ... done; register payments ... done; identify payments ... done",
-		remains: "a name that policies give to two namespaces",
+		remains: "a name that policies give to two namespaces. Root of a host has the host's own Consul token, which registers any service, but with no identity",
 	},
 	{
 		who: weakToken, tries: "log in to Consul as a service of another namespace, should a host sign the JWT",
@@ -37,5 +37,25 @@ var ofAccess = []attack{
 		stops: "callers without a token are refused before anything else where no policy `anonymous` is",
 		pkg:   apiserverPkg, run: "^TestStreamOfAStrangerIsNotHeld$",
 		worked: "71b237a: got <nil> (unknown), want permission_denied",
+	},
+	{
+		who: stranger, tries: "read health, metrics and public keys of plain HTTP with a page in a browser there, by a name that resolves to the agent (DNS rebinding)",
+		stops: "plain HTTP answers to IP addresses, localhost and the host's own names only",
+		pkg:   apiserverPkg, run: "^TestRebinding$",
+		worked: "71b237a: /v1/health of attacker.example: 200 OK: {\"status\":\"ok\"}",
+	},
+	{
+		who: stranger, tries: "keep others from the metrics, and streams held, by not reading answers",
+		stops: "[bounds](#bounds)",
+		pkg:   apiserverPkg, run: "^TestSlowReadersOfTheMetrics$",
+		worked:  "71b237a: the metrics: 503 Service Unavailable: Limit of concurrent requests reached (4), try again later.",
+		remains: "a caller at the same address as the reader shares its bound",
+	},
+	{
+		who: stranger, tries: "fill the disk with lines of the audit log",
+		stops: "[bounds](#bounds); what is left out is counted, and never a line about a token or an allowed change",
+		pkg:   apiserverPkg, run: "^TestAuditOfStrangersIsBounded$",
+		worked:  "71b237a: 1500 calls without a token took 630ms and made 1500 lines, more than 110",
+		remains: "864,000 lines a day: rotate the log",
 	},
 }

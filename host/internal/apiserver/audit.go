@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/pannier/pannier/internal/printable"
 )
@@ -36,7 +37,16 @@ type auditEntry struct {
 	Allowed bool   `json:"allowed"`
 	// Code is the code of the error, or ok. It is absent when a stream begins.
 	Code string `json:"code,omitempty"`
+	// LeftOut is the number of lines of callers without a token that were left out since the line before.
+	LeftOut int `json:"left_out,omitempty"`
 }
+
+// Bounds of the lines of callers without a token: so many at once, and so many in a second. A change that was allowed
+// is always written.
+const (
+	strangerLines = 100
+	strangerRate  = 10
+)
 
 // The phases of a stream.
 const (
@@ -49,16 +59,26 @@ type auditLog struct {
 	path   string
 	log    hclog.Logger
 	failed prometheus.Counter
+	left   prometheus.Counter
 
-	mu     sync.Mutex
-	file   *os.File
-	broken bool // the last line could not be written
+	mu        sync.Mutex
+	file      *os.File
+	broken    bool // the last line could not be written
+	strangers *rate.Limiter
+	leftOut   int // lines since the last one
 }
 
 func newAuditLog(path string, log hclog.Logger) *auditLog {
-	return &auditLog{path: path, log: log, failed: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "pannier_audit_failures_total", Help: "Lines of the audit log that could not be written.",
-	})}
+	return &auditLog{
+		path: path, log: log, strangers: rate.NewLimiter(strangerRate, strangerLines),
+		failed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "pannier_audit_failures_total", Help: "Lines of the audit log that could not be written.",
+		}),
+		left: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "pannier_audit_left_out_total",
+			Help: "Lines of the audit log about callers without a token that were too many.",
+		}),
+	}
 }
 
 // open creates the file and its folder as needed. Except for the first time it is called with mu held.
@@ -84,16 +104,25 @@ func (a *auditLog) open() error {
 	return nil
 }
 
-// write appends a line. If the file was moved or removed it is created again.
-func (a *auditLog) write(e auditEntry) {
-	line, err := json.Marshal(e)
+// write appends a line, unless it is a stranger's and there are too many of them. If the file was moved or removed it
+// is created again.
+func (a *auditLog) write(e auditEntry, stranger bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if stranger && !a.strangers.Allow() {
+		a.leftOut++
+		a.left.Inc()
+		return
+	}
+	e.LeftOut = a.leftOut
+	line, err := json.Marshal(e)
 	if err == nil {
 		err = a.append(append([]byte(printable.String(string(line))), '\n'))
 	}
 	if err != nil {
 		a.failed.Inc()
+	} else {
+		a.leftOut = 0
 	}
 	if (err != nil) != a.broken {
 		a.broken = err != nil
@@ -168,5 +197,6 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 	case phase != streamBegan:
 		e.Code = "ok"
 	}
-	s.audit.write(e)
+	stranger := c.Accessor == "" && !c.IsManagement()
+	s.audit.write(e, stranger && (!allowed || !needOf(procedure).changes))
 }

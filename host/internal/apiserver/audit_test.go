@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 
 	"connectrpc.com/connect"
@@ -198,12 +199,55 @@ func TestAuditCannotBeWritten(t *testing.T) {
 func TestForgedAuditLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	evil := "v\n{\"allowed\":true}\x1b[2J\x7f\u009b2J\u202e\u2028"
-	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil})
+	newAuditLog(path, hclog.NewNullLogger()).write(auditEntry{RPC: "VolumeService/GetVolume", Subject: evil, Token: evil}, false)
 	all, text := auditLines(t, path)
 	if len(all) != 1 || all[0].Subject != evil || all[0].Token != evil {
 		t.Errorf("got %+v", all)
 	}
 	if strings.ContainsFunc(strings.TrimSuffix(text, "\n"), func(r rune) bool { return !unicode.IsPrint(r) }) {
 		t.Errorf("a terminal would obey %q", text)
+	}
+}
+
+// Callers without a token do not fill the disk with lines: what is left out is counted in the next line. All lines of
+// callers with a token are there, and so are changes.
+func TestAuditOfStrangersIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
+	known, token := h.token(t, "ci", `plugin { policy = "list" }`, nil)
+	h.cfg.SocketRoot = false // from here on h.client is a stranger
+	const calls, own = 1500, 150
+	began := time.Now()
+	for n := range calls {
+		_, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+		wantError(t, err, connect.CodePermissionDenied)
+		if n%(calls/own) == 0 {
+			_, err = known.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+			check.NoError(t, err)
+		}
+	}
+	_, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	check.NoError(t, err)
+	find(t, path, "the change", func(e auditEntry) bool { return e.RPC == "ACLService/BootstrapACL" && e.Allowed })
+	took := time.Since(began)
+	all, _ := auditLines(t, path)
+	strangers, ci, left := 0, 0, 0
+	for _, e := range all {
+		left += e.LeftOut
+		switch {
+		case e.RPC == "AgentService/Status":
+			strangers++
+		case e.Accessor == token.Accessor:
+			ci++
+		}
+	}
+	if most := strangerLines + int(took.Seconds()+1)*strangerRate; strangers > most {
+		t.Errorf("%d calls without a token took %s and made %d lines, more than %d", calls, took, strangers, most)
+	}
+	if strangers+left != calls {
+		t.Errorf("%d lines and %d left out are not %d calls", strangers, left, calls)
+	}
+	if ci != own {
+		t.Errorf("%d lines of the %d calls with a token", ci, own)
 	}
 }

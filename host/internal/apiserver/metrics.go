@@ -55,7 +55,7 @@ func (s *Server) register() error {
 	s.calls = newCallMetrics()
 	all := []prometheus.Collector{s.calls.total, s.calls.time, collector{s}}
 	if s.audit != nil {
-		all = append(all, s.audit.failed)
+		all = append(all, s.audit.failed, s.audit.left)
 	}
 	for _, c := range all {
 		if err := s.cfg.Metrics.Register(c); err != nil {
