@@ -34,6 +34,7 @@ type instance struct {
 
 	requests chan request
 	rechecks chan struct{} // holds a token when another binary may have to run
+	again    *time.Timer   // a recheck without a change of the plugin directory
 
 	current atomic.Pointer[generation] // nil while no process serves
 
@@ -61,6 +62,8 @@ func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 		gone:   make(chan struct{}),
 		status: Status{Name: name, State: Starting},
 	}
+	i.again = time.AfterFunc(time.Hour, i.recheck)
+	i.again.Stop()
 	i.recall()
 	return i
 }

@@ -122,7 +122,7 @@ const (
 )
 
 // watchDir reads the plugin directory again whenever something in it, or in a directory that a link in it leads
-// to, has changed, and as long as a file in it is being written.
+// to, has changed.
 func (s *Supervisor) watchDir(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -152,9 +152,6 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			s.watchAll(watcher)
 			s.unsettled.Store(false)
 			s.rescan()
-			if s.anyWritten() {
-				settled.Reset(settleTime)
-			}
 		case <-retry.C:
 			if s.watchAll(watcher) {
 				settled.Reset(settleTime)
@@ -188,24 +185,6 @@ func openRegular(path string) (*os.File, error) {
 		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", path))
 	}
 	return f, nil
-}
-
-// anyWritten reports whether a file of a plugin is being written.
-func (s *Supervisor) anyWritten() bool {
-	for _, files := range s.allFiles() {
-		for _, f := range files {
-			in, err := openRegular(f.path)
-			if err != nil {
-				continue
-			}
-			err = checkWritten(in)
-			_ = in.Close()
-			if errors.Is(err, errWriting) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // poll is used instead of a watch if that is impossible.

@@ -144,7 +144,7 @@ func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
 	s.Error, s.Took = err.Error(), time.Since(s.At)
 	switch copyErr := (notCopied{}); {
 	case errors.As(err, &copyErr):
-		time.AfterFunc(i.sup.cfg.Restart.Max, i.recheck)
+		i.again.Reset(i.sup.cfg.Restart.Max)
 	case s.To.SHA256 != s.From.SHA256:
 		i.rec.refuse(src.sha, err.Error())
 	}
@@ -232,11 +232,14 @@ type source struct {
 // one before it. A file that cannot be run now, which the status then shows, does not replace the copy that served.
 func (i *instance) choose() (source, error) {
 	src, problems, err := i.candidate()
+	if slices.ContainsFunc(problems, isWriting) { // the directory does not change when the writer closes the file
+		i.again.Reset(settleTime)
+	}
 	if i.sup.unsettled.Load() {
 		return src, err // a file is just being replaced
 	}
 	text := ""
-	problems = slices.DeleteFunc(problems, func(err error) bool { return errors.Is(err, errWriting) })
+	problems = slices.DeleteFunc(problems, isWriting)
 	if err == nil && len(problems) > 0 { // otherwise the error says it
 		text = strings.ReplaceAll(errors.Join(problems...).Error(), "\n", "; ")
 		if src.path == "" {

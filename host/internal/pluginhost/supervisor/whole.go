@@ -14,6 +14,8 @@ import (
 // errWriting says that another process has a file open for writing, or changed it while it was read.
 var errWriting = errors.New("it is still being written")
 
+func isWriting(err error) bool { return errors.Is(err, errWriting) }
+
 // checkWritten returns errWriting if a process has the file open for writing. On file systems that cannot tell, it
 // returns nil; a file is then taken when the directory has settled.
 func checkWritten(f *os.File) error {
