@@ -51,9 +51,10 @@ var ofNodes = []attack{
 		pkg:   peerPkg, run: "^TestCallersOfANode$",
 	},
 	{
-		who: hostileNode, tries: "use a stolen token, a management token too, outside the namespaces that the node is bound to",
-		stops: "`pannier node namespaces`: each start, and each call of the API that comes from the node",
+		who: hostileNode, tries: "use a stolen token, a management token too, outside the namespaces that the node is bound to, on its own agent, a server or another node",
+		stops: "`pannier node namespaces`: each start, and each call of the API that comes from the node; a node's API refuses other nodes",
 		pkg:   suitePkg, run: "^TestAHostileNode$/^bound_to_a_namespace$",
+		worked:  "71b237a, where no node could be bound; without the last part: a stop with a stolen token on node-1: <nil>",
 		remains: "it is used from another host, with a certificate for that",
 	},
 	{

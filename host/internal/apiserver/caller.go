@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -139,11 +140,17 @@ func (s *Server) admit(ctx context.Context, procedure string, header http.Header
 	return c, nil
 }
 
+// errNodeHere: only servers can tell to which namespaces a node is bound, and nodes call no others.
+var errNodeHere = errcode.PermissionDenied.New("a node's certificate is for the API of servers: use one of the role cli")
+
 // bind reads to which namespaces the node is bound that made or forwarded the call: whatever token is used there, it
 // opens no more than these.
 func (s *Server) bind(ctx context.Context, c *caller) error {
-	if c.cert == nil || c.cert.Role != pki.Node || s.cfg.Ledger == nil {
+	if c.cert == nil || c.cert.Role != pki.Node || c.cert.Name == s.cfg.Name && s.cfg.Ledger == nil {
 		return nil
+	}
+	if s.cfg.Ledger == nil {
+		return fmt.Errorf("%s: %w", c.cert, errNodeHere)
 	}
 	return s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
 		n, err := tx.Node(c.cert.Name)

@@ -1,13 +1,16 @@
 package security_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -167,6 +170,14 @@ audit {
 				t.Errorf("%v through the node: %d\n%s%s", args, r.Code, r.Stdout, r.Stderr)
 			}
 		}
+		for _, to := range []*testhost.Host{server, n1} {
+			n2.Token = prod
+			if out, err := over(c, n2, to, "workload", "stop", "-namespace", "prod", "db"); err == nil ||
+				!strings.Contains(out, "node-2") {
+				t.Errorf("a stop with a stolen token on %s: %v\n%s", to.Name, err, out)
+			}
+		}
+		n2.Token = management
 		n2.Kill()
 		n2.Start()
 		n2.Token = dev
@@ -178,6 +189,45 @@ audit {
 		n2.Token = prod
 		n2.Run("workload", "start", n2.Write("free.workload.hcl", "workload \"free\" {\n  namespace = \"prod\"\n}\n"))
 	})
+
+	c.Stage(t, "tokens are in no file", func(t *testing.T) {
+		for _, h := range c.Hosts {
+			err := filepath.WalkDir(h.Dir, func(path string, entry fs.DirEntry, err error) error {
+				if err != nil || !entry.Type().IsRegular() {
+					return nil //nolint:nilerr // files come and go while the agents run
+				}
+				text, err := os.ReadFile(path)
+				for name, secret := range map[string]string{"prod": prod, "dev": dev, "management": management} {
+					if bytes.Contains(text, []byte(secret)) {
+						t.Errorf("the token %s is in %s of %s", name, path, h.Name)
+					}
+				}
+				if errors.Is(err, fs.ErrNotExist) {
+					return nil
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// over runs a command on a node that calls another host's API over HTTPS, with the node's certificate.
+func over(c *testcluster.Cluster, from, to *testhost.Host, args ...string) (out string, err error) {
+	role, _, _ := strings.Cut(to.Name, "-")
+	cert := filepath.Join(c.Dir, "dc1-node-"+from.Name)
+	cmd := from.Command(args...)
+	cmd.Env = append(cmd.Env, "PANNIER_ADDR=https://"+to.Net.Addr.String()+":7420",
+		"PANNIER_CACERT="+filepath.Join(c.Dir, "ca.pem"), "PANNIER_TLS_SERVER_NAME="+role+".dc1.pannier",
+		"PANNIER_CLIENT_CERT="+cert+".pem", "PANNIER_CLIENT_KEY="+cert+"-key.pem")
+	err = from.Net.Do(func() error {
+		text, err := cmd.CombinedOutput()
+		out = string(text)
+		return err
+	})
+	return out, err
 }
 
 // audited checks that a server's audit log has a line about the start of a workload by node-2.
