@@ -1,5 +1,6 @@
 # A service in Consul's mesh, with an Envoy that Pannier runs beside it.
-# The agent needs a consul block. pannier workload run examples/workload-mesh.hcl
+# The agent needs a consul block, and with ACLs the caller a policy with services = ["web"] for the namespace.
+# pannier workload run examples/workload-mesh.hcl
 
 workload "web" {
   network {
