@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/events"
-	"github.com/pannier/pannier/host/internal/system/trusted"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 const (
@@ -26,8 +26,8 @@ const (
 func (a *agent) openDataDir(ctx context.Context) error {
 	a.events = events.New(recentEvents)
 	// Its contents have modes of their own. Plugins that run as another user must be able to pass through.
-	if err := os.MkdirAll(a.cfg.DataDir, 0o711); err != nil {
-		return err
+	if err := trusted.MkdirAll(a.cfg.DataDir, 0o711); err != nil {
+		return fmt.Errorf("data_dir: %w", err)
 	}
 	// The kernel's mount table has paths without links.
 	dir, err := filepath.EvalSymlinks(a.cfg.DataDir)

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/cli/launch"
+	"github.com/pannier/pannier/internal/trusted"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -30,6 +33,11 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 		return a.print(m, table)
 	}
 	w := m.GetWorkload()
+	if a.format == formatSystemd {
+		if err := checkDestinations(w.GetMounts()); err != nil {
+			return err
+		}
+	}
 	var out strings.Builder
 	for _, mount := range w.GetMounts() {
 		lines, err := format(mount)
@@ -78,6 +86,29 @@ func dockerMount(m *hostv1.Mount) (string, error) {
 		text += ",readonly"
 	}
 	return text + "\n", nil
+}
+
+// checkDestinations refuses destinations that another user than root could replace with a link: systemd follows it when
+// it makes the destination and mounts there (systemd.exec(5)).
+func checkDestinations(mounts []*hostv1.Mount) error {
+	for _, m := range mounts {
+		parent := path.Dir(m.GetDestination())
+		err := trusted.Dir(parent)
+		for parent != "/" && errors.Is(err, fs.ErrNotExist) { // systemd makes it
+			parent = path.Dir(parent)
+			err = trusted.Dir(parent)
+		}
+		for _, other := range mounts {
+			if strings.HasPrefix(m.GetDestination(), other.GetDestination()+"/") {
+				err = fmt.Errorf("it is in the volume %q, whose user could replace it", other.GetRequest())
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("volume %q: the destination %s is not safe in a unit: choose one whose parent directories only "+
+				"root can write in: %w", m.GetRequest(), m.GetDestination(), err)
+		}
+	}
+	return nil
 }
 
 // systemdMount returns lines of a unit's [Service] section (systemd.exec(5)).

@@ -1,12 +1,18 @@
 package cli
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 func TestVariables(t *testing.T) {
@@ -36,6 +42,33 @@ func TestVariables(t *testing.T) {
 	}
 	if got := variables(&hostv1.Workload{}, "/secrets"); len(got) != 0 {
 		t.Errorf("of nothing: %v", got)
+	}
+}
+
+// systemd follows links when it mounts: no line may name a destination that a unit's user could replace with one.
+func TestUnitsOfDestinationsThatAUserCanReplace(t *testing.T) {
+	testbin.RequireRoot(t, "directories of other users")
+	t.Setenv("SUDO_UID", "")
+	home := filepath.Join(t.TempDir(), "home")
+	const nobody = 65534
+	check.NoError(t, errors.Join(os.Mkdir(home, 0o755), os.Chown(home, nobody, nobody)))
+	lines := func(destinations ...string) (string, error) {
+		var out strings.Builder
+		a := &app{out: &out, err: io.Discard, format: formatSystemd}
+		w := &hostv1.Workload{}
+		for n, d := range destinations {
+			w.Mounts = append(w.Mounts, &hostv1.Mount{Request: fmt.Sprintf("v%d", n), HostPath: "/volume", Destination: d})
+		}
+		err := a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, nil)
+		return out.String(), err
+	}
+	for _, destinations := range [][]string{{home + "/data"}, {home + "/new/data"}, {"/data/inner", "/data"}} {
+		if out, err := lines(destinations...); err == nil || !strings.Contains(err.Error(), "only root can write in") {
+			t.Errorf("%v: %q, %v", destinations, out, err)
+		}
+	}
+	if out, err := lines("/data", "/srv/new/data"); err != nil || strings.Count(out, "BindPaths=") != 2 {
+		t.Errorf("%q, %v", out, err)
 	}
 }
 

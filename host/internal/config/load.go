@@ -11,7 +11,7 @@ import (
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
 
-	"github.com/pannier/pannier/host/internal/system/trusted"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // Overrides are settings from outside the files; nil changes nothing.

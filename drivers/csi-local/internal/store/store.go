@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 var (
@@ -44,21 +46,26 @@ type Store struct {
 }
 
 // Open makes dir if necessary, locks it, and removes what an earlier driver left unfinished. It fails with
-// ErrLocked if another driver holds the lock.
+// ErrLocked if another driver holds the lock, and if other users can write in the directory or replace it.
 func Open(ctx context.Context, dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open data directory: %w", err)
-	}
-	dir, err := resolve(dir)
+	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
-	s := &Store{dir: dir}
 	for _, sub := range []string{"volumes", "snapshots", "frozen", "tmp"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		sub = filepath.Join(dir, sub)
+		if err = trusted.MkdirAll(sub, 0o700); err == nil {
+			err = trusted.Dir(sub)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("open data directory: %w", err)
 		}
 	}
+	// Without symbolic links, as the kernel lists it in the mount table and for loop devices.
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, fmt.Errorf("open data directory: %w", err)
+	}
+	s := &Store{dir: dir}
 	tmp := filepath.Join(dir, "tmp")
 	s.volumes = shelf[Volume]{dir: filepath.Join(dir, "volumes"), tmp: tmp, prefix: volumePrefix}
 	s.snapshots = shelf[Snapshot]{dir: filepath.Join(dir, "snapshots"), tmp: tmp, prefix: snapshotPrefix}
@@ -148,16 +155,6 @@ func (s *Store) Frozen() ([]string, error) {
 		ids = append(ids, e.Name())
 	}
 	return ids, nil
-}
-
-// resolve makes a path absolute and free of symbolic links, as the kernel lists it in the mount table and for loop
-// devices.
-func resolve(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(path)
 }
 
 // lockFile takes an exclusive flock on path and waits up to lockWait for it.

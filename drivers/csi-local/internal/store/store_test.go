@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/powerloss"
 )
@@ -53,6 +54,47 @@ func TestVolume(t *testing.T) {
 	}
 	if _, err := s.Volume(want.ID); !errors.Is(err, ErrNotFound) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A user who has made the data directory before the driver, or can write above it, could exchange volumes' images, and
+// have directories made elsewhere.
+func TestDataDirectoryThatAUserHasPrepared(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not covered: directories of other users need root")
+	}
+	t.Setenv("SUDO_UID", "")
+	const nobody = 65534
+	for name, prepare := range map[string]func(dir string) (data string, err error){
+		"a user's": func(dir string) (string, error) {
+			return dir + "/data", errors.Join(os.Mkdir(dir+"/data", 0o755), os.Chown(dir+"/data", nobody, nobody))
+		},
+		"in a user's": func(dir string) (string, error) {
+			return dir + "/home/data", errors.Join(os.Mkdir(dir+"/home", 0o755), os.Chown(dir+"/home", nobody, nobody))
+		},
+		"a user's link in a sticky directory": func(dir string) (string, error) {
+			return dir + "/tmp/data", errors.Join(os.Mkdir(dir+"/etc", 0o755), os.Mkdir(dir+"/tmp", 0o700),
+				os.Chmod(dir+"/tmp", 0o777|os.ModeSticky), os.Symlink(dir+"/etc", dir+"/tmp/data"),
+				os.Lchown(dir+"/tmp/data", nobody, nobody))
+		},
+		"with a user's volumes": func(dir string) (string, error) {
+			return dir + "/data", errors.Join(os.Mkdir(dir+"/data", 0o755), os.Mkdir(dir+"/data/volumes", 0o755),
+				os.Chown(dir+"/data/volumes", nobody, nobody))
+		},
+	} {
+		dir := t.TempDir()
+		data, err := prepare(dir)
+		check.NoError(t, err)
+		s, err := Open(t.Context(), data)
+		if err == nil {
+			t.Errorf("%s: it is used", name)
+			s.Close()
+		} else if !errors.As(err, new(*trusted.Error)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if made, _ := filepath.Glob(dir + "/etc/*"); len(made) > 0 {
+			t.Errorf("%s: made %v", name, made)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 const (
@@ -31,8 +32,8 @@ func (d *Dir) Mount() error {
 }
 
 func (d *Dir) mount() error {
-	if err := os.MkdirAll(d.path, 0o711); err != nil {
-		return fmt.Errorf("make the secrets directory: %w", err)
+	if err := trusted.MkdirAll(d.path, 0o711); err != nil {
+		return fmt.Errorf("%w: make the secrets directory: %w", ErrForeign, err)
 	}
 	if err := d.own(); err != nil {
 		return fmt.Errorf("secrets directory %s: %w", d.path, err)
@@ -51,7 +52,7 @@ func (d *Dir) own() error {
 	}
 	inMemory := st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
 	if inMemory && ours {
-		return nil
+		return d.private()
 	}
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -74,7 +75,18 @@ func (d *Dir) own() error {
 	if err != nil {
 		return err
 	}
-	return file.Close()
+	if err := file.Close(); err != nil {
+		return err
+	}
+	return d.private()
+}
+
+// private fails if another user can write in the directory.
+func (d *Dir) private() error {
+	if err := trusted.Dir(d.path); err != nil {
+		return fmt.Errorf("%w: %w", ErrForeign, err)
+	}
+	return nil
 }
 
 func (d *Dir) marked() (bool, error) {

@@ -19,7 +19,10 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
+
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 const (
 	alice = 64001
@@ -52,6 +55,40 @@ func as(uid int, command ...string) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// A user who owns the directory, or one above it, could exchange the files of other users' workloads.
+func TestDirectoryThatAUserHasPrepared(t *testing.T) {
+	for name, prepare := range map[string]func(path string) error{
+		"a user's, with the mark": func(path string) error {
+			return errors.Join(os.Mkdir(path, 0o711), unix.Mount(source, path, "tmpfs", 0, ""),
+				os.WriteFile(filepath.Join(path, mark), nil, 0o400), os.Chown(path, alice, alice))
+		},
+		"in a user's": func(path string) error { return os.Chown(filepath.Dir(path), alice, alice) },
+		"a user's link": func(path string) error {
+			top := filepath.Dir(path)
+			return errors.Join(os.Mkdir(top+"/etc", 0o755), os.Symlink(top+"/etc", path), os.Lchown(path, alice, alice),
+				os.Chmod(top, 0o777|os.ModeSticky))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDir(t)
+			check.NoError(t, prepare(d.path))
+			err := d.Write(web, "si_token", []byte("secret"), bob)
+			if err == nil {
+				moved := d.path + "/default"
+				out, moveErr := as(alice, "mv", moved, moved+"-of-alice")
+				t.Errorf("a token is there; its directory can be moved by another user: %t %s", moveErr == nil, out)
+			} else if !errors.Is(err, ErrForeign) {
+				t.Error(err)
+			}
+			there, err := mounts.At(filepath.Join(filepath.Dir(d.path), "etc"))
+			if err != nil || there != nil {
+				t.Errorf("mounted on the host: %v, %v", there, err)
+				check.NoError(t, unix.Unmount(there.Path, unix.MNT_DETACH))
+			}
+		})
+	}
 }
 
 func TestOnlyItsUserReadsIt(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/pannier/pannier/host/internal/system/process"
-	"github.com/pannier/pannier/host/internal/system/trusted"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // crashLoop is how many times in a row a process must end soon after its start
@@ -299,7 +299,11 @@ func environment(s Spec) []string {
 	if path == "" {
 		path = defaultPath
 	}
-	return []string{"PATH=" + path, "CSI_ENDPOINT=" + s.Endpoint}
+	env := []string{"PATH=" + path, "CSI_ENDPOINT=" + s.Endpoint}
+	if uid, ok := os.LookupEnv("SUDO_UID"); ok { // so that csi-local trusts whom the agent trusts
+		env = append(env, "SUDO_UID="+uid)
+	}
+	return env
 }
 
 // clearSocket makes the socket's folder and removes a socket that an ended process left there, since

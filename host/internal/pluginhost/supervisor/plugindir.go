@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/system/trusted"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // unfinished are the suffixes of files that are still being written.

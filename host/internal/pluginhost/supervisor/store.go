@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pannier/pannier/host/internal/system/trusted"
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 // store holds verified copies of executables, at <sha256>/<name>. A plugin runs from its copy: the plugin

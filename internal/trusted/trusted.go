@@ -1,6 +1,7 @@
 // Package trusted says whether a path can be changed by others than those who already rule the host: root, the agent's
 // own user, and the user who became root by sudo to start it. Whoever else could change a plugin, a driver's program or
-// the configuration, or put another file in its place, could run code as the agent.
+// the configuration, or put another file in its place, could run code as the agent. Nor must root make, mount or remove
+// anything by a name that somebody else can give to something else meanwhile.
 //
 // What must stay true: every component of the path, and of what symbolic links on the way lead to, belongs to one of
 // these users, and no other user can write to it. In a sticky directory, such as /tmp, only the owner of an entry can
@@ -45,6 +46,22 @@ func File(path string) error { return check(path, false) }
 
 // Dir is File for a directory whose entries are all used: others may not add any, sticky or not.
 func Dir(path string) error { return check(path, true) }
+
+// MkdirAll is os.MkdirAll where others could not change the path. It makes nothing elsewhere, and returns the error of
+// File. A directory that exists at path may be sticky: see Dir.
+func MkdirAll(path string, mode fs.FileMode) error {
+	err := File(path)
+	if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {
+		return err
+	}
+	if err := MkdirAll(filepath.Dir(path), mode); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) { // it follows no link
+		return err
+	}
+	return File(path) // in a sticky directory another user may have been faster
+}
 
 func check(path string, entries bool) error {
 	if !filepath.IsAbs(path) {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pannier/pannier/host/internal/system/trusted"
+	"github.com/pannier/pannier/internal/trusted"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -109,6 +109,39 @@ func TestEntriesOfADirectory(t *testing.T) {
 	}
 	check.NoError(t, trusted.Dir(dir+"/a/b"))
 	check.NoError(t, trusted.File(dir+"/a/b/file"))
+}
+
+// Nothing is made where another user can decide what a path leads to.
+func TestNothingIsMadeForOthers(t *testing.T) {
+	t.Setenv("SUDO_UID", "")
+	for name, tc := range map[string]struct {
+		change func(dir string) error
+		path   string
+		made   bool
+	}{
+		"root's own":            {func(string) error { return nil }, "/a/b/c/d", true},
+		"in a sticky directory": {func(dir string) error { return os.Chmod(dir+"/a", 0o777|os.ModeSticky) }, "/a/c/d", true},
+		"by root's link":        {link("a", 0), "/link/c", true},
+		"in a stranger's":       {func(dir string) error { return os.Chown(dir+"/a", stranger, stranger) }, "/a/c/d", false},
+		"in everyone's":         {func(dir string) error { return os.Chmod(dir+"/a", 0o777) }, "/a/c", false},
+		"by a stranger's link":  {link("a", stranger), "/link/c", false},
+		"in a stranger's directory of a sticky one": {
+			func(dir string) error {
+				return errors.Join(os.Chmod(dir+"/a", 0o777|os.ModeSticky), os.Chown(dir+"/a/b", stranger, stranger))
+			}, "/a/b/c", false,
+		},
+		"by a link to nothing": {link("nothing", 0), "/link/c", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := tree(t)
+			check.NoError(t, tc.change(dir))
+			err := trusted.MkdirAll(dir+tc.path, 0o700)
+			_, missing := os.Stat(dir + tc.path)
+			if (err == nil) != tc.made || (missing == nil) != tc.made {
+				t.Errorf("made: %t, %v; want %t", missing == nil, err, tc.made)
+			}
+		})
+	}
 }
 
 // Who became root by sudo owns the files that an agent is tried out with.
