@@ -103,6 +103,8 @@ func failed(err error) error {
 		return status.Error(codes.Canceled, err.Error())
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return status.Errorf(codes.ResourceExhausted, "%v: free some space on the host's disk", err)
+	case errors.Is(err, filesystem.ErrElsewhere):
+		return status.Errorf(codes.FailedPrecondition, "%v, which is not the volume's: make a new volume", err)
 	case errors.Is(err, filesystem.ErrBusy):
 		return status.Errorf(codes.FailedPrecondition, "%v: stop the processes that use it and repeat", err)
 	case errors.Is(err, os.ErrPermission):

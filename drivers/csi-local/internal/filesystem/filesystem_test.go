@@ -27,7 +27,7 @@ func TestParseOptions(t *testing.T) {
 		{"defaults", 0, 0, "", ""},
 		{"ro,noatime", unix.MS_RDONLY | unix.MS_NOATIME, unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOATIME, "", "ro noatime"},
 		{"ro rw", 0, 0, "", ""},
-		{"noexec,discard,errors=panic", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard errors=panic", "noexec"},
+		{"noexec,discard,errors=continue", unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC, "discard errors=continue", "noexec"},
 		{"noatime strictatime", unix.MS_NOATIME | unix.MS_STRICTATIME, unix.MOUNT_ATTR_STRICTATIME, "", "noatime"},
 	} {
 		o, err := ParseOptions(strings.Fields(tc.in))
@@ -36,7 +36,7 @@ func TestParseOptions(t *testing.T) {
 			t.Errorf("%q: got %+v, %v", tc.in, o, err)
 		}
 	}
-	for _, bad := range []string{"bind", "remount,rw", "loop=/dev/loop1", "offset=4096", "shared", "x\ny"} {
+	for _, bad := range []string{"bind", "remount,rw", "loop=/dev/loop1", "offset=4096", "shared", "x\ny", "errors=panic", "logdev=/dev/x"} {
 		_, err := ParseOptions([]string{"noatime", bad})
 		if !errors.Is(err, ErrMountFlag) {
 			t.Errorf("%q: %v", bad, err)

@@ -70,8 +70,13 @@ const (
 	xfsMagic              = "XFSB"
 )
 
+// ErrElsewhere says that a file system would make the kernel read and write another device than the volume's. xfs asks
+// for one only by mount flags.
+var ErrElsewhere = errors.New("the superblock names a journal on another device")
+
 // Detect returns the type of the file system in an image and its size in bytes. The type is empty if it is neither
 // ext4 nor xfs, which does not mean that the image has no data. The size is current only while nothing is mounted.
+// The error may be ErrElsewhere: whoever has written the image chose it.
 func Detect(image io.ReaderAt) (fsType string, size int64, err error) {
 	var sb [2048]byte
 	if n, err := image.ReadAt(sb[:], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -84,6 +89,11 @@ func Detect(image io.ReaderAt) (fsType string, size int64, err error) {
 		return XFS, int64(binary.BigEndian.Uint64(sb[8:])) * blockSize, nil
 	}
 	if ext := sb[ext4Offset:]; binary.LittleEndian.Uint16(ext[0x38:]) == ext4Magic {
+		const hasJournal = 0x4 // of s_feature_compat
+		journal, device := binary.LittleEndian.Uint32(ext[0xE0:]), binary.LittleEndian.Uint32(ext[0xE4:])
+		if device != 0 || journal == 0 && binary.LittleEndian.Uint32(ext[0x5C:])&hasJournal != 0 {
+			return "", 0, ErrElsewhere
+		}
 		blocks := int64(binary.LittleEndian.Uint32(ext[0x150:]))<<32 | int64(binary.LittleEndian.Uint32(ext[4:]))
 		return Ext4, blocks * (1024 << binary.LittleEndian.Uint32(ext[0x18:])), nil
 	}

@@ -122,10 +122,15 @@ var known = map[string]flag{
 	"defaults":    {},
 }
 
-// forbidden are flags that would make a different kind of mount.
+// forbidden are flags that would make a different kind of mount, use another device or file than the volume's, give
+// its files another security label, or stop the host.
 var forbidden = []string{
 	"bind", "rbind", "remount", "move", "shared", "rshared", "private", "rprivate",
 	"slave", "rslave", "unbindable", "runbindable", "loop", "offset", "sizelimit",
+	"source", "journal_dev", "journal_path", "logdev", "rtdev",
+	"context", "fscontext", "defcontext", "rootcontext",
+	"smackfsdef", "smackfsroot", "smackfshat", "smackfsfloor", "smackfstransmute",
+	"errors=panic",
 }
 
 // ParseOptions parses mount flags; one string may have several, separated by commas. Unknown flags are passed to
@@ -135,8 +140,9 @@ func ParseOptions(mountFlags []string) (Options, error) {
 	for i, group := range mountFlags {
 		for name := range strings.SplitSeq(group, ",") {
 			key, _, _ := strings.Cut(name, "=")
-			if slices.Contains(forbidden, key) || strings.ContainsAny(name, "\x00\n") {
-				return Options{}, fmt.Errorf("%w: number %d asks for another kind of mount", ErrMountFlag, i+1)
+			if slices.Contains(forbidden, key) || slices.Contains(forbidden, name) || strings.ContainsAny(name, "\x00\n") {
+				return Options{}, fmt.Errorf("%w: number %d asks for another kind of mount, another device, or a panic of the host",
+					ErrMountFlag, i+1)
 			}
 			o.add(name)
 		}
