@@ -57,16 +57,24 @@ func (l Layout) MakeParent(path string) error {
 	if err := l.Make(filepath.Dir(path)); err != nil {
 		return err
 	}
-	info, err := os.Lstat(path)
+	dir, rel, err := l.split(path)
+	if err != nil {
+		return err
+	}
+	c, err := walk(dir, rel, false)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	var st unix.Stat_t
+	err = unix.Fstatat(c.last(), c.name(), &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil:
-		return err
-	case info.Mode()&fs.ModeSymlink != 0:
-		return fmt.Errorf("%s is a link, not the driver's", path)
+	case err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK:
+		err = fmt.Errorf("%s is a link, not the driver's", path)
 	}
-	return nil
+	return err
 }
 
 // kind names the type of a file that is not a directory (inode(7)).
@@ -133,7 +141,8 @@ func removeEmpty(in int, name string) error {
 // Unmount unmounts everything on path. It is for mounts that a driver said it had unmounted, or
 // forgot. A busy mount is an error, never detached lazily.
 func (l Layout) Unmount(path string) error {
-	if _, _, err := l.split(path); err != nil {
+	dir, rel, err := l.split(path)
+	if err != nil {
 		return err
 	}
 	for {
@@ -141,10 +150,43 @@ func (l Layout) Unmount(path string) error {
 		if err != nil || m == nil {
 			return err
 		}
-		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
+		if err := unmountBelow(dir, rel); err != nil {
 			return fmt.Errorf("unmount %s (%s): %w", path, m, err)
 		}
 	}
+}
+
+func unmountBelow(dir, rel string) error {
+	c, err := walk(dir, rel, false)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	if !c.whole(rel) {
+		return fs.ErrNotExist
+	}
+	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)
+}
+
+// Restrict sets flags of the mount at path, MOUNT_ATTR_* of mount_setattr(2), and leaves the others as they are.
+func (l Layout) Restrict(path string, attributes uint64) error {
+	dir, rel, err := l.split(path)
+	if err != nil {
+		return err
+	}
+	c, err := walk(dir, rel, false)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	if !c.whole(rel) {
+		return &fs.PathError{Op: "set the flags of the mount at", Path: path, Err: fs.ErrNotExist}
+	}
+	attr := unix.MountAttr{Attr_set: attributes}
+	if err := unix.MountSetattr(c.last(), c.name(), unix.AT_SYMLINK_NOFOLLOW, &attr); err != nil {
+		return &fs.PathError{Op: "set the flags of the mount at", Path: path, Err: err}
+	}
+	return nil
 }
 
 // BlockDevice reports whether path is a block device, through links.
@@ -220,6 +262,9 @@ func enter(in int, name string, create bool) (int, error) {
 // last holds name, which is the end of the chain.
 func (c *chain) last() int    { return c.dirs[len(c.dirs)-1] }
 func (c *chain) name() string { return c.names[len(c.names)-1] }
+
+// path names the end of the chain for calls that take no descriptor; only its last element can be a link.
+func (c *chain) path() string { return fmt.Sprintf("/proc/self/fd/%d/%s", c.last(), c.name()) }
 
 // up closes the last directory and removes it from the chain.
 func (c *chain) up() {

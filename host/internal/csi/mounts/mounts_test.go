@@ -2,6 +2,7 @@ package mounts
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -249,6 +250,52 @@ func TestLinksAreRefused(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A driver in a container can exchange a directory of its own with a link at any time. What the link leads to is not
+// unmounted.
+func TestUnmountBesideALink(t *testing.T) {
+	testbin.RequireRoot(t, "unmounting")
+	base := resolved(t, t.TempDir())
+	l := Layout{Dir: filepath.Join(base, "csi")}
+	path := l.Staging("d", data, rw)
+	volume, link := filepath.Dir(path), filepath.Join(l.Driver("d"), "link")
+	foreign := filepath.Join(base, "foreign", filepath.Base(path))
+	check.NoError(t, errors.Join(l.Make(path), os.MkdirAll(foreign, 0o700)))
+	symlink(t, filepath.Dir(foreign), link)
+	mount(t, "foreign", foreign, "tmpfs", 0)
+	dir, err := os.Open(volume)
+	check.NoError(t, err)
+	t.Cleanup(func() { dir.Close() })
+	own := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
+	t.Cleanup(func() {
+		for unix.Unmount(own, 0) == nil {
+		}
+	})
+
+	stop := make(chan struct{})
+	var swapping sync.WaitGroup
+	swapping.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, volume, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE)
+			}
+		}
+	})
+	defer swapping.Wait()
+	defer close(stop)
+	for n := range 1000 {
+		check.NoError(t, unix.Mount("own", own, "tmpfs", 0, ""))
+		_ = l.Unmount(path) // an error, if a link is there now
+		if m, err := At(foreign); err != nil || m == nil {
+			t.Fatalf("after %d tries the mount that the link leads to is unmounted (%v)", n+1, err)
+		}
+		for unix.Unmount(own, 0) == nil {
+		}
 	}
 }
 
