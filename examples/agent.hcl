@@ -71,6 +71,7 @@ csi_driver "hostpath" {
   mount_dir              = "/csi"
   stage_publish_base_dir = "/local/csi"
   health_timeout         = "30s"
+  allowed_mount_flags    = ["errors=remount-ro"] # besides ro, noatime and the like
 }
 
 # The Consul that services go to unless they name another. There is none by default.

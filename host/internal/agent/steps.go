@@ -135,7 +135,7 @@ func (a *agent) declared() []drivers.Spec {
 			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
 			Checksum: d.Checksum, Limits: process.Limits(d.Limits),
 			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
-			Source: drivers.SourceConfig,
+			AllowedMountFlags: d.AllowedMountFlags, Source: drivers.SourceConfig,
 		})
 	}
 	return out

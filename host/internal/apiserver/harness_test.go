@@ -319,7 +319,9 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Cleanup(func() { check.NoError(t, j.Close()) })
 
 	registry := drivers.New(drivers.Config{DataDir: dir, Logger: log, Storage: h.fake.lease, Events: h.bus})
-	check.NoError(t, registry.Open(h.ctx, []drivers.Spec{{ID: "fake", Endpoint: "unix://" + dir + "/fake.sock"}}))
+	check.NoError(t, registry.Open(h.ctx, []drivers.Spec{{
+		ID: "fake", Endpoint: "unix://" + dir + "/fake.sock", AllowedMountFlags: []string{"password"},
+	}}))
 	t.Cleanup(func() { check.NoError(t, registry.Close(true)) })
 	calls := drivers.Caller{
 		Drivers: registry,

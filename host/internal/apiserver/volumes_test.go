@@ -14,6 +14,30 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
+// Who may define volumes still cannot choose how the host's root mounts them: the driver's operator allows the flags.
+func TestMountFlagsOfADefinition(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	for name, flags := range map[string][]string{
+		"errors": {"errors=panic"}, "suid": {"noatime,suid"}, "dev": {"noatime", "dev"}, "PASSWORD": {"PASSWORD=x"},
+		"vers": {"noatime", "vers=4\nro"},
+	} {
+		s := spec("mysql", func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = flags })
+		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+		says := []string{`volume "mysql"`, `"` + name + `"`, `driver "fake"`, "allowed_mount_flags"}
+		wantError(t, err, connect.CodeFailedPrecondition, says...)
+		s.ExternalId = "vol-1"
+		_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		wantError(t, err, connect.CodeFailedPrecondition, says...)
+	}
+	if len(h.fake.volumes) > 0 {
+		t.Errorf("the driver made %v", h.fake.volumes)
+	}
+	h.create(t, spec("mysql", func(s *hostv1.VolumeSpec) {
+		s.MountOptions.MountFlags = []string{"noatime,nodiratime", "vers=4.2", secretFlag}
+	}))
+}
+
 func TestAVolumesLife(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)

@@ -336,7 +336,7 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	for _, m := range w.Mounts {
 		out.Mounts = append(out.Mounts, &hostv1.Mount{
 			Volume: m.Volume.ID, Request: m.Request, HostPath: m.HostPath, Destination: m.Destination,
-			ReadOnly: m.ReadOnly, Block: m.Block, Propagation: "rprivate",
+			ReadOnly: m.ReadOnly, Block: m.Block, Propagation: "rprivate", Suid: m.SUID, Dev: m.Dev,
 		})
 	}
 	for _, step := range w.Steps {

@@ -37,6 +37,7 @@ func (r *run) programPlan(w *hostv1.Workload) (launch.Plan, error) {
 	for _, m := range w.GetMounts() {
 		plan.Mounts = append(plan.Mounts, launch.Mount{
 			Source: m.GetHostPath(), Destination: m.GetDestination(), ReadOnly: m.GetReadOnly(), Block: m.GetBlock(),
+			SUID: m.GetSuid(), Dev: m.GetDev(),
 		})
 	}
 	reserved, err := deviceMounts(w.GetReservation())

@@ -130,6 +130,9 @@ type Driver struct {
 	StagePublishBaseDir string
 	// HealthTimeout bounds the wait for the driver's first healthy answer.
 	HealthTimeout time.Duration
+	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones: a name, or
+	// name=value.
+	AllowedMountFlags []string
 }
 
 // Consul is a Consul datacenter that services may name.

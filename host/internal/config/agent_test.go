@@ -109,6 +109,7 @@ csi_driver "one" {
 csi_driver "two" {
   endpoint = "unix:///run/${driver.id}.sock"
   type = "node"
+  allowed_mount_flags = ["suid", "errors=remount-ro"]
 }`,
 		"20.json": `{
   "log_level": "warn",
@@ -146,7 +147,10 @@ csi_driver "two" {
 			ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
 			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"},
 		},
-		{ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second},
+		{
+			ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second,
+			AllowedMountFlags: []string{"suid", "errors=remount-ro"},
+		},
 	}
 	if !reflect.DeepEqual(a.Drivers, drivers) {
 		t.Errorf("drivers: %+v", a.Drivers)

@@ -103,7 +103,7 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 var driverFields = fields{
 	attrs: []string{
 		"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
-		"health_timeout",
+		"health_timeout", "allowed_mount_flags",
 	},
 	blocks: []string{"limits"},
 }
@@ -142,6 +142,7 @@ func (l *loader) driverBlocks(roots []*section) {
 		in.absolutePath("mount_dir", &d.MountDir)
 		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
 		in.duration("health_timeout", &d.HealthTimeout)
+		in.strings("allowed_mount_flags", &d.AllowedMountFlags)
 	}
 }
 

@@ -173,6 +173,14 @@ func TestADriversAnswerTravels(t *testing.T) {
 	if status.Code(err) != codes.NotFound || strings.Contains(err.Error(), "rpc error") {
 		t.Errorf("no such volume: %v", err)
 	}
+	_, err = c.Create(within(t), storage.Driver{ID: "shared"}, storage.CreateRequest{
+		Name: "v", Capabilities: []storage.Capability{{
+			AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem, MountFlags: []string{"errors=panic"},
+		}},
+	})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), `"errors"`) {
+		t.Errorf("a mount flag that this node does not allow: %v", err)
+	}
 	if _, err := c.List(within(t), storage.Driver{ID: "other"}, storage.Page{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("a driver that the node has not: %v", err)
 	}

@@ -131,6 +131,8 @@ type MountPoint struct {
 	Destination string
 	ReadOnly    bool
 	Block       bool
+	// SUID and Dev say that set-user-ID programs and device files in it work.
+	SUID, Dev bool
 }
 
 func (i *instance) snapshot() Workload {
@@ -163,6 +165,7 @@ func (i *instance) snapshot() Workload {
 			w.Mounts = append(w.Mounts, MountPoint{
 				Volume: v.Ref, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
 				ReadOnly: v.Usage.ReadOnly, Block: v.Usage.AttachmentMode == claim.BlockDevice,
+				SUID: v.SUID(), Dev: v.Dev(),
 			})
 		}
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // bindAll binds every mount at its destination. All sources are opened first, because a destination may cover another
-// source.
-func bindAll(mounts []Mount) error {
+// source. volumesDir is Plan.VolumesDir.
+func bindAll(mounts []Mount, volumesDir string) error {
 	if err := unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("make the mount namespace a slave of the host's: %w", err)
 	}
@@ -21,7 +21,7 @@ func bindAll(mounts []Mount) error {
 	sources := make([]int, len(mounts))
 	for i, m := range mounts {
 		var err error
-		sources[i], err = unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+		sources[i], err = openSource(m, volumesDir)
 		if err != nil {
 			return fmt.Errorf("open the volume's mount %s: %w", m.Source, err)
 		}
@@ -43,6 +43,22 @@ func bindAll(mounts []Mount) error {
 	return nil
 }
 
+// openSource makes a detached copy of a source's mount. There are no links on the way to a volume's: a driver in a
+// container can write there, and must not choose what of the host the workload gets. A block device may be a link.
+func openSource(m Mount, volumesDir string) (int, error) {
+	const clone = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC
+	if m.Block || volumesDir == "" || !strings.HasPrefix(m.Source, volumesDir+"/") {
+		return unix.OpenTree(unix.AT_FDCWD, m.Source, clone)
+	}
+	fd, err := unix.Openat2(unix.AT_FDCWD, m.Source,
+		&unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fd)
+	return unix.OpenTree(fd, "", clone|unix.AT_EMPTY_PATH)
+}
+
 // volumes are the IDs of the workload's own mounts in its namespace.
 type volumes map[uint64]bool
 
@@ -61,20 +77,18 @@ func (v volumes) bind(source int, m Mount) error {
 	if err := unix.Mount("", mount, "", unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make it private: %w", err)
 	}
-	// A remount replaces all flags: keep those of the volume's own mount.
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(source, &st); err != nil {
-		return fmt.Errorf("read its flags: %w", err)
+	// The copy has the flags of the volume's own mount.
+	var attr unix.MountAttr
+	if !m.SUID {
+		attr.Attr_set |= unix.MOUNT_ATTR_NOSUID
 	}
-	const kept = unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_NOATIME | unix.MS_NODIRATIME
-	flags := uintptr(st.Flags)&kept | unix.MS_NOSUID
-	if !m.Block {
-		flags |= unix.MS_NODEV
+	if !m.Dev && !m.Block {
+		attr.Attr_set |= unix.MOUNT_ATTR_NODEV
 	}
 	if m.ReadOnly {
-		flags |= unix.MS_RDONLY
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
-	if err := unix.Mount("", mount, "", unix.MS_REMOUNT|unix.MS_BIND|flags, ""); err != nil {
+	if err := unix.MountSetattr(source, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return fmt.Errorf("set its flags: %w", err)
 	}
 	id, err := mountID(source)
@@ -119,14 +133,8 @@ func (v volumes) enter(dir int, path, name string, open func(dir int, name strin
 		return -1, err
 	}
 	who := ""
-	switch {
-	case v[id]: // the workload's own
-	case in.Uid != 0:
-		who = fmt.Sprintf("user %d", in.Uid)
-	case in.Mode&0o002 != 0:
-		who = "everyone"
-	case in.Mode&0o020 != 0 && in.Gid != 0:
-		who = fmt.Sprintf("group %d", in.Gid)
+	if !v[id] { // else it is the workload's own
+		who = writers(&in)
 	}
 	const advice = "choose a destination whose parent directories only root can write in"
 	refused := fmt.Errorf("%s can write in %s (mode %#o), and so replace %s: %s", who, path, in.Mode&0o7777, name, advice)
@@ -147,6 +155,20 @@ func (v volumes) enter(dir int, path, name string, open func(dir int, name strin
 		return -1, errors.Join(err, unix.Close(fd))
 	}
 	return fd, nil
+}
+
+// writers says who can write in a directory besides root; empty: nobody. Another user than root who may rule the host
+// by sudo counts: the program may be that user's.
+func writers(dir *unix.Stat_t) string {
+	switch {
+	case dir.Uid != 0:
+		return fmt.Sprintf("user %d", dir.Uid)
+	case dir.Mode&0o002 != 0:
+		return "everyone"
+	case dir.Mode&0o020 != 0: // with an access control list, what any entry of the list may do (acl(5))
+		return fmt.Sprintf("group %d or who is in its access control list", dir.Gid)
+	}
+	return ""
 }
 
 // enterDir opens a directory of another one, and creates it if it is missing.

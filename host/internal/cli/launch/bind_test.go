@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -42,6 +43,10 @@ func TestDestinationsThatAUserHasPrepared(t *testing.T) {
 		"a directory of everyone": {
 			func(dir string) error { return mkdirOf(dir+"/shared", 0o777, 0) }, "shared/data", false, "everyone can write",
 		},
+		"a directory that an access control list opens": {
+			func(dir string) error { return errors.Join(os.Mkdir(dir+"/acl", 0o755), allow(dir+"/acl", nobody)) },
+			"acl/new", false, "access control list",
+		},
 		"a user's directory in a sticky one": {
 			func(dir string) error {
 				return errors.Join(mkdirOf(dir+"/tmp", 0o1777, 0), mkdirOf(dir+"/tmp/data", 0o755, nobody))
@@ -70,7 +75,7 @@ func TestDestinationsThatAUserHasPrepared(t *testing.T) {
 			if !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
-			for _, made := range []string{"etc/sub", "home/new"} {
+			for _, made := range []string{"etc/sub", "home/new", "acl/new"} {
 				if _, err := os.Lstat(filepath.Join(dir, made)); err == nil {
 					t.Errorf("%s was made on the host", made)
 				}
@@ -79,9 +84,42 @@ func TestDestinationsThatAUserHasPrepared(t *testing.T) {
 	}
 }
 
+// A driver in a container can exchange its directories with links: a workload does not get what they lead to.
+func TestAVolumesPathThatIsALink(t *testing.T) {
+	requireRoot(t)
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	check.NoError(t, err)
+	check.NoError(t, errors.Join(os.MkdirAll(dir+"/etc/data", 0o755), os.MkdirAll(dir+"/csi/d/data", 0o755),
+		os.Symlink("../etc", dir+"/csi/link")))
+	for source, want := range map[string]bool{"/csi/d/data": true, "/csi/link/data": false} {
+		p, err := Start(Plan{Command: "true", VolumesDir: dir + "/csi", Mounts: []Mount{
+			{Source: dir + source, Destination: dir + "/mnt"},
+		}})
+		if err == nil {
+			p.Abort()
+		}
+		if (err == nil) != want {
+			t.Errorf("%s is bound: %t, %v", source, err == nil, err)
+		}
+	}
+}
+
 // mkdirOf makes a directory with exactly this mode and owner.
 func mkdirOf(path string, mode uint32, uid int) error {
 	return errors.Join(os.Mkdir(path, 0o700), os.Chown(path, uid, uid), unix.Chmod(path, mode))
+}
+
+// allow gives a user all rights on a directory of root by an access control list (acl(5)), in the kernel's encoding:
+// version 2, then tag, rights and id of the owner, the user, the group, the mask, and others.
+func allow(path string, uid uint32) error {
+	list := binary.LittleEndian.AppendUint32(nil, 2)
+	const none = 1<<32 - 1
+	for _, e := range [][3]uint32{{1, 7, none}, {2, 7, uid}, {4, 5, none}, {16, 7, none}, {32, 5, none}} {
+		list = binary.LittleEndian.AppendUint16(list, uint16(e[0]))
+		list = binary.LittleEndian.AppendUint16(list, uint16(e[1]))
+		list = binary.LittleEndian.AppendUint32(list, e[2])
+	}
+	return unix.Setxattr(path, "system.posix_acl_access", list, 0)
 }
 
 // A volume gives nobody root, even if somebody has put a set-uid program into it; and a session of its own keeps the
@@ -103,5 +141,9 @@ grep /data\  /proc/self/mountinfo | grep nosuid | grep -q nodev || exit 2
 exit 42`
 	if code := run(t, plan, script); code != 42 {
 		t.Fatalf("exit code %d", code)
+	}
+	plan.Mounts[0].SUID, plan.Mounts[0].Dev = true, true // by the volume's definition
+	if code := run(t, plan, script); code != 2 {
+		t.Fatalf("exit code %d of a volume whose definition allows both", code)
 	}
 }

@@ -69,7 +69,7 @@ func enterNamespace(plan Plan) error {
 	if plan.Join {
 		return join(namespaceFD)
 	}
-	if err := bindAll(plan.Mounts); err != nil {
+	if err := bindAll(plan.Mounts, plan.VolumesDir); err != nil {
 		return err
 	}
 	return detachVolumes(plan.VolumesDir)

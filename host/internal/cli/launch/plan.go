@@ -33,6 +33,10 @@ type Mount struct {
 	ReadOnly    bool   `json:"read_only"`
 	// Block says that the source is a device or another file, not a folder.
 	Block bool `json:"block"`
+	// SUID and Dev say that set-user-ID programs and device files in it work, unless the source's own mount has nosuid
+	// or nodev.
+	SUID bool `json:"suid,omitempty"`
+	Dev  bool `json:"dev,omitempty"`
 }
 
 // User is who runs the program.

@@ -182,7 +182,9 @@ func (c Caller) Call(ctx context.Context, id string, wait time.Duration,
 	if err != nil {
 		return err
 	}
-	return plain(c.Storage(ctx, func(ctx context.Context, s storage.Client) error { return fn(ctx, s, d) }))
+	return plain(c.Storage(ctx, func(ctx context.Context, s storage.Client) error {
+		return fn(ctx, flagsChecked{s, d.Spec}, d)
+	}))
 }
 
 // Await waits until a driver is healthy; ErrUnhealthy if it is not within wait. An unknown driver is

@@ -60,7 +60,10 @@ type Spec struct {
 	// HealthTimeout bounds the wait for the first healthy report, and how long a registered driver's
 	// socket may be gone; default 30 s.
 	HealthTimeout time.Duration `json:"health_timeout"`
-	Source        Source        `json:"source"`
+	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones such as ro and
+	// noatime: a name, which allows every value, or name=value. Only a declared driver has some.
+	AllowedMountFlags []string `json:"allowed_mount_flags,omitempty"`
+	Source            Source   `json:"source"`
 }
 
 const (
@@ -120,6 +123,11 @@ func (s Spec) Validate() error {
 	}
 	if s.HealthTimeout < 0 {
 		fail("health_timeout %s is negative", s.HealthTimeout)
+	}
+	for _, flag := range s.AllowedMountFlags {
+		if flag == "" || strings.ContainsAny(flag, ", \t\n") {
+			fail("allowed_mount_flags: %q is not one mount flag", flag)
+		}
 	}
 	if err := s.checkCommand(); err != nil {
 		fail("%w", err)

@@ -52,6 +52,8 @@ func TestValidate(t *testing.T) {
 		{"relative command", "not an absolute path", func(s *Spec) { s.Command = []string{"driver"} }},
 		{"empty command", "not an absolute path", func(s *Spec) { s.Command = []string{""} }},
 		{"unknown user", "not known on this machine", func(s *Spec) { s.Command, s.User = []string{"/d"}, "no-such-user" }},
+		{"mount flags", "", func(s *Spec) { s.AllowedMountFlags = []string{"errors=remount-ro", "uid"} }},
+		{"two mount flags in one", "not one mount flag", func(s *Spec) { s.AllowedMountFlags = []string{"suid,dev"} }},
 		{"user by number", "", func(s *Spec) { s.Command, s.User = []string{"/d"}, "0" }},
 		{"user without a command", "without a command", func(s *Spec) { s.User = "root" }},
 		{

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
@@ -90,6 +91,12 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here",
 			driver.ID, v.Ref)
 	}
+	options := override(info.MountOptions, v.Request.MountOptions)
+	if modes.AttachmentMode == claim.FileSystem {
+		if err := checkFlags(driver, info, options); err != nil {
+			return claim.Claim{}, err
+		}
+	}
 	if err := info.CheckReachable(s.Node, driver.Fingerprint.Node.AccessibleTopology); err != nil {
 		return claim.Claim{}, err
 	}
@@ -100,7 +107,7 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	v.set.Update(func() {
 		v.driver = driver
 		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
-		v.Usage, v.Options = usage, override(info.MountOptions, v.Request.MountOptions)
+		v.Usage, v.Options = usage, options
 		v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
 		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
 	})
@@ -112,6 +119,21 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		Volume: v.Ref, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
 		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
 	}, nil
+}
+
+// checkFlags refuses mount flags that the driver's operator has not allowed, also if the volume was registered before
+// they were checked. A workload cannot ask for suid and dev: only the volume's definition decides about them.
+func checkFlags(driver drivers.Driver, info claim.Volume, options claim.MountOptions) error {
+	if err := driver.CheckMountFlags(options.Flags); err != nil {
+		return fmt.Errorf("volume %q: %w", info.VolumeRef, err)
+	}
+	for _, flag := range []string{"suid", "dev"} {
+		if drivers.Asks(options.Flags, flag, "no"+flag) && !drivers.Asks(info.MountOptions.Flags, flag, "no"+flag) {
+			return fmt.Errorf("volume %q: mount_flags: %q: %w in a workload: the volume's definition must have it",
+				info.VolumeRef, flag, drivers.ErrMountFlag)
+		}
+	}
+	return nil
 }
 
 // override returns the volume's mount options with those that the request sets in their place.

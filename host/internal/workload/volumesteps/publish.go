@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -65,6 +67,9 @@ func (s *Steps) Publish(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w", v.Ref, v.workload, v.Driver, err)
 	}
+	if err := s.restrict(v); err != nil {
+		return fmt.Errorf("publish volume %q for workload %q: %w", v.Ref, v.workload, err)
+	}
 	if v.info.Grown && !v.Usage.ReadOnly {
 		if err := s.grow(ctx, v); err != nil {
 			return err
@@ -96,6 +101,28 @@ func (s *Steps) grow(ctx context.Context, v *Volume) error {
 		return err
 	})
 }
+
+// restrict makes set-user-ID programs and device files in the volume ineffective wherever its mount is bound, unless
+// the volume's definition says otherwise.
+func (s *Steps) restrict(v *Volume) error {
+	if v.Usage.AttachmentMode == claim.BlockDevice {
+		return nil
+	}
+	var attributes uint64
+	if !v.SUID() {
+		attributes |= unix.MOUNT_ATTR_NOSUID
+	}
+	if !v.Dev() {
+		attributes |= unix.MOUNT_ATTR_NODEV
+	}
+	return s.Layout.Restrict(v.Target, attributes)
+}
+
+// SUID reports whether set-user-ID programs in the volume work.
+func (v *Record) SUID() bool { return drivers.Asks(v.Options.Flags, "suid", "nosuid") }
+
+// Dev reports whether device files in the volume work.
+func (v *Record) Dev() bool { return drivers.Asks(v.Options.Flags, "dev", "nodev") }
 
 // checkPublished looks at what the driver has mounted. A success without a mount would let the
 // workload write to the host's own disk.

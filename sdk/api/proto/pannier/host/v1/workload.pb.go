@@ -1210,7 +1210,11 @@ type Mount struct {
 	ReadOnly    bool   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Block       bool   `protobuf:"varint,6,opt,name=block,proto3" json:"block,omitempty"`
 	// propagation in the terms of docker and systemd: "rprivate".
-	Propagation   string `protobuf:"bytes,7,opt,name=propagation,proto3" json:"propagation,omitempty"`
+	Propagation string `protobuf:"bytes,7,opt,name=propagation,proto3" json:"propagation,omitempty"`
+	// suid and dev are set if set-user-ID programs and device files in the volume work, as its definition says. host_path
+	// is mounted with nosuid and nodev otherwise, and every other mount of it must be too.
+	Suid          bool `protobuf:"varint,8,opt,name=suid,proto3" json:"suid,omitempty"`
+	Dev           bool `protobuf:"varint,9,opt,name=dev,proto3" json:"dev,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1292,6 +1296,20 @@ func (x *Mount) GetPropagation() string {
 		return x.Propagation
 	}
 	return ""
+}
+
+func (x *Mount) GetSuid() bool {
+	if x != nil {
+		return x.Suid
+	}
+	return false
+}
+
+func (x *Mount) GetDev() bool {
+	if x != nil {
+		return x.Dev
+	}
+	return false
 }
 
 // Step is a step of a workload and its progress.
@@ -2092,7 +2110,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	" \x01(\x05R\tadminPort\x12\x1d\n" +
 	"\n" +
 	"ready_port\x18\v \x01(\x05R\treadyPort\x12\x18\n" +
-	"\amessage\x18\f \x01(\tR\amessage\"\xcd\x01\n" +
+	"\amessage\x18\f \x01(\tR\amessage\"\xf3\x01\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +
@@ -2100,7 +2118,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\vdestination\x18\x04 \x01(\tR\vdestination\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05block\x18\x06 \x01(\bR\x05block\x12 \n" +
-	"\vpropagation\x18\a \x01(\tR\vpropagation\"\xa4\x02\n" +
+	"\vpropagation\x18\a \x01(\tR\vpropagation\x12\x12\n" +
+	"\x04suid\x18\b \x01(\bR\x04suid\x12\x10\n" +
+	"\x03dev\x18\t \x01(\bR\x03dev\"\xa4\x02\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x14\n" +
