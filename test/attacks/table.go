@@ -12,6 +12,7 @@ func all() []attack {
 		ofTokens,
 		ofAccess,
 		ofWorkloads,
+		onMounts,
 		ofPlugins,
 		ofPluginFiles,
 		onTheHost,
