@@ -29,6 +29,12 @@ var onTheHost = []attack{
 		worked: "71b237a: the agent would run [{ID:evil … Command:[/bin/id] …}]",
 	},
 	{
+		who: localUser, tries: "find a secret of a volume, a token or a key in a whole cluster: files, logs, events, audit, metrics, snapshots, stacks",
+		stops: "secrets are encrypted, or hashed, before they are stored",
+		pkg:   suitePkg, run: "^TestASecretIsNowhere$",
+		remains: "the memory of a process that uses it, for root; swap, where memory is not locked",
+	},
+	{
 		who: "a thief of a disk or a backup", tries: "read volumes' secrets",
 		stops: "they are encrypted in log, ledger, snapshots and backups; keys are apart from backups",
 		pkg:   suitePkg, run: "^TestKeysOfACluster$",
