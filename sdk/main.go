@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
@@ -20,6 +21,8 @@ import (
 
 // Main is the whole main function of a plugin. It serves p to the host that started the process. It never returns:
 // the process exits when the host asks for it, on SIGTERM, or when no host has attended it for its orphan timeout.
+//
+// Other processes of the plugin's user cannot read its memory, and it leaves no core files.
 //
 // With PANNIER_PLUGIN_DEBUG=1 in the environment and no host, the process waits for calls of a host that was
 // started before or after it. Use this to run a plugin under a debugger.
@@ -32,10 +35,20 @@ func Main(info Info, p Plugin) {
 			"Put it into the agent's plugin_dir; `pannier plugin status` then shows it.\n", info.Name, info.Version, p.Kind)
 		os.Exit(1)
 	}
+	if err := keepPrivate(); err != nil {
+		fmt.Fprintf(os.Stderr, "keep the plugin's memory private: %v\n", err)
+		os.Exit(1)
+	}
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))
 	}
 	os.Exit(serve(&server{info: info, plugin: p}))
+}
+
+// keepPrivate keeps the memory of the plugin, with its keys and tokens, from other processes of its user, such as
+// workloads, and out of core files (prctl(2), PR_SET_DUMPABLE).
+func keepPrivate() error {
+	return errors.Join(unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}))
 }
 
 func serve(adapter *server) (exitCode int) {
@@ -88,6 +101,7 @@ func loadTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the TLS bundle: %w", err)
 	}
+	defer clear(bundle)
 	return wire.ServerTLS(bundle)
 }
 

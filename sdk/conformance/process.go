@@ -196,7 +196,7 @@ func marked(mark string, leader int, since uint64) []int {
 		if s.state == "Z" || s.state == "" || s.start < since {
 			continue
 		}
-		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // unreadable: another user's, so not marked
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // unreadable: another user's, or a plugin (see sdk.Main)
 		if s.group == leader || bytes.Contains(environ, []byte(envMark+"="+mark)) {
 			found = append(found, pid)
 		}

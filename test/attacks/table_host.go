@@ -35,6 +35,13 @@ var onTheHost = []attack{
 		remains: "the memory of a process that uses it, for root; swap, where memory is not locked",
 	},
 	{
+		who: "a process of the agent's or a plugin's user", tries: "read keys and tokens in its memory, or from a core file",
+		stops: "agent, fence and plugins are not dumpable (prctl(2)) and leave no core files",
+		pkg:   suitePkg, run: "^TestMemoryStaysPrivate$",
+		worked:  "71b237a: a plugin: another process of its user reads its memory layout, memory, files, environment",
+		remains: "root and `CAP_SYS_PTRACE`; drivers, whose memory is theirs to protect",
+	},
+	{
 		who: "a thief of a disk or a backup", tries: "read volumes' secrets",
 		stops: "they are encrypted in log, ledger, snapshots and backups; keys are apart from backups",
 		pkg:   suitePkg, run: "^TestKeysOfACluster$",

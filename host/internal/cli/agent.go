@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -66,6 +67,9 @@ pannier agent -config /etc/pannier`,
 }
 
 func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (err error) {
+	if err := process.KeepPrivate(); err != nil {
+		return err
+	}
 	given := func(name string, value *string) *string {
 		if !cmd.Flags().Changed(name) {
 			return nil
@@ -301,6 +305,9 @@ func (a *app) fenceCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "the fence's `FOLDER`, in the agent's data directory")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error {
+		if err := process.KeepPrivate(); err != nil {
+			return err
+		}
 		return fence.Run(ctx, dir, a.err)
 	})
 	return cmd

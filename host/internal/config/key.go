@@ -65,6 +65,7 @@ func (k KeySource) Read() (Key, error) {
 	if err != nil {
 		return "", fmt.Errorf("read a key: %w", err)
 	}
+	defer clear(text)
 	key, err := parseKey(string(text))
 	if err != nil {
 		return "", fmt.Errorf("read a key: %s: %w", k.File, err)

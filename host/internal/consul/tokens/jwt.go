@@ -132,6 +132,7 @@ func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error
 	if err != nil {
 		return k, err
 	}
+	defer clear(der)
 	if k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)},
 		ForSigningKey(k.ID)); err != nil {
 		return k, err
@@ -156,6 +157,7 @@ func (a *Authority) open(k claim.SigningKey) (*signer, error) {
 	if err != nil {
 		return nil, errors.New("its private part cannot be read") // the cause could quote it
 	}
+	defer clear(der)
 	private, err := x509.ParsePKCS8PrivateKey(der)
 	if err != nil {
 		return nil, errors.New("its private part cannot be read")

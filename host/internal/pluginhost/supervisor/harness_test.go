@@ -1,6 +1,7 @@
 package supervisor_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -171,8 +172,8 @@ func (w *world) configure(p supervisor.Plugin) {
 func (w *world) pids() (pids []int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, d := range dirs {
-		exe, err := os.Readlink(d + "/exe")
-		if err == nil && strings.HasPrefix(exe, w.cfg.DataDir+"/") {
+		line, err := os.ReadFile(d + "/cmdline") // exe is private
+		if err == nil && bytes.HasPrefix(line, []byte(w.cfg.DataDir+"/")) {
 			pid, _ := strconv.Atoi(filepath.Base(d))
 			pids = append(pids, pid)
 		}
