@@ -40,8 +40,8 @@ var ofMounts = []mutant{
 	{
 		name: "made-without-a-look", promise: "root makes and mounts nothing where another user can replace the path",
 		file: "internal/trusted/trusted.go",
-		old:  "	if !errors.Is(err, fs.ErrNotExist) || path == filepath.Dir(path) {\n",
-		new:  "	if err == nil || path == filepath.Dir(path) {\n",
+		old:  "	err := File(path)\n",
+		new:  "	_, err := os.Lstat(path)\n",
 		pkg:  "./internal/trusted", run: "^TestNothingIsMadeForOthers$",
 	},
 }
