@@ -78,8 +78,12 @@ workload "theirs" {
 	external := externalOf(t, h)
 	// Of each pair the first exists. The second has the same length and the same kind of characters.
 	pairs := [][2]string{
-		{"theirs", "absent"}, {"private", "nothing"}, {"local", "other"}, {h.Name, strings.Repeat("n", len(h.Name))},
-		{theirs.Token.Accessor, another(theirs.Token.Accessor)}, {external, another(external)},
+		{"theirs", "absent"},
+		{"private", "nothing"},
+		{"local", "other"},
+		{h.Name, strings.Repeat("n", len(h.Name))},
+		{theirs.Token.Accessor, another(theirs.Token.Accessor)},
+		{external, another(external)},
 	}
 	tokens := map[string]string{"nobody": "", "writer": token("writer").Secret, "reader": token("reader").Secret}
 	conn := asNobody(t, h)

@@ -46,8 +46,13 @@ audit {
 	var shown []string
 	for _, h := range c.Hosts {
 		for _, command := range [][]string{
-			{"volume", "status", "v"}, {"volume", "explain", "v"}, {"workload", "status", "w"}, {"node", "status"},
-			{"operator", "secrets", "status"}, {"operator", "raft", "list-peers"}, {"acl", "token", "list"},
+			{"volume", "status", "v"},
+			{"volume", "explain", "v"},
+			{"workload", "status", "w"},
+			{"node", "status"},
+			{"operator", "secrets", "status"},
+			{"operator", "raft", "list-peers"},
+			{"acl", "token", "list"},
 			{"plugin", "log", "csi-bridge"},
 		} {
 			out := h.Try(command...)
