@@ -29,9 +29,10 @@ var onTheHost = []attack{
 		worked: "71b237a: the agent would run [{ID:evil … Command:[/bin/id] …}]",
 	},
 	{
-		who: localUser, tries: "find a secret of a volume, a token or a key in a whole cluster: files, logs, events, audit, metrics, snapshots, stacks",
-		stops: "secrets are encrypted, or hashed, before they are stored",
+		who: localUser, tries: "find a secret of a volume, a token or a key in a whole cluster: files, logs, events, audit, metrics, snapshots, stacks, core files",
+		stops: "secrets are encrypted, or hashed, before they are stored; agents and plugins leave no core files",
 		pkg:   suitePkg, run: "^TestASecretIsNowhere$",
+		worked:  "891eb3a: server-1: the agent leaves a core file",
 		remains: "the memory of a process that uses it, for root; swap, where memory is not locked",
 	},
 	{

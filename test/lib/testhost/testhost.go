@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -51,6 +52,7 @@ type Host struct {
 
 	agent *exec.Cmd
 	ended chan struct{}
+	last  *os.ProcessState // of an agent that this test has ended
 }
 
 // New prepares a host with the csi-bridge plugin, and others by name, and writes its configuration: more is HCL
@@ -254,7 +256,13 @@ func (h *Host) awaitEnd(why string) {
 	case <-time.After(Wait):
 		h.t.Fatalf("the agent did not end%s\n%s", why, h.LogTail())
 	}
-	h.agent = nil
+	h.agent, h.last = nil, h.agent.ProcessState
+}
+
+// LeftCore says whether the last agent that the test ended has left a core file.
+func (h *Host) LeftCore() bool {
+	h.t.Helper()
+	return h.last.Sys().(syscall.WaitStatus).CoreDump()
 }
 
 // Client calls the agent's API.

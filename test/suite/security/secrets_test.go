@@ -13,14 +13,17 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// The secrets of volumes and tokens are in no file, log, event, argument, environment, snapshot, metric or stack
-// of a cluster that uses them; keys are in their own files only.
+// The secrets of volumes and tokens are in no file, log, event, argument, environment, snapshot, metric, stack or core
+// file of a cluster that uses them; keys are in their own files only.
 func TestASecretIsNowhere(t *testing.T) {
 	t.Parallel()
+	cores(t)
 	c := testcluster.New(t, testcluster.Options{Servers: 1, Nodes: 1, Config: `
 acl {
   enabled = true
@@ -31,7 +34,7 @@ audit {
 `})
 	server, node := c.Host("server-1"), c.Host("node-1")
 	for _, h := range c.Hosts {
-		h.Env = []string{"GOTRACEBACK=system"} // an agent that is told to shows the stacks of all goroutines
+		h.Env = []string{"GOTRACEBACK=crash"} // an agent that is told to says all, and leaves a core file where it may
 	}
 	management := withTokens(t, c)
 	weak := token(t, server, "default")
@@ -76,7 +79,48 @@ audit {
 				t.Errorf("%s: a secret is in the stacks in the log: %v", h.Name, err)
 			}
 		}
+		if h.LeftCore() {
+			t.Errorf("%s: the agent leaves a core file", h.Name)
+		}
 	}
+	for _, h := range c.Hosts {
+		left := h.Processes()
+		if len(left) == 0 {
+			t.Errorf("%s: no plugin goes on without the agent", h.Name)
+		}
+		for _, pid := range left {
+			limits, _ := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid)) // it has ended
+			for line := range strings.Lines(string(limits)) {
+				if rest, ok := strings.CutPrefix(line, "Max core file size"); ok && strings.Fields(rest)[1] != "0" {
+					t.Errorf("%s: process %d may leave a core file: %s", h.Name, pid, line)
+				}
+			}
+		}
+	}
+}
+
+// cores lets programs that this process starts leave core files, and removes those that they leave here.
+func cores(t *testing.T) {
+	t.Helper()
+	var before unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_CORE, &before)
+	if err == nil {
+		err = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: before.Max, Max: before.Max})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_CORE, &before); err != nil {
+			t.Error(err)
+		}
+		left, _ := filepath.Glob("core*")
+		for _, file := range left {
+			if err := os.Remove(file); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // served returns what an agent serves on a path of its socket.
