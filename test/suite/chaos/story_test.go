@@ -118,9 +118,15 @@ func (s *story) prepare() {
 		l.volumes = append(l.volumes, v)
 	}
 	// Each server takes a raft snapshot: without one it would always replay the whole log.
-	leader := s.c.Leader()
-	leader.Run("operator", "snapshot", "save", leader.Path("saved"))
-	leader.Run("operator", "snapshot", "restore", leader.Path("saved"))
+	h := s.c.Leader()
+	h.Run("operator", "snapshot", "save", h.Path("saved"))
+	h.Eventually("the ledger is restored", func() error { // on a busy machine the leader may change meanwhile
+		if r := h.Try("operator", "snapshot", "restore", h.Path("saved")); r.Code != 0 {
+			return errors.New(r.Stderr)
+		}
+		return nil
+	})
+	s.c.Leader()
 }
 
 // data is the file that a volume's writers append to, as seen on the storage.
