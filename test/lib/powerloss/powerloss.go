@@ -2,15 +2,16 @@
 package powerloss
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -45,7 +46,14 @@ func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
 	return func() {
 		t.Helper()
 		shutDown(t, dir)
-		must(t, unix.Unmount(dir, 0))
+		// A process that was just killed, or a child of another test before its exec, may have it open for a moment.
+		check.Eventually(t, dir+" is unmounted", func() bool {
+			err := unix.Unmount(dir, 0)
+			if !errors.Is(err, unix.EBUSY) {
+				must(t, err)
+			}
+			return err == nil
+		})
 		released(t, device)
 		mount()
 	}
@@ -65,16 +73,13 @@ func shutDown(t testing.TB, dir string) {
 // released waits until the kernel has ended the file system, of which another test's mount namespace may have a copy.
 func released(t testing.TB, device string) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	check.Eventually(t, device+" is not in use", func() bool {
 		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if err == nil {
 			must(t, unix.Close(fd))
-			return
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%s is still in use: %v", device, err)
-		}
-	}
+		return err == nil
+	})
 }
 
 func run(t testing.TB, name string, args ...string) string {
