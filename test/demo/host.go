@@ -146,7 +146,9 @@ type plugin struct {
 	PID     number
 	State   string
 	Refused map[string]string
-	Swaps   []struct{ Error string }
+	// FileProblem says why the file in the plugin directory is not run.
+	FileProblem string
+	Swaps       []struct{ Error string }
 }
 
 // number is a 64-bit integer in protobuf's JSON: a string, absent when it is 0.

@@ -61,7 +61,7 @@ func (s *teller) swaps(good []byte, times int) error {
 		return err
 	}
 	return s.awaitBridge("the bad binary is refused",
-		func(p plugin) bool { return len(p.Refused) == 1 && p.State == "running" })
+		func(p plugin) bool { return p.FileProblem != "" && p.State == "running" })
 }
 
 // putBridge atomically replaces csi-bridge by data, the output of a command.

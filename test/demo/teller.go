@@ -141,10 +141,10 @@ func (s *teller) ticks(cmd *exec.Cmd, n int) {
 }
 
 func (s *teller) ticksNow(cmd *exec.Cmd, n int) error {
-	path := fmt.Sprintf("/proc/%d/root%s/ticks", s.h.childOf(s.ctx, cmd.Process.Pid), s.h.mnt())
 	var first int64 = -1
 	return s.h.wait(s.ctx, "the background workload writes", func() error {
-		info, err := os.Stat(path)
+		// The first child may be one that prepares the mounts.
+		info, err := os.Stat(fmt.Sprintf("/proc/%d/root%s/ticks", s.h.childOf(s.ctx, cmd.Process.Pid), s.h.mnt()))
 		if err != nil {
 			return err
 		}
