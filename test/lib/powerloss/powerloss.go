@@ -22,7 +22,7 @@ var FileSystems = []string{"ext4", "xfs"}
 func Disk(t testing.TB, fstype string) (dir string, cut func()) {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
+	check.NoError(t, err)
 	return dir, DiskAt(t, fstype, dir)
 }
 
@@ -32,14 +32,14 @@ func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
 	t.Helper()
 	testbin.RequireRoot(t, "a loss of power")
 	image := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(image, nil, 0o600))
-	must(t, os.Truncate(image, 300<<20)) // the smallest that XFS takes
+	check.NoError(t, os.WriteFile(image, nil, 0o600))
+	check.NoError(t, os.Truncate(image, 300<<20)) // the smallest that XFS takes
 	run(t, "mkfs."+fstype, "-q", image)
 	device := run(t, "losetup", "--find", "--show", image)
 	t.Cleanup(func() { _ = exec.Command("losetup", "--detach", device).Run() })
 	mount := func() {
 		t.Helper()
-		must(t, unix.Mount(device, dir, fstype, 0, ""))
+		check.NoError(t, unix.Mount(device, dir, fstype, 0, ""))
 	}
 	mount()
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
@@ -50,7 +50,7 @@ func DiskAt(t testing.TB, fstype, dir string) (cut func()) {
 		check.Eventually(t, dir+" is unmounted", func() bool {
 			err := unix.Unmount(dir, 0)
 			if !errors.Is(err, unix.EBUSY) {
-				must(t, err)
+				check.NoError(t, err)
 			}
 			return err == nil
 		})
@@ -65,9 +65,9 @@ func shutDown(t testing.TB, dir string) {
 	t.Helper()
 	const goingDown, noLogFlush = 0x8004587d, 2
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	must(t, err)
+	check.NoError(t, err)
 	defer unix.Close(fd)
-	must(t, unix.IoctlSetPointerInt(fd, goingDown, noLogFlush))
+	check.NoError(t, unix.IoctlSetPointerInt(fd, goingDown, noLogFlush))
 }
 
 // released waits until the kernel has ended the file system, of which another test's mount namespace may have a copy.
@@ -76,7 +76,7 @@ func released(t testing.TB, device string) {
 	check.Eventually(t, device+" is not in use", func() bool {
 		fd, err := unix.Open(device, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 		if err == nil {
-			must(t, unix.Close(fd))
+			check.NoError(t, unix.Close(fd))
 		}
 		return err == nil
 	})
@@ -89,11 +89,4 @@ func run(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %v: %v", name, args, err)
 	}
 	return strings.TrimSpace(string(out))
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -126,7 +126,6 @@ func (s *story) prepare() {
 		}
 		return nil
 	})
-	s.c.Leader()
 }
 
 // data is the file that a volume's writers append to, as seen on the storage.
