@@ -244,23 +244,15 @@ func listener(ctx context.Context, address string) (pidfd *os.File, pid int) {
 		return nil, 0
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
+	cred, err := process.AtSocket(conn.(*net.UnixConn))
+	if err != nil || cred.Pid == 0 {
+		return nil, 0
+	}
+	fd, err := unix.PidfdOpen(int(cred.Pid), 0)
 	if err != nil {
 		return nil, 0
 	}
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	if pid == 0 {
-		return nil, 0
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, 0
-	}
-	return os.NewFile(uintptr(fd), "pidfd"), pid
+	return os.NewFile(uintptr(fd), "pidfd"), int(cred.Pid)
 }
 
 // awaitEnd waits until a process has ended: its pidfd is then readable.

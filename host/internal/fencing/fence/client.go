@@ -358,20 +358,9 @@ func (c *connection) ask(q request) (answer, error) {
 
 // kill kills a fence that does not answer, because it holds the folder's lock.
 func (c *connection) kill() error {
-	raw, err := c.conn.SyscallConn()
+	peer, err := process.AtSocket(c.conn)
 	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		peer,
-			credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return fmt.Errorf("find the fence's process: %w", credErr)
+		return fmt.Errorf("find the fence's process: %w", err)
 	}
 	p, err := process.Observe(int(peer.Pid))
 	if errors.Is(err, process.ErrGone) {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/process"
 )
 
 // Bounds of the numbers of connections. All but maxOfPeer are lower where the process may open few files (share).
@@ -177,14 +178,14 @@ func (b *bounded) Accept() (net.Conn, error) {
 func (b *bounded) count(conn net.Conn) (net.Conn, error) {
 	holder := "address " + addressOf(conn.RemoteAddr()).String()
 	if local, ok := conn.(*net.UnixConn); ok {
-		uid, err := userOf(local)
+		cred, err := process.AtSocket(local)
 		if err != nil {
 			return nil, err
 		}
-		if uid == 0 || int(uid) == os.Geteuid() {
+		if cred.Uid == 0 || int(cred.Uid) == os.Geteuid() {
 			return conn, nil
 		}
-		holder = fmt.Sprintf("user %d", uid)
+		holder = fmt.Sprintf("user %d", cred.Uid)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -206,21 +207,6 @@ func (b *bounded) count(conn net.Conn) (net.Conn, error) {
 		return &countedUnixConn{local, counted}, nil
 	}
 	return counted, nil
-}
-
-// userOf returns the user at the other end of a unix socket.
-func userOf(conn *net.UnixConn) (uid uint32, err error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	if failed := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); failed != nil || err != nil {
-		return 0, errors.Join(failed, err)
-	}
-	return cred.Uid, nil
 }
 
 func decrease[K comparable](counts map[K]int, key K) {
