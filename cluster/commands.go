@@ -18,10 +18,10 @@ type applier interface {
 	apply(ctx context.Context, c command.Command) (any, error)
 }
 
-// RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid; ErrVolumeInUse if the new
-// definition does not fit existing claims.
+// RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid; ErrDuplicate if another
+// volume has its driver and external id; ErrVolumeInUse if the new definition does not fit existing claims.
 func (c Commands) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
-	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v})
+	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v, Distinct: true})
 }
 
 // DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while it is claimed. With force the

@@ -217,7 +217,7 @@ func TestFullDiskOfOneServer(t *testing.T) {
 
 	leave(t, disk, filler, 0)
 	for i := range 400 { // more than its disk has space for
-		big.ID = fmt.Sprint("big", i)
+		big.ID, big.ExternalID = fmt.Sprint("big", i), fmt.Sprint("ext-big", i)
 		if _, err := c.Client().RegisterVolume(within(t), big); err != nil {
 			t.Fatal(err)
 		}

@@ -125,6 +125,16 @@ func checkPrevious(t *testing.T, node *cluster.Node, running []string) {
 func goOnFromPrevious(t *testing.T, node *cluster.Node) {
 	t.Helper()
 	ctx := t.Context()
+	v0, _, err := node.Volume(ctx, claim.VolumeRef{Namespace: "default", ID: "v0"},
+		cluster.Blocking{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := v0
+	again.ID = "again"
+	if _, err := node.RegisterVolume(ctx, again); !errors.Is(err, claim.ErrDuplicate) {
+		t.Errorf("a volume that the earlier release registered, under another name: %v", err)
+	}
 	if _, err := node.AwaitWorkload(ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "next"}, Node: "b"},
 		[]claim.WorkloadRef{{Namespace: "default", ID: "w0"}}); err != nil {
 		t.Error(err)

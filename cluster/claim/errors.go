@@ -19,6 +19,8 @@ var (
 	ErrReadOnly = errcode.FailedPrecondition.New("access mode is for readers only")
 	// ErrUnsupported: the volume was not registered with the wanted modes.
 	ErrUnsupported = errcode.FailedPrecondition.New("volume lacks the capability")
+	// ErrDuplicate: the driver's volume is registered under another name.
+	ErrDuplicate = errcode.AlreadyExists.New("is registered as another volume")
 	// ErrConflict: the workload or claim exists with other arguments.
 	ErrConflict = errcode.FailedPrecondition.New("exists with other arguments")
 	// ErrInvalid: a field is missing or malformed. The error is a *FieldError.

@@ -161,6 +161,8 @@ func TestEntriesOfTheFirstVersion(t *testing.T) {
 	}
 }
 
+const noVolume = `{"namespace":"","id":"","name":"","plugin_id":"","external_id":"","capabilities":null}`
+
 // TestLevels: a command has the lowest level that its fields need, and entries of the first level are encoded as
 // before.
 func TestLevels(t *testing.T) {
@@ -195,6 +197,10 @@ func TestLevels(t *testing.T) {
 			`"name":"a","stop_drain":true}`: &command.SetNodeDuty{Name: "a", StopDrain: true},
 		"\x03\x10" + before +
 			`"name":"a","namespaces":[]}`: &command.SetNodeDuty{Name: "a", Namespaces: &[]string{}},
+		"\x03\x01" + before +
+			`"volume":` + noVolume + `,"distinct":true}`: &command.RegisterVolume{Distinct: true},
+		"\x01\x01" + before +
+			`"volume":` + noVolume + `}`: &command.RegisterVolume{},
 		"\x01\x06" + before + nodeJSON(
 			``): &command.PutNode{Node: claim.Node{Name: "a"}},
 		"\x02\x06" + before + nodeJSON(

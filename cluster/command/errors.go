@@ -48,6 +48,7 @@ var reasons = map[string]error{
 	"read-only":          claim.ErrReadOnly,
 	"unsupported":        claim.ErrUnsupported,
 	"conflict":           claim.ErrConflict,
+	"duplicate":          claim.ErrDuplicate,
 	"invalid":            claim.ErrInvalid,
 	"backwards":          claim.ErrBackwards,
 	"volume-not-found":   claim.ErrVolumeNotFound,

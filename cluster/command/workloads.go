@@ -11,6 +11,8 @@ import (
 type RegisterVolume struct {
 	Stamp
 	Volume claim.Volume `json:"volume"`
+	// Distinct refuses the volume if another one has its driver and external id. Earlier programs did not ask for it.
+	Distinct bool `json:"distinct,omitempty"`
 }
 
 // RegisterVolumeResult answers RegisterVolume.

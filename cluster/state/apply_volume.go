@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -40,6 +41,11 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	if err := tx.checkSealed(old, next); err != nil {
 		return nil, err
 	}
+	if c.Distinct {
+		if err := tx.checkDistinct(&next); err != nil {
+			return nil, err
+		}
+	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	next.AccessMode, next.AttachmentMode = "", "" // derived from the claims, not stored
 	if err := write(tx, volumeKey(next.VolumeRef), &next, before, volumeIndexKeys(&next)); err != nil {
@@ -62,6 +68,23 @@ func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 	}
 	if err := keys.CheckSealed(next.SecretsKey); err != nil {
 		return fmt.Errorf("the secrets of volume %q: %w", next.VolumeRef, err)
+	}
+	return nil
+}
+
+// checkDistinct refuses a volume if another one has its driver and external id: each would have claims of its own, and
+// so the driver's volume two writers.
+func (tx *writeTx) checkDistinct(v *claim.Volume) error {
+	same, err := tx.keys(span{base: externalIDPart(v), limit: 2})
+	if err != nil {
+		return err
+	}
+	for _, part := range same {
+		namespace, id, _ := strings.Cut(part, "/")
+		if other := (claim.VolumeRef{Namespace: namespace, ID: id}); other != v.VolumeRef {
+			return fmt.Errorf("volume %q: external_id %q of driver %q %w, %q: use that one, or deregister it first",
+				v.VolumeRef, v.ExternalID, v.PluginID, claim.ErrDuplicate, other)
+		}
 	}
 	return nil
 }

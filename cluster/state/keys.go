@@ -1,6 +1,7 @@
 package state
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 	"time"
@@ -35,6 +36,7 @@ import (
 //	cn/NODE/NS/VOLUME/WNS/WORKLOAD     claims on a node
 //	cr/NS/VOLUME/WNS/WORKLOAD          claims being released
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
+//	ve/DRIVER/SHA256/NS/VOLUME         volumes by the hash of their external id
 //	dn/DRIVER/NODE                     the driver on the node
 //	we/TIME/NS/WORKLOAD                ended workloads, oldest first
 //	wn/NODE/NS/WORKLOAD                workloads that run or wait on a node
@@ -68,6 +70,7 @@ const (
 	claimsByNode     = "cn/"
 	claimsReleasing  = "cr/"
 	volumesByDriver  = "vd/"
+	volumesByExtID   = "ve/"
 	driversByNode    = "dn/"
 	workloadsByEnd   = "we/"
 	workloadsByNode  = "wn/"
@@ -112,7 +115,14 @@ func timePart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano()
 // indexKeys are the keys that lead to a record and have no value of their own.
 
 func volumeIndexKeys(v *claim.Volume) []string {
-	return []string{volumesByDriver + v.PluginID + "/" + volumePart(v.VolumeRef)}
+	part := volumePart(v.VolumeRef)
+	return []string{volumesByDriver + v.PluginID + "/" + part, externalIDPart(v) + part}
+}
+
+// externalIDPart is the prefix of the index keys of all volumes with the driver and external id of v. An external
+// id may hold any characters, so its hash is in the key.
+func externalIDPart(v *claim.Volume) string {
+	return fmt.Sprintf("%s%s/%x/", volumesByExtID, v.PluginID, sha256.Sum256([]byte(v.ExternalID)))
 }
 
 func claimIndexKeys(c *claim.Claim) []string {
@@ -155,8 +165,9 @@ func keptIndexKeys(k *kept) []string {
 
 func indexPart(index uint64) string { return fmt.Sprintf("%016x", index) }
 
-// keysVersion is the version of the index keys that this program keeps: version 2 has workloads by node.
-const keysVersion = 2
+// keysVersion is the version of the index keys that this program keeps: version 2 has workloads by node, version 3
+// volumes by external id.
+const keysVersion = 3
 
 var keysVersionKey = []byte("m/keys")
 
@@ -183,19 +194,30 @@ func upgradeKeys(db *badger.DB) error {
 	}
 	batch := db.NewWriteBatch()
 	defer batch.Cancel()
-	all, err := records[claim.Workload](&tx, span{base: workloads})
-	if err != nil {
+	if err := addKeys(&tx, batch, workloads, workloadIndexKeys); err != nil {
 		return err
 	}
-	for i := range all {
-		for _, key := range workloadIndexKeys(&all[i]) {
-			if err := batch.Set([]byte(key), nil); err != nil {
-				return err
-			}
-		}
+	if err := addKeys(&tx, batch, volumes, volumeIndexKeys); err != nil {
+		return err
 	}
 	if err := batch.Flush(); err != nil {
 		return err
 	}
 	return db.Update(func(txn *badger.Txn) error { return putKeysVersion(txn.Set) })
+}
+
+// addKeys adds the index keys of all records with a prefix.
+func addKeys[T any](tx *ReadTx, batch *badger.WriteBatch, base string, indexKeys func(*T) []string) error {
+	all, err := records[T](tx, span{base: base})
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		for _, key := range indexKeys(&all[i]) {
+			if err := batch.Set([]byte(key), nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

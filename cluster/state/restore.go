@@ -211,9 +211,10 @@ var (
 		func(value []byte) (claim.Volume, error) {
 			v, err := decodePart[struct {
 				claim.VolumeRef
-				PluginID string `json:"plugin_id"`
+				PluginID   string `json:"plugin_id"`
+				ExternalID string `json:"external_id"`
 			}](value)
-			return claim.Volume{VolumeRef: v.VolumeRef, PluginID: v.PluginID}, err
+			return claim.Volume{VolumeRef: v.VolumeRef, PluginID: v.PluginID, ExternalID: v.ExternalID}, err
 		},
 		func(value []byte) (claim.Claim, error) {
 			c, err := decodePart[struct {

@@ -52,7 +52,9 @@ func TestRestoreOfManyTables(t *testing.T) {
 		}
 		values[i] = encoded(t, v)
 		want[volumeKey(v.VolumeRef)] = string(values[i])
-		want[volumeIndexKeys(&v)[0]] = ""
+		for _, key := range volumeIndexKeys(&v) {
+			want[key] = ""
+		}
 	}
 	data := framed(7, values...)
 	for name, options := range map[string][]Option{"plain": nil, "encrypted": {WithKey(bytes.Repeat([]byte("k"), 32))}} {
@@ -83,7 +85,7 @@ func TestRestoreOfManyTables(t *testing.T) {
 			l.must(&command.DeregisterVolume{Ref: ref("v000007"), Force: true})
 			l.must(&command.RegisterVolume{Volume: volume("v000008", claim.MultiNodeMultiWriter)})
 			changed := l.records()
-			if len(changed) != 2*many-2 || maps.Equal(changed, want) {
+			if len(changed) != len(want)-3 || maps.Equal(changed, want) {
 				t.Fatalf("%d keys after a change, had %d", len(changed), len(want))
 			}
 			if err := l.Close(); err != nil {

@@ -294,6 +294,51 @@ func TestDeregisterByForce(t *testing.T) {
 	}
 }
 
+func TestOneVolumeIsRegisteredOnce(t *testing.T) {
+	l := open(t)
+	register := func(namespace, id, driver, external string) error {
+		v := volume(id, claim.SingleNodeWriter)
+		v.Namespace, v.PluginID, v.ExternalID = namespace, driver, external
+		_, err := l.do(&command.RegisterVolume{Volume: v, Distinct: true})
+		return err
+	}
+	refused := func(err error, by string) {
+		t.Helper()
+		if !errors.Is(err, claim.ErrDuplicate) || !strings.Contains(err.Error(), by) {
+			t.Errorf("got %v, want ErrDuplicate by %s", err, by)
+		}
+	}
+	for _, v := range [][4]string{
+		{"default", "a", "d", "disk/1"},
+		{"default", "a", "d", "disk/1"}, // an update
+		{"default", "b", "d", "disk"},
+		{"default", "c", "other", "disk/1"},
+	} {
+		if err := register(v[0], v[1], v[2], v[3]); err != nil {
+			t.Errorf("%v: %v", v, err)
+		}
+	}
+	before := l.records()
+	refused(register("default", "e", "d", "disk/1"), `"a"`)
+	refused(register("shop", "a", "d", "disk/1"), `"a"`)
+	refused(register("default", "b", "d", "disk/1"), `"a"`) // by an update
+	l.sameAs(before, "refused")
+	l.must(&command.DeregisterVolume{Ref: ref("a")})
+	if err := register("default", "b", "d", "disk/1"); err != nil {
+		t.Errorf("after the other was deregistered: %v", err)
+	}
+	if err := register("shop", "a", "d", "disk"); err != nil {
+		t.Errorf("the id that an update gave up: %v", err)
+	}
+
+	// Two that an earlier program registered stay, until they are to be changed.
+	v := volume("old", claim.SingleNodeWriter)
+	v.PluginID, v.ExternalID = "d", "disk"
+	l.must(&command.RegisterVolume{Volume: v})
+	refused(register("default", "old", "d", "disk"), `"shop/a"`)
+	refused(register("shop", "a", "d", "disk"), `"old"`)
+}
+
 func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
 	l := open(t)
 	put := func(healthy int, memory string) bool {

@@ -25,6 +25,13 @@ var ledger = []mutant{
 		pkg:  claimPkg, run: "^TestNoSequenceBreaksTheModes$", args: []string{"-rapid.nofailfile"},
 	},
 	{
+		name: "external-id-unchecked", promise: "a driver's volume is registered once",
+		file: "cluster/state/apply_volume.go",
+		old:  "other != v.VolumeRef {",
+		new:  "other != v.VolumeRef && other.Namespace == v.Namespace {",
+		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
+	},
+	{
 		name: "key-ignored", promise: "a write whose answer was lost is applied once, however often it is sent",
 		file: "cluster/state/idempotency.go",
 		old:  "	case found:\n		return tx.repeat(c, before)\n",

@@ -130,6 +130,21 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 		namespace "till" { policy = "read" }`)
 	_, err = lister.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
+	h.fake.mu.Lock()
+	h.fake.answers = theirs.Spec.ExternalId
+	h.fake.mu.Unlock()
+	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("twin", inNamespace("shop"))}))
+	wantError(t, err, connect.CodeAlreadyExists, `"shop/twin"`, theirs.Spec.ExternalId, "one id to several volumes")
+	if err != nil && strings.Contains(err.Error(), `till/theirs`) {
+		t.Errorf("it is told whose volume it is: %v", err)
+	}
+	h.fake.mu.Lock()
+	h.fake.answers = ""
+	h.fake.mu.Unlock()
+	both := h.as(t, "both", `namespace "shop" { policy = "write" }
+		namespace "till" { policy = "write" }`)
+	_, err = both.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	wantError(t, err, connect.CodeAlreadyExists, `"till/theirs"`, "deregister it first")
 
 	// The driver's volumes of others are not shown.
 	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))

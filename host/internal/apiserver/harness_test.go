@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -49,6 +50,7 @@ type storageFake struct {
 
 	mu        sync.Mutex
 	volumes   map[string]storage.CreateRequest // by external id
+	answers   string                           // the external id of what it makes; empty: one for each name
 	secrets   map[string]string                // of the last call
 	deleted   []string
 	snapshots []storage.Snapshot
@@ -108,7 +110,7 @@ func (f *storageFake) Create(_ context.Context, _ storage.Driver, req storage.Cr
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	id := "ext-" + req.Name
+	id := cmp.Or(f.answers, "ext-"+req.Name)
 	f.volumes[id] = req
 	return storage.CreateResponse{
 		ExternalID: id, Capacity: max(req.CapacityMin, 1<<20),

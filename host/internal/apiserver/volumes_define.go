@@ -119,7 +119,11 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 		return err
 	}
 	made.CloneID = v.CloneID
-	if _, err := s.put(ctx, made); err != nil {
+	switch _, err := s.put(ctx, made); {
+	case errors.Is(err, claim.ErrDuplicate): // whose it is may be hidden from the caller
+		return fmt.Errorf("volume %q: driver %q answered its creation with the external id %q, which %w: the driver gives one id "+
+			"to several volumes; nothing was registered", v.VolumeRef, v.PluginID, made.ExternalID, claim.ErrDuplicate)
+	case err != nil:
 		return fmt.Errorf(
 			"volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
 			v.VolumeRef, v.PluginID, made.ExternalID, err)
