@@ -222,13 +222,17 @@ func TestLeaderIsCutOff(t *testing.T) {
 	register(t, c.Client(), "a")
 	old := c.WaitLeader(t)
 	everywhere(t, c, "a")
+	nothing := func(*state.ReadTx) error { return nil }
 	c.Partition(old.Name)
+	if err := old.ReadLatest(within(t), nothing); !errors.Is(err, command.ErrNotLeader) {
+		t.Errorf("a consistent read from a leader that reaches nobody: %v", err)
+	}
 	clustertest.Eventually(t, "another server leads", func() bool {
 		l := c.Leader()
 		return l != nil && l != old
 	})
 	register(t, c.Client(), "b")
-	if err := old.ReadLatest(within(t), func(*state.ReadTx) error { return nil }); !errors.Is(err, command.ErrNotLeader) {
+	if err := old.ReadLatest(within(t), nothing); !errors.Is(err, command.ErrNotLeader) {
 		t.Errorf("a consistent read from a deposed leader: %v", err)
 	}
 	if has(t, old.Node, "b") || !has(t, old.Node, "a") {

@@ -7,12 +7,6 @@ const chaosPkg = "./test/suite/chaos"
 // onlyInChaos are planted bugs that only clusters of real agents show.
 var onlyInChaos = []mutant{
 	{
-		name: "reads-unconfirmed", promise: "histories of claims and reads are linearizable",
-		file: "cluster/queries.go",
-		old:  "	if err := n.verifying.join(ctx, n.verify); err != nil {\n",
-		new:  "	if err := ctx.Err(); err != nil {\n",
-	},
-	{
 		name: "released-at-the-leases-end", promise: "a node's claims stand until its fence has surely acted",
 		file: "host/internal/fencing/lease/timeouts.go",
 		old:  "return l.StopAfter + l.Margin }",

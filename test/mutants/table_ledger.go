@@ -144,6 +144,13 @@ var ledger = []mutant{
 		pkg:  clusterPkg, run: "^TestDecisionOfADeposedLeader$",
 	},
 	{
+		name: "reads-unconfirmed", promise: "reads include everything acknowledged before them",
+		file: "cluster/queries.go",
+		old:  "	if err := n.verifying.join(ctx, n.verify); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
+		pkg:  clusterPkg, run: "^TestLeaderIsCutOff$",
+	},
+	{
 		name: "stale-confirmation", promise: "reads include everything acknowledged before them",
 		file: "cluster/raftnode/confirm.go",
 		old:  "a.term == term && a.question >= question {",
