@@ -224,7 +224,7 @@ type ControllerCapabilities struct {
 	ListSnapshots         bool `json:"list_snapshots,omitempty"`
 	Clone                 bool `json:"clone,omitempty"`
 	Expand                bool `json:"expand,omitempty"`
-	OnlineExpand          bool `json:"online_expand,omitempty"`
+	OnlineExpand          bool `json:"online_expand,omitempty"` // also while in use
 	VolumeCondition       bool `json:"volume_condition,omitempty"`
 	SingleNodeMultiWriter bool `json:"single_node_multi_writer,omitempty"`
 	Topology              bool `json:"topology,omitempty"` // VOLUME_ACCESSIBILITY_CONSTRAINTS

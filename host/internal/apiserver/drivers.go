@@ -190,7 +190,7 @@ func controllerCapabilities(c *storage.ControllerCapabilities) []string {
 		named{"SINGLE_NODE_MULTI_WRITER", c.SingleNodeMultiWriter},
 		// Of the driver as a whole (PluginCapability).
 		named{"VOLUME_ACCESSIBILITY_CONSTRAINTS", c.Topology},
-		named{"VolumeExpansion.ONLINE", c.OnlineExpand},
+		named{"VolumeExpansion.OFFLINE alone", c.Expand && !c.OnlineExpand},
 	)
 }
 

@@ -216,7 +216,7 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 		d.ControllersHealthy != 1 ||
 		strings.Join(d.NodeCapabilities, ",") != "GET_VOLUME_STATS" ||
 		strings.Join(d.ControllerCapabilities,
-			",") != "CREATE_DELETE_VOLUME,LIST_VOLUMES,CREATE_DELETE_SNAPSHOT,LIST_SNAPSHOTS,EXPAND_VOLUME,VolumeExpansion.ONLINE" {
+			",") != "CREATE_DELETE_VOLUME,LIST_VOLUMES,CREATE_DELETE_SNAPSHOT,LIST_SNAPSHOTS,EXPAND_VOLUME" {
 		t.Errorf("driver %v", d)
 	}
 	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "fake"}))

@@ -24,8 +24,9 @@ type Config struct {
 	NodeID       string
 	NoController bool
 	NoNode       bool
+	Offline      bool // declares VolumeExpansion OFFLINE, besides ONLINE unless Without names that
 	// Without removes capabilities, by their names in the CSI spec; a name that the controller and the node
-	// service share is removed from both.
+	// service share is removed from both, or from one with the prefix "controller." or "node.".
 	Without []string
 	// Mounts makes staging and target paths real bind mounts of a directory next to the socket. This needs
 	// root. Otherwise both are plain directories.

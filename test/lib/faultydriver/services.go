@@ -44,12 +44,18 @@ func (s *services) GetPluginCapabilities(context.Context,
 	if s.has("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
 		add(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
 	}
-	if s.has("ONLINE") {
+	expansion := func(t csi.PluginCapability_VolumeExpansion_Type) {
 		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{
-			Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
-				Type: csi.PluginCapability_VolumeExpansion_ONLINE,
-			}},
+			Type: &csi.PluginCapability_VolumeExpansion_{
+				VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: t},
+			},
 		})
+	}
+	if s.has("ONLINE") {
+		expansion(csi.PluginCapability_VolumeExpansion_ONLINE)
+	}
+	if s.config.Offline {
+		expansion(csi.PluginCapability_VolumeExpansion_OFFLINE)
 	}
 	return resp, nil
 }
@@ -57,10 +63,10 @@ func (s *services) GetPluginCapabilities(context.Context,
 func (s *services) has(capability string) bool { return !slices.Contains(s.config.Without, capability) }
 
 // numbers lists an enum's values in order, without the zero value and the removed ones, followed by the raw ones.
-func (s *services) numbers(names map[int32]string, raw []int32) []int32 {
+func (s *services) numbers(service string, names map[int32]string, raw []int32) []int32 {
 	var out []int32
 	for n, name := range names {
-		if n != 0 && s.has(name) {
+		if n != 0 && s.has(name) && s.has(service+"."+name) {
 			out = append(out, n)
 		}
 	}
@@ -72,7 +78,7 @@ func (s *services) ControllerGetCapabilities(context.Context,
 	*csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, n := range s.numbers(csi.ControllerServiceCapability_RPC_Type_name, s.config.RawController) {
+	for _, n := range s.numbers("controller", csi.ControllerServiceCapability_RPC_Type_name, s.config.RawController) {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
 				Type: csi.ControllerServiceCapability_RPC_Type(n),
@@ -86,7 +92,7 @@ func (s *services) NodeGetCapabilities(context.Context,
 	*csi.NodeGetCapabilitiesRequest,
 ) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, n := range s.numbers(csi.NodeServiceCapability_RPC_Type_name, s.config.RawNode) {
+	for _, n := range s.numbers("node", csi.NodeServiceCapability_RPC_Type_name, s.config.RawNode) {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{
 				Type: csi.NodeServiceCapability_RPC_Type(n),

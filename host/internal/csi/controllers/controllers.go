@@ -150,7 +150,11 @@ var (
 		what: "list volumes",
 		has:  func(c *storage.ControllerCapabilities) bool { return c.ListVolumes },
 	}
-	expanding    = ability{what: "expand volumes", has: func(c *storage.ControllerCapabilities) bool { return c.Expand }}
+	// expanding is optional: some drivers expand on the nodes alone.
+	expanding = ability{
+		what: "expand volumes",
+		has:  func(c *storage.ControllerCapabilities) bool { return c.Expand }, optional: true,
+	}
 	snapshotting = ability{
 		what: "take and delete snapshots",
 		has:  func(c *storage.ControllerCapabilities) bool { return c.CreateDeleteSnapshot },
@@ -168,6 +172,8 @@ type reach interface {
 	call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error
 	// attaches reports whether the driver attaches volumes to nodes. It fails if that is not known.
 	attaches(driver string) (bool, error)
+	// expandsOnNodes reports whether a node service of the driver has EXPAND_VOLUME.
+	expandsOnNodes(driver string) bool
 	// on returns a node's last report on the driver.
 	on(driver, node string) (claim.NodeDriver, error)
 }
@@ -199,6 +205,11 @@ func (h host) attaches(driver string) (bool, error) {
 	}
 	ctl := d.Fingerprint.Controller
 	return ctl != nil && ctl.AttachDetach, nil
+}
+
+func (h host) expandsOnNodes(driver string) bool {
+	d, err := h.calls.Drivers.Get(driver)
+	return err == nil && d.Fingerprint.Node != nil && d.Fingerprint.Node.Expand
 }
 
 func (h host) on(driver, node string) (claim.NodeDriver, error) {

@@ -424,6 +424,32 @@ func TestExpandOffline(t *testing.T) {
 	}
 }
 
+func TestExpandOnNodesAlone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(d *drivers.Driver)
+		want   storage.ExpandResponse
+		code   codes.Code
+	}{
+		"no EXPAND_VOLUME in the controller": {
+			func(d *drivers.Driver) { d.Fingerprint.Controller.Expand, d.Fingerprint.Node.Expand = false, true },
+			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true}, codes.OK,
+		},
+		"no controller": {
+			func(d *drivers.Driver) { d.Fingerprint.Controller, d.Fingerprint.Node.Expand = nil, true },
+			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true}, codes.OK,
+		},
+		"nowhere": {
+			func(d *drivers.Driver) { d.Fingerprint.Controller.Expand = false }, storage.ExpandResponse{}, codes.Unimplemented,
+		},
+	} {
+		p := &plugin{}
+		got, err := open(p, driver("d", tc.change)).Expand(t.Context(), vol, 10, 0, true)
+		if s, _ := status.FromError(err); got != tc.want || s.Code() != tc.code || len(p.volumes) > 0 {
+			t.Errorf("%s: %+v, %v; the controller was asked about %v", name, got, err, p.volumes)
+		}
+	}
+}
+
 func TestSecretsOfTheRequestReplaceTheStored(t *testing.T) {
 	p := &plugin{}
 	c := open(p, driver("d"))

@@ -270,6 +270,19 @@ func (p *picker) attaches(driver string) (bool, error) {
 		driver, drivers.ErrUnhealthy, driver)
 }
 
+func (p *picker) expandsOnNodes(driver string) bool {
+	d, err := p.cluster.Driver(driver)
+	if err != nil {
+		return false
+	}
+	for _, on := range d.Nodes {
+		if on.Node != nil && on.Node.Expand {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *picker) on(driver, node string) (claim.NodeDriver, error) {
 	d, err := p.cluster.Driver(driver)
 	if err != nil {

@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"strings"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/sdk/storage"
@@ -95,13 +98,17 @@ func (c *Controllers) List(ctx context.Context, driverID string, page storage.Pa
 }
 
 // Expand grows the volume at its driver to at least minBytes and at most maxBytes (0: no limit).
-// inUse says that the volume is claimed. It may be repeated.
+// inUse says that the volume is claimed. It may be repeated. A driver whose controller lacks
+// EXPAND_VOLUME is not called if its node service has it: the node alone expands then (CSI spec,
+// NodeExpandVolume).
 func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxBytes int64,
 	inUse bool,
 ) (grown storage.ExpandResponse, err error) {
 	doing := fmt.Sprintf("expand volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+	byController := false
 	err = c.call(ctx, doing, v.PluginID, expanding.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			byController = true
 			if ctl := d.Fingerprint.Controller; inUse && ctl != nil && ctl.Expand && !ctl.OnlineExpand {
 				return ErrOffline
 			}
@@ -113,7 +120,14 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 				storage.ExpandRequest{Volume: volume, CapacityMin: minBytes, CapacityMax: maxBytes})
 			return err
 		})
-	return grown, err
+	switch {
+	case err != nil || byController:
+		return grown, err
+	case c.reach.expandsOnNodes(v.PluginID):
+		return storage.ExpandResponse{Capacity: minBytes, NodeExpansionRequired: true}, nil
+	}
+	return grown, done(doing, v.PluginID,
+		status.Error(codes.Unimplemented, "neither its controllers nor its nodes can expand volumes (EXPAND_VOLUME)"))
 }
 
 // CreateSnapshot takes a snapshot of the volume, or returns the existing one of that name. Names are

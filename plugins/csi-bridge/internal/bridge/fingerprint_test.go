@@ -97,6 +97,21 @@ func TestFingerprintSaysWhatTheDriverIs(t *testing.T) {
 	}
 }
 
+// TestExpansionInUse: volumes in use may be expanded unless the driver declares OFFLINE alone.
+func TestExpansionInUse(t *testing.T) {
+	for _, tc := range []struct{ online, offline, want bool }{
+		{true, false, true}, {true, true, true}, {false, false, true}, {false, true, false},
+	} {
+		config := faultydriver.Config{Offline: tc.offline}
+		if !tc.online {
+			config.Without = []string{"ONLINE"}
+		}
+		if fp := firstFingerprint(t, setup(t, brisk, config)); fp.Controller.OnlineExpand != tc.want {
+			t.Errorf("%+v: got %v", tc, fp.Controller.OnlineExpand)
+		}
+	}
+}
+
 // TestDeathIsSeenAtOnce uses an interval that is longer than any test, so that only the lost connection
 // reveals the driver's death.
 func TestDeathIsSeenAtOnce(t *testing.T) {

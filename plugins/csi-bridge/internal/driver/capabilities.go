@@ -69,7 +69,7 @@ func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
 		return nil, err
 	}
 	caps := &Controller{}
-	present := false
+	present, online, offline := false, false, false
 	for _, p := range plugin.GetCapabilities() {
 		switch p.GetService().GetType() {
 		case csi.PluginCapability_Service_CONTROLLER_SERVICE:
@@ -77,10 +77,15 @@ func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
 		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
 			caps.Topology = true
 		}
-		if p.GetVolumeExpansion().GetType() == csi.PluginCapability_VolumeExpansion_ONLINE {
-			caps.OnlineExpand = true
+		switch p.GetVolumeExpansion().GetType() {
+		case csi.PluginCapability_VolumeExpansion_ONLINE:
+			online = true
+		case csi.PluginCapability_VolumeExpansion_OFFLINE:
+			offline = true
 		}
 	}
+	// Many drivers with EXPAND_VOLUME declare neither. They expand volumes in use, or answer FailedPrecondition.
+	caps.OnlineExpand = online || !offline
 	if !present {
 		c.controller.put(epoch, nil)
 		return nil, nil
