@@ -181,7 +181,9 @@ func (c *client) CreateSnapshot(ctx context.Context, d Driver, req CreateSnapsho
 		Volume:     volumeTo(req.Volume),
 		Parameters: req.Parameters,
 	})
-	return snapshotFrom(res.GetSnapshot()), err
+	s := snapshotFrom(res.GetSnapshot())
+	s.Warnings = res.GetWarnings()
+	return s, err
 }
 
 func (c *client) DeleteSnapshot(ctx context.Context, d Driver, snapshotID string, secrets map[string]string) error {

@@ -90,7 +90,7 @@ type ControllerCapabilities struct {
 	ListSnapshots         bool
 	Clone                 bool
 	Expand                bool
-	OnlineExpand          bool
+	OnlineExpand          bool // of volumes in use: unless VolumeExpansion is OFFLINE alone
 	VolumeCondition       bool
 	SingleNodeMultiWriter bool
 	Topology              bool // VOLUME_ACCESSIBILITY_CONSTRAINTS
@@ -223,6 +223,7 @@ type Snapshot struct {
 	Size             int64
 	CreatedAt        time.Time
 	Ready            bool
+	Warnings         []string // of CreateSnapshot, for the operator
 }
 
 // ListSnapshotsRequest asks for a page of snapshots, optionally of one volume or with one id.

@@ -198,7 +198,7 @@ func (s *server) CreateSnapshot(ctx context.Context,
 		Volume:     volumeFrom(req.GetVolume()),
 		Parameters: req.GetParameters(),
 	})
-	return &storagev1.CreateSnapshotResponse{Snapshot: snapshotTo(snapshot)}, err
+	return &storagev1.CreateSnapshotResponse{Snapshot: snapshotTo(snapshot), Warnings: snapshot.Warnings}, err
 }
 
 func (s *server) DeleteSnapshot(ctx context.Context,

@@ -39,7 +39,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 	}
 	shown := shownSnapshot(v.PluginID, taken)
 	shown.Volume = v.String()
-	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown}), nil
+	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}), nil
 }
 
 // DeleteSnapshot deletes a snapshot at its driver. It may be repeated.

@@ -40,6 +40,7 @@ func (a *app) snapshotCreate() *cobra.Command {
 				return hintVolume(err)
 			}
 			return a.print(resp.Msg, func() error {
+				a.warn(resp.Msg.GetWarnings())
 				s := resp.Msg.GetSnapshot()
 				state := "ready"
 				if !s.GetReady() {

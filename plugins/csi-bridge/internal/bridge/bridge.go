@@ -2,8 +2,8 @@
 // driver supports them, and translates the answers back. Package driver does deadlines, retries, queueing, logs
 // and error texts.
 //
-// Invariants: nothing is kept between two calls except connections and drivers' capabilities, so that the process
-// can be replaced at any moment; and nothing is decided about claims or steps, because the host decides which call
+// Invariants: nothing is kept between two calls except connections, drivers' capabilities and the calls that drivers
+// died of, so that the process can be replaced at any moment; and nothing is decided about claims or steps, because the host decides which call
 // to make.
 package bridge
 

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -254,17 +255,20 @@ func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver,
 ) (storage.Snapshot, error) {
 	op := onVolume(driver.CreateSnapshot, req.Volume)
 	op.Object = req.Name
+	var diedBefore, listed bool
 	resp, err := controllerDo(ctx, b, d, op,
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.CreateSnapshotResponse, error) {
 			if !caps.CreateDeleteSnapshot {
 				return nil, lacks("CREATE_DELETE_SNAPSHOT")
 			}
+			listed = caps.ListSnapshots
 			resp, err := c.Controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
 				SourceVolumeId: req.Volume.ExternalID,
 				Name:           req.Name,
 				Secrets:        req.Volume.Secrets,
 				Parameters:     req.Parameters,
 			})
+			diedBefore = driver.DiedBefore(ctx)
 			if err == nil && resp.GetSnapshot().GetSnapshotId() == "" {
 				err = withoutID("CreateSnapshot")
 			}
@@ -273,7 +277,40 @@ func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver,
 	if err != nil {
 		return storage.Snapshot{}, err
 	}
-	return snapshot(resp.GetSnapshot()), nil
+	taken := snapshot(resp.GetSnapshot())
+	if diedBefore {
+		taken.Warnings = []string{b.afterDeath(ctx, d, taken, req.Volume.Secrets, listed)}
+	}
+	return taken, nil
+}
+
+// afterDeath is the warning for a snapshot that the driver ended in. Asked again for the same name, a driver finds
+// what it had begun, and some report it without looking whether it is complete.
+func (b *Bridge) afterDeath(ctx context.Context, d storage.Driver, taken storage.Snapshot, secrets map[string]string,
+	listed bool,
+) string {
+	const warning = "the driver ended while it took the snapshot; asked again, it reports it as taken, which may be " +
+		"what the first attempt left: restore it somewhere before you rely on it. "
+	if !listed {
+		return warning + "The driver lists no snapshots, so this could not be checked"
+	}
+	list, err := b.ListSnapshots(ctx, d, storage.ListSnapshotsRequest{SnapshotID: taken.ID, Secrets: secrets})
+	switch {
+	case err != nil:
+		return warning + "It could not be checked: " + status.Convert(err).Message()
+	case len(list.Snapshots) == 0:
+		return warning + "The driver does not list it"
+	}
+	s := list.Snapshots[0]
+	switch {
+	case s.VolumeExternalID != taken.VolumeExternalID:
+		return warning + fmt.Sprintf("The driver lists it as one of volume %q", s.VolumeExternalID)
+	case s.Size != taken.Size:
+		return warning + fmt.Sprintf("The driver lists it with %d bytes, and answered %d", s.Size, taken.Size)
+	case !s.Ready:
+		return warning + fmt.Sprintf("The driver lists it with %d bytes, as not ready to use yet", s.Size)
+	}
+	return warning + fmt.Sprintf("The driver lists it with %d bytes, as ready to use", s.Size)
 }
 
 // DeleteSnapshot implements storage.Snapshotter.

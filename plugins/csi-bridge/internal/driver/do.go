@@ -241,6 +241,8 @@ func (r *run) outcome(b *strings.Builder) (answered bool) {
 	}
 	rpc, text := path.Base(failed.method), r.op.Redactor.Text(failed.status.Message())
 	switch {
+	case failed.died:
+		b.WriteString(text)
 	case failed.answered:
 		fmt.Fprintf(b, "%s answered %s: %s", rpc, failed.status.Code(), text)
 		return true

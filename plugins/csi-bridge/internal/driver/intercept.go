@@ -20,6 +20,15 @@ import (
 type call struct {
 	op      *Op
 	attempt int
+	// diedBefore is set if an earlier attempt at the RPC, in this operation or before, ended the driver.
+	diedBefore bool
+}
+
+// DiedBefore says whether the RPC that was just made with ctx had ended the driver at an earlier attempt, maybe one
+// of an earlier operation. It is called inside Do.
+func DiedBefore(ctx context.Context) bool {
+	info, ok := ctx.Value(callKey{}).(*call)
+	return ok && info.diedBefore
 }
 
 type callKey struct{}
@@ -34,6 +43,7 @@ type callError struct {
 	status   *status.Status
 	sent     bool // it was sent on a connection: the driver may have received it
 	answered bool // the status is the driver's own
+	died     bool // the driver ended in it once more than it may; the status says so
 }
 
 func (e *callError) Error() string              { return e.status.Message() }
@@ -60,19 +70,47 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 		header, trailer metadata.MD
 		started         = time.Now()
 	)
+	what := deadly{method, info.op.Key + " " + info.op.Object}
+	if mayKill(method) {
+		release, err := c.deaths.admit(ctx, what)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
+	connection := c.deaths.connection()
 	err := invoke(ctx, method, req, reply, cc,
 		append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
 	c.logCall(info, method, req, reply, err, time.Since(started))
-	if err == nil {
-		return nil
-	}
-	return &callError{
+	failed := &callError{
 		method: method,
 		status: status.Convert(err),
 		sent:   to.Addr != nil,
 		// Every answer has a content-type, in its header or, without a body, in its trailer; a status that gRPC
 		// made on this side has neither.
 		answered: len(header)+len(trailer) > 0,
+	}
+	c.countDeath(info, what, failed, connection)
+	if err == nil {
+		return nil
+	}
+	return failed
+}
+
+// countDeath records whether the driver has ended in a call.
+func (c *Conn) countDeath(info *call, what deadly, ended *callError, connection int) {
+	if !mayKill(what.method) {
+		return
+	}
+	switch code := ended.status.Code(); {
+	case code == codes.OK || ended.answered:
+		_, _, info.diedBefore = c.deaths.of(what)
+		c.deaths.survived(what)
+	case ended.sent && code != codes.DeadlineExceeded && code != codes.Canceled:
+		c.deaths.charge(what, connection)
+		if times, _, _ := c.deaths.of(what); times >= maxDeaths {
+			ended.died, ended.status = true, c.deaths.refusal(what)
+		}
 	}
 }
 

@@ -160,10 +160,11 @@ type Conn struct {
 	epoch      atomic.Uint64         // incremented when a connection is made or lost
 	controller cache[*Controller]
 	node       cache[*Node]
+	deaths     deaths
 }
 
 func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
-	c := &Conn{path: path, log: log, timing: timing}
+	c := &Conn{path: path, log: log, timing: timing, deaths: deaths{alone: make(chan struct{}, 1)}}
 	// Use passthrough and our own dialler instead of gRPC's unix resolver: the dial's error stays complete for the
 	// operator, and the authority is the plain "localhost" that every gRPC server accepts.
 	cc, err := grpc.NewClient("passthrough:///localhost",
@@ -208,7 +209,10 @@ type epochs struct{ conn *Conn }
 
 func (e epochs) HandleConn(_ context.Context, s stats.ConnStats) {
 	switch s.(type) {
-	case *stats.ConnBegin, *stats.ConnEnd:
+	case *stats.ConnBegin:
+		e.conn.epoch.Add(1)
+		e.conn.deaths.connected()
+	case *stats.ConnEnd:
 		e.conn.epoch.Add(1)
 	}
 }

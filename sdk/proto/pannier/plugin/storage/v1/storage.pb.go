@@ -721,7 +721,7 @@ type ControllerCapabilities struct {
 	SingleNodeMultiWriter bool                   `protobuf:"varint,11,opt,name=single_node_multi_writer,json=singleNodeMultiWriter,proto3" json:"single_node_multi_writer,omitempty"`
 	// topology: VOLUME_ACCESSIBILITY_CONSTRAINTS of the identity service.
 	Topology bool `protobuf:"varint,12,opt,name=topology,proto3" json:"topology,omitempty"`
-	// online_expand and offline_expand come from the identity service's VolumeExpansion.
+	// online_expand: volumes in use may be expanded. False if the identity service declares VolumeExpansion OFFLINE alone.
 	OnlineExpand  bool `protobuf:"varint,13,opt,name=online_expand,json=onlineExpand,proto3" json:"online_expand,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2598,8 +2598,10 @@ func (x *CreateSnapshotRequest) GetParameters() map[string]string {
 }
 
 type CreateSnapshotResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Snapshot      *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// warnings are for the operator.
+	Warnings      []string `protobuf:"bytes,2,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2637,6 +2639,13 @@ func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
 	if x != nil {
 		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *CreateSnapshotResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
 	}
 	return nil
 }
@@ -3373,9 +3382,10 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"parameters\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Y\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"u\n" +
 	"\x16CreateSnapshotResponse\x12?\n" +
-	"\bsnapshot\x18\x01 \x01(\v2#.pannier.plugin.storage.v1.SnapshotR\bsnapshot\"\xbe\x01\n" +
+	"\bsnapshot\x18\x01 \x01(\v2#.pannier.plugin.storage.v1.SnapshotR\bsnapshot\x12\x1a\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xbe\x01\n" +
 	"\bSnapshot\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12,\n" +
