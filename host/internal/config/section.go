@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 	"github.com/zclconf/go-cty/cty"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -290,6 +291,14 @@ func (s *section) free(typeName string, secret bool) map[string]string {
 	block := s.one(typeName)
 	if block == nil {
 		return nil
+	}
+	if native, ok := block.Body.(*hclsyntax.Body); ok {
+		for _, inner := range native.Blocks {
+			s.problems.add(inner.DefRange(), "%s.%s: a string is required, not an object", s.key(typeName), inner.Type)
+		}
+		body := *native
+		body.Blocks = nil
+		block.Body = &body
 	}
 	attrs, diags := block.Body.JustAttributes()
 	if diags.HasErrors() {

@@ -19,9 +19,22 @@ const maxFile = 128 << 10
 // maxDepth bounds the nesting of expressions and blocks: hcl's parsers recurse.
 const maxDepth = 64
 
+// parser parses what is not JSON.
+type parser func(src []byte, name string) (hcl.Body, hcl.Diagnostics)
+
 // parse parses a file: as JSON if its name ends in .json, or if the name does not say and it starts with a brace;
 // otherwise as HCL.
 func parse(name string, src []byte, problems *Problems) hcl.Body {
+	return parseWith(parseHCL, name, src, problems)
+}
+
+func parseHCL(src []byte, name string) (hcl.Body, hcl.Diagnostics) {
+	file, diags := hclsyntax.ParseConfig(src, name, hcl.InitialPos)
+	return file.Body, diags
+}
+
+// parseWith is parse with another parser for what is not JSON.
+func parseWith(native parser, name string, src []byte, problems *Problems) hcl.Body {
 	whole := hcl.Range{Filename: name}
 	if len(src) > maxFile {
 		problems.add(whole, "larger than %d bytes", maxFile)
@@ -34,18 +47,21 @@ func parse(name string, src []byte, problems *Problems) hcl.Body {
 		problems.add(whole, "nested deeper than %d levels", maxDepth)
 		return nil
 	}
-	var file *hcl.File
+	var body hcl.Body
 	var diags hcl.Diagnostics
 	if isJSON {
-		file, diags = json.Parse(src, name)
+		var file *hcl.File
+		if file, diags = json.Parse(src, name); !diags.HasErrors() {
+			body = file.Body
+		}
 	} else {
-		file, diags = hclsyntax.ParseConfig(src, name, hcl.InitialPos)
+		body, diags = native(src, name)
 	}
 	if diags.HasErrors() {
 		problems.addDiags("", diags)
 		return nil
 	}
-	return file.Body
+	return body
 }
 
 // tooDeep returns the first line whose brackets nest deeper than maxDepth, or 0. It also counts brackets in strings:

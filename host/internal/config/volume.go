@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -21,13 +22,31 @@ const maxSecret = 1 << 20
 var volumeFields = fields{
 	attrs: []string{
 		"id", "name", "type", "namespace", "plugin_id", "external_id",
-		"capacity_min", "capacity_max", "clone_id", "snapshot_id",
+		"capacity_min", "capacity_max", "clone_id", "snapshot_id", "access_mode", "attachment_mode",
 	},
 	blocks: []string{
 		"capability", "mount_options", "topology_request", "secrets", "secrets_from", "parameters",
 		"context",
 	},
+	refused: map[string]string{
+		"capacity": `write capacity_min = "10GiB", and capacity_max for the most that it may have`,
+		"per_alloc": "is of the volume block of a Nomad job: make a volume for each workload, and name it in the workload's " +
+			"volume block as source",
+		"source":    ofWorkload,
+		"read_only": ofWorkload,
+		"sticky":    ofWorkload,
+		"Volumes":   ofHTTP,
+		"Volume":    ofHTTP,
+	},
 }
+
+// Why keys of Nomad that are no part of a volume spec are refused.
+const (
+	ofWorkload = "is said where the volume is used: write it in the volume block of the workload's spec, if at all"
+	ofHTTP     = "is a request of Nomad's HTTP API: write the volume itself, with the keys of its spec: id, type, plugin_id"
+	ofHost     = `type: "host" is a directory of a Nomad client: here every volume has a CSI driver. For a volume on a ` +
+		`host's own disk write type = "csi" and plugin_id = "local", the id of csi-local in dev mode`
+)
 
 // ReadVolume reads a volume spec from a file; "-" reads standard input. The
 // error is Problems.
@@ -42,9 +61,17 @@ func ReadVolume(path string) (*hostv1.VolumeSpec, error) {
 // ParseVolume reads a volume spec; problems contain name. Files in secrets_from are read. The namespace is empty if
 // the spec has none. The error is Problems.
 func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
+	return parseVolume(parseVolumeBody, name, src)
+}
+
+func parseVolume(native parser, name string, src []byte) (*hostv1.VolumeSpec, error) {
 	var problems Problems
-	body := parse(name, src, &problems)
+	body := parseWith(native, name, src, &problems)
 	if body == nil {
+		return nil, problems.err()
+	}
+	if at, isHost := hostVolume(body); isHost { // its other keys would only be more of the same problem
+		problems.add(at, ofHost)
 		return nil, problems.err()
 	}
 	s := open(body, "", volumeFields, nil, &problems)
@@ -62,8 +89,8 @@ func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 	spec.Capabilities = s.capabilities()
 	spec.MountOptions = s.mountOptions()
 	spec.TopologyRequest = s.topologyRequest()
-	spec.Parameters = s.free("parameters", false)
-	spec.Context = s.free("context", false)
+	spec.Parameters = s.forDriver("parameters", false)
+	spec.Context = s.forDriver("context", false)
 	spec.Secrets = s.secrets()
 	s.checkVolume(spec)
 	if err := problems.err(); err != nil {
@@ -72,13 +99,36 @@ func ParseVolume(name string, src []byte) (*hostv1.VolumeSpec, error) {
 	return spec, nil
 }
 
+// hostVolume reports whether the spec is of one of Nomad's host volumes, and where it says so.
+func hostVolume(body hcl.Body) (at hcl.Range, is bool) {
+	content, _, _ := body.PartialContent(&hcl.BodySchema{Attributes: []hcl.AttributeSchema{{Name: "type"}}})
+	if content == nil || content.Attributes["type"] == nil {
+		return at, false
+	}
+	attr := content.Attributes["type"]
+	v, diags := attr.Expr.Value(nil)
+	text, ok := asString(v)
+	return attr.Range, !diags.HasErrors() && ok && strings.EqualFold(text, "host")
+}
+
 func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
+	if err := claim.CheckID(spec.Id); err != nil && claim.CheckID(plainID(spec.Id)) == nil {
+		s.fail("id", "%v; write id = %q", err, plainID(spec.Id))
+	}
 	s.id("id", spec.Id)
+	if spec.PluginId == "" {
+		s.fail("plugin_id", "is required: the id of a CSI driver, as pannier driver status lists it")
+	}
 	s.id("plugin_id", spec.PluginId)
 	if s.has("namespace") {
 		s.id("namespace", spec.Namespace)
 	}
-	if spec.Type != "csi" {
+	switch {
+	case strings.EqualFold(spec.Type, "csi"):
+		spec.Type = "csi"
+	case spec.Type == "":
+		s.fail("type", `is required; write type = "csi"`)
+	default:
 		s.fail("type", "%q is not supported; write type = \"csi\"", spec.Type)
 	}
 	if spec.Name == "" {
@@ -91,8 +141,20 @@ func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
 		s.fail("capacity_min", "is larger than capacity_max")
 	}
 	if len(spec.Capabilities) == 0 && len(s.content.Blocks.OfType("capability")) == 0 {
-		s.fail("capability", "at least one block is required")
+		s.fail("capability", "at least one block is required, such as "+
+			`capability { access_mode = "single-node-writer", attachment_mode = "file-system" }`)
 	}
+}
+
+// plainID returns an id like one of Nomad's, where every character is allowed.
+func plainID(id string) string {
+	plain := strings.Map(func(r rune) rune {
+		if claim.CheckID("x"+string(r)) != nil {
+			return '-'
+		}
+		return r
+	}, id)
+	return strings.Trim(plain, "-.")
 }
 
 // capacity reads bytes: a number, or a string such as "10GiB".
@@ -148,6 +210,37 @@ func (s *section) capabilities() []*hostv1.VolumeCapability {
 		}
 		list = append(list, c)
 	}
+	return s.oldCapability(list)
+}
+
+// oldCapability adds access_mode and attachment_mode at the top level, where specs for old versions of Nomad have them.
+// Newer versions ignore them beside capability blocks, so there they must say the same.
+func (s *section) oldCapability(list []*hostv1.VolumeCapability) []*hostv1.VolumeCapability {
+	if !s.has("access_mode") && !s.has("attachment_mode") {
+		return list
+	}
+	old := &hostv1.VolumeCapability{}
+	s.modes(&old.AccessMode, &old.AttachmentMode)
+	if len(s.content.Blocks.OfType("capability")) == 0 {
+		for _, name := range []string{"access_mode", "attachment_mode"} {
+			if !s.has(name) {
+				s.fail(name, "is required too, or a capability block with both")
+			}
+		}
+		return []*hostv1.VolumeCapability{old}
+	}
+	for _, c := range list {
+		if cmp.Or(old.AccessMode, c.AccessMode) == c.AccessMode &&
+			cmp.Or(old.AttachmentMode, c.AttachmentMode) == c.AttachmentMode {
+			return list
+		}
+	}
+	for _, name := range []string{"access_mode", "attachment_mode"} {
+		if s.has(name) {
+			s.fail(name, "is in none of the capability blocks: leave it out here, or write a capability block with it")
+			break
+		}
+	}
 	return list
 }
 
@@ -183,30 +276,59 @@ func (s *section) topologyRequest() *hostv1.TopologyRequest {
 	if block == nil {
 		return nil
 	}
-	in := s.inner(block, fields{blocks: []string{"required", "preferred"}})
+	const levels = "write required { topology { segments { ... } } }, or preferred"
+	in := s.inner(block, fields{
+		blocks: []string{"required", "preferred"}, refused: map[string]string{"topology": levels, "segments": levels},
+	})
 	return &hostv1.TopologyRequest{Required: in.topologies("required"), Preferred: in.topologies("preferred")}
 }
 
 func (s *section) topologies(typeName string) []*hostv1.Topology {
-	outer := s.one(typeName)
-	if outer == nil {
-		return nil
-	}
 	var list []*hostv1.Topology
-	in := s.inner(outer, fields{blocks: []string{"topology"}})
-	for _, block := range in.content.Blocks.OfType("topology") {
-		segments := in.inner(block, fields{blocks: []string{"segments"}}).free("segments", false)
-		if len(segments) == 0 {
-			in.problems.add(block.DefRange, "%s: a segments block with at least one key is required", in.key("topology"))
+	for _, outer := range s.content.Blocks.OfType(typeName) { // in JSON each topology may have its own
+		in := s.inner(outer, fields{blocks: []string{"topology"}})
+		for _, block := range in.content.Blocks.OfType("topology") {
+			segments := in.inner(block, fields{blocks: []string{"segments"}}).forDriver("segments", false)
+			if len(segments) == 0 {
+				in.problems.add(block.DefRange, "%s: a segments block with at least one key is required", in.key("topology"))
+			}
+			list = append(list, &hostv1.Topology{Segments: segments})
 		}
-		list = append(list, &hostv1.Topology{Segments: segments})
 	}
 	return list
 }
 
+// forDriver reads a block of free keys whose values a driver gets. Values that Nomad would make another text of are
+// refused.
+func (s *section) forDriver(typeName string, secret bool) map[string]string {
+	for _, block := range s.content.Blocks.OfType(typeName) {
+		attrs, _ := block.Body.JustAttributes() // free reports what is wrong with it
+		for _, attr := range attrs {
+			v, diags := attr.Expr.Value(nil)
+			text, ok := asText(v)
+			if diags.HasErrors() || !ok || v.Type() == cty.String {
+				continue
+			}
+			line := fmt.Sprintf("write %q", text)
+			if secret {
+				line = "write it in quotes"
+			}
+			switch {
+			case v.Type() == cty.Bool:
+				s.problems.add(attr.Range, "%s.%s: %s: Nomad gives the driver 1 or 0 for a boolean without quotes",
+					s.key(typeName), attr.Name, line)
+			case strings.Contains(text, "e"):
+				s.problems.add(attr.Range, "%s.%s: write the number in quotes, as the driver is to get it", s.key(typeName),
+					attr.Name)
+			}
+		}
+	}
+	return s.free(typeName, secret)
+}
+
 // secrets joins the secrets block with the files of secrets_from.
 func (s *section) secrets() map[string]string {
-	secrets := s.free("secrets", true)
+	secrets := s.forDriver("secrets", true)
 	block := s.one("secrets_from")
 	if block == nil {
 		return secrets
