@@ -71,6 +71,7 @@ type Node struct {
 	leadership leadership
 	verifying  verifier
 	levels     levels
+	oneByOne   sync.Mutex // held by executeOneByOne
 
 	mu       sync.Mutex
 	closed   bool

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -41,10 +40,8 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	if err := tx.checkSealed(old, next); err != nil {
 		return nil, err
 	}
-	if c.Distinct {
-		if err := tx.checkDistinct(&next); err != nil {
-			return nil, err
-		}
+	if err := tx.checkDistinct(&next, c.Distinct); err != nil {
+		return nil, err
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
 	next.AccessMode, next.AttachmentMode = "", "" // derived from the claims, not stored
@@ -73,20 +70,19 @@ func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 }
 
 // checkDistinct refuses a volume if another one has its driver and external id: each would have claims of its own, and
-// so the driver's volume two writers.
-func (tx *writeTx) checkDistinct(v *claim.Volume) error {
-	same, err := tx.keys(span{base: externalIDPart(v), limit: 2})
-	if err != nil {
+// so the driver's volume two writers. A command of an earlier program does not ask for it.
+func (tx *writeTx) checkDistinct(v *claim.Volume, distinct bool) error {
+	others, err := tx.Duplicates(v)
+	switch {
+	case err != nil || len(others) == 0:
 		return err
+	case !distinct:
+		tx.duplicates.Store(true)
+		return nil
+	default:
+		return fmt.Errorf("volume %q: external_id %q of driver %q %w, %q: use that one, or deregister it first", v.VolumeRef,
+			v.ExternalID, v.PluginID, claim.ErrDuplicate, others[0])
 	}
-	for _, part := range same {
-		namespace, id, _ := strings.Cut(part, "/")
-		if other := (claim.VolumeRef{Namespace: namespace, ID: id}); other != v.VolumeRef {
-			return fmt.Errorf("volume %q: external_id %q of driver %q %w, %q: use that one, or deregister it first",
-				v.VolumeRef, v.ExternalID, v.PluginID, claim.ErrDuplicate, other)
-		}
-	}
-	return nil
 }
 
 func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {

@@ -66,16 +66,16 @@ const (
 	secretsKeys  = "s/"
 	keptResults  = "x/"
 
-	claimsByWorkload = "cw/"
-	claimsByNode     = "cn/"
-	claimsReleasing  = "cr/"
-	volumesByDriver  = "vd/"
-	volumesByExtID   = "ve/"
-	driversByNode    = "dn/"
-	workloadsByEnd   = "we/"
-	workloadsByNode  = "wn/"
-	tokensByWorkload = "tw/"
-	tokensByNode     = "tn/"
+	claimsByWorkload    = "cw/"
+	claimsByNode        = "cn/"
+	claimsReleasing     = "cr/"
+	volumesByDriver     = "vd/"
+	volumesByExternalID = "ve/"
+	driversByNode       = "dn/"
+	workloadsByEnd      = "we/"
+	workloadsByNode     = "wn/"
+	tokensByWorkload    = "tw/"
+	tokensByNode        = "tn/"
 
 	aclTokensByHash   = "ah/"
 	aclTokensByExpiry = "ae/"
@@ -122,7 +122,7 @@ func volumeIndexKeys(v *claim.Volume) []string {
 // externalIDPart is the prefix of the index keys of all volumes with the driver and external id of v. An external
 // id may hold any characters, so its hash is in the key.
 func externalIDPart(v *claim.Volume) string {
-	return fmt.Sprintf("%s%s/%x/", volumesByExtID, v.PluginID, sha256.Sum256([]byte(v.ExternalID)))
+	return fmt.Sprintf("%s%s/%x/", volumesByExternalID, v.PluginID, sha256.Sum256([]byte(v.ExternalID)))
 }
 
 func claimIndexKeys(c *claim.Claim) []string {

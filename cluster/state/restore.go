@@ -38,6 +38,9 @@ func (s *Store) Restore(r io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
+	if err := s.findDuplicates(next.db); err != nil {
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
+	}
 	if err := atomicfile.WriteFile(filepath.Join(s.dir, currentFile), []byte(fmt.Sprint(number))); err != nil {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
 	}

@@ -33,8 +33,10 @@ type Store struct {
 	pruned   pruned     // guarded by writing
 	eligible eligible   // guarded by writing
 	applied  atomic.Uint64
-	watchers watchers
-	changes  changes
+	// duplicates says that some volumes of the ledger may be one at their driver.
+	duplicates atomic.Bool
+	watchers   watchers
+	changes    changes
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
@@ -89,6 +91,9 @@ func (s *Store) open() error {
 		return err
 	}
 	if err := takeBallast(s.dir); err != nil {
+		return err
+	}
+	if err := s.findDuplicates(s.gen.db); err != nil {
 		return err
 	}
 	return s.View(func(tx *ReadTx) error {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 
 	"github.com/dgraph-io/badger/v4"
 	jsonv2 "github.com/go-json-experiment/json"
@@ -199,9 +200,10 @@ type writeTx struct {
 	topics map[Topic]struct{}
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
-	// pruned and eligible belong to the store and outlive the transaction.
-	pruned   *pruned
-	eligible eligible
+	// pruned, eligible and duplicates belong to the store and outlive the transaction.
+	pruned     *pruned
+	eligible   eligible
+	duplicates *atomic.Bool
 	// bytes and writes are the size of the transaction, which must end before it exceeds the limit of Badger.
 	bytes, writes int
 }
@@ -210,7 +212,7 @@ type writeTx struct {
 func newWriteTx(db *badger.DB) *writeTx {
 	return &writeTx{
 		ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
-		eligible: eligible{},
+		eligible: eligible{}, duplicates: &atomic.Bool{},
 	}
 }
 

@@ -177,6 +177,10 @@ func (s *story) judge() {
 		for _, site := range l.sites {
 			call := time.Now()
 			answer, _, err := site.read(s.t.Context(), v.id)
+			for limit := call.Add(testhost.Wait); err != nil && time.Now().Before(limit); {
+				call = time.Now()
+				answer, _, err = site.read(s.t.Context(), v.id)
+			}
 			if err != nil {
 				s.t.Errorf("all is well, and volume %s cannot be read through %s: %v", v.id, site.name, err)
 				continue
