@@ -32,6 +32,13 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
 	},
 	{
+		name: "duplicates-unchecked", promise: "of volumes that are one at their driver, only one has claims",
+		file: "cluster/apply.go",
+		old:  "	n.oneByOne.Lock()\n	defer n.oneByOne.Unlock()\n",
+		new:  "",
+		pkg:  clusterPkg, run: "^TestDuplicatesOfEarlierPrograms$",
+	},
+	{
 		name: "key-ignored", promise: "a write whose answer was lost is applied once, however often it is sent",
 		file: "cluster/state/idempotency.go",
 		old:  "	case found:\n		return tx.repeat(c, before)\n",
