@@ -26,7 +26,7 @@ var ledger = []mutant{
 	},
 	{
 		name: "external-id-unchecked", promise: "a driver's volume is registered once",
-		file: "cluster/state/apply_volume.go",
+		file: "cluster/state/duplicates.go",
 		old:  "other != v.VolumeRef {",
 		new:  "other != v.VolumeRef && other.Namespace == v.Namespace {",
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
