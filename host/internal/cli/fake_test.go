@@ -50,6 +50,7 @@ type fake struct {
 	workloads map[string]*hostv1.Workload
 	running   map[string]int64
 	stops     int
+	forgot    bool // a page's token
 	// breaks is the number of streams that still have to break off early.
 	breaks   int
 	tokens   []*hostv1.Token
@@ -202,10 +203,16 @@ func (f *fake) ListVolumes(context.Context,
 	return connect.NewResponse(resp), nil
 }
 
-// ListExternal returns three volumes, one per page.
+// ListExternal returns three volumes, one per page. It forgets the token c once.
 func (f *fake) ListExternal(_ context.Context,
 	r *connect.Request[hostv1.ListExternalRequest],
 ) (*connect.Response[hostv1.ListExternalResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.Msg.GetPageToken() == "c" && !f.forgot {
+		f.forgot = true
+		return nil, connect.NewError(connect.CodeAborted, errors.New("the token is not valid"))
+	}
 	next := map[string]string{"": "b", "b": "c", "c": ""}[r.Msg.GetPageToken()]
 	return connect.NewResponse(&hostv1.ListExternalResponse{
 		Volumes: []*hostv1.ExternalVolume{{

@@ -87,6 +87,7 @@ func (a *app) snapshotDelete() *cobra.Command {
 
 func (a *app) snapshotList() *cobra.Command {
 	var driver string
+	var page paging
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "list -driver ID", Short: "List a driver's snapshots",
@@ -98,24 +99,24 @@ func (a *app) snapshotList() *cobra.Command {
 				return err
 			}
 			all := &hostv1.ListSnapshotsResponse{}
-			for token := ""; ; {
+			all.Snapshots, all.NextToken, err = entries(&page, func(size int32, token string) ([]*hostv1.Snapshot, string, error) {
 				resp, err := client.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
-					PluginId: driver, PerPage: externalPage, PageToken: token, Secrets: secrets,
+					PluginId: driver, PerPage: size, PageToken: token, Secrets: secrets,
 				}))
 				if err != nil {
-					return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+					return nil, "", hint(err, ExitNotFound, "pannier driver status lists the drivers")
 				}
-				all.Snapshots = append(all.Snapshots, resp.Msg.GetSnapshots()...)
-				next := resp.Msg.GetNextToken()
-				if next == "" || next == token {
-					break
-				}
-				token = next
+				return resp.Msg.GetSnapshots(), resp.Msg.GetNextToken(), nil
+			})
+			if err != nil {
+				return err
 			}
+			a.noteNext(all.GetNextToken())
 			return a.print(all, func() error { return a.showSnapshots(all.GetSnapshots()) })
 		}),
 	}
 	cmd.Flags().StringVar(&driver, "driver", "", "the driver's `ID`")
+	page.flags(cmd)
 	secretsFlag(cmd, &secretFlags)
 	require(cmd, "driver")
 	return cmd

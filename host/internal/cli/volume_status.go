@@ -16,9 +16,6 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// externalPage is the number of volumes or snapshots per request to a driver.
-const externalPage = 100
-
 func (a *app) volumeStatus() *cobra.Command {
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
@@ -46,6 +43,7 @@ func (a *app) volumeStatus() *cobra.Command {
 func (a *app) volumeList() *cobra.Command {
 	var driver, node string
 	var external bool
+	var page paging
 	var read hostv1.ReadOptions
 	cmd := &cobra.Command{
 		Use: "list", Short: "List volumes by driver or node, or what a driver itself holds",
@@ -55,8 +53,11 @@ func (a *app) volumeList() *cobra.Command {
 			if external && (driver == "" || node != "") {
 				return &usageError{err: errors.New("-external goes with -driver, and not with -node")}
 			}
+			if !external && page.given() {
+				return &usageError{err: errors.New("-per-page and -page-token go with -external")}
+			}
 			if external {
-				return a.listExternal(ctx, client, driver)
+				return a.listExternal(ctx, client, driver, &page)
 			}
 			return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{
 				Namespace: a.namespaceOr("*"), PluginId: driver, Node: node, Read: &read,
@@ -66,6 +67,7 @@ func (a *app) volumeList() *cobra.Command {
 	cmd.Flags().StringVar(&driver, "driver", "", "only the volumes of this driver's `ID`")
 	cmd.Flags().StringVar(&node, "node", "", "only the volumes with a claim on this `NODE`")
 	cmd.Flags().BoolVar(&external, "external", false, "ask the driver, registered or not")
+	page.flags(cmd)
 	staleFlag(cmd, &read)
 	return cmd
 }
@@ -90,23 +92,22 @@ func (a *app) listVolumes(ctx context.Context, client *api.Client, req *hostv1.L
 	})
 }
 
-func (a *app) listExternal(ctx context.Context, client *api.Client, driver string) error {
+func (a *app) listExternal(ctx context.Context, client *api.Client, driver string, p *paging) error {
 	all := &hostv1.ListExternalResponse{}
-	for token := ""; ; {
+	var err error
+	all.Volumes, all.NextToken, err = entries(p, func(size int32, token string) ([]*hostv1.ExternalVolume, string, error) {
 		resp, err := client.Volumes.ListExternal(ctx, connect.NewRequest(&hostv1.ListExternalRequest{
-			PluginId: driver, PerPage: externalPage, PageToken: token,
+			PluginId: driver, PerPage: size, PageToken: token,
 		}))
 		if err != nil {
-			return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+			return nil, "", hint(err, ExitNotFound, "pannier driver status lists the drivers")
 		}
-		all.Volumes = append(all.Volumes, resp.Msg.GetVolumes()...)
-		// A driver that returns the same token again would cause an endless loop.
-		next := resp.Msg.GetNextToken()
-		if next == "" || next == token {
-			break
-		}
-		token = next
+		return resp.Msg.GetVolumes(), resp.Msg.GetNextToken(), nil
+	})
+	if err != nil {
+		return err
 	}
+	a.noteNext(all.GetNextToken())
 	return a.print(all, func() error {
 		if len(all.GetVolumes()) == 0 {
 			a.note("driver %q holds no volumes", driver)

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
@@ -73,7 +77,8 @@ func TestPagesAreTheWholeList(t *testing.T) {
 		limit := rapid.Int32Range(0, 7).Draw(rt, "limit")
 		var got []string
 		for token := ""; ; {
-			entries, next, err := page(left, token, limit, store.IsVolumeID)
+			entries, next, err := page(left, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit},
+				store.IsVolumeID, readID)
 			if err != nil || (limit > 0 && len(entries) > int(limit)) {
 				rt.Fatalf("%d entries, %v", len(entries), err)
 			}
@@ -88,11 +93,82 @@ func TestPagesAreTheWholeList(t *testing.T) {
 			rt.Fatalf("got %v, want %v", got, want)
 		}
 	})
-	if _, _, err := page(nil, "nonsense", 0, store.IsVolumeID); status.Code(err) != codes.Aborted {
+	if _, _, err := page(nil, &csi.ListVolumesRequest{StartingToken: "nonsense"}, store.IsVolumeID,
+		readID); status.Code(err) != codes.Aborted {
 		t.Errorf("bad token: %v", err)
 	}
-	if _, _, err := page(nil, "", -1, store.IsVolumeID); status.Code(err) != codes.InvalidArgument {
+	if _, _, err := page(nil, &csi.ListVolumesRequest{MaxEntries: -1}, store.IsVolumeID,
+		readID); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("negative limit: %v", err)
+	}
+}
+
+func readID(id string) (string, error) { return id, nil }
+
+// TestPagesOfThousands lists thousands of snapshots in pages. A page costs what it lists, not what there is: a record
+// that cannot be read is an error of its own page only.
+func TestPagesOfThousands(t *testing.T) {
+	const all, limit = 5000, 300
+	dir := t.TempDir()
+	st, err := store.Open(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	d := New("1", "n", st, hclog.NewNullLogger())
+	want := map[string]bool{}
+	volumes := []string{store.VolumeID("a"), store.VolumeID("b")}
+	for i := range all {
+		id := store.SnapshotID(fmt.Sprint(i))
+		addSnapshot(t, dir, id, fmt.Sprintf(`{"id":%q,"volume_id":%q}`, id, volumes[i%2]))
+		want[id] = true
+	}
+	list := func(volume string) map[string]bool {
+		got := map[string]bool{}
+		for token, pages := "", 0; ; pages++ {
+			resp, err := d.ListSnapshots(t.Context(),
+				&csi.ListSnapshotsRequest{MaxEntries: limit, StartingToken: token, SourceVolumeId: volume})
+			if err != nil {
+				t.Fatalf("page %d: %v", pages, err)
+			}
+			for _, e := range resp.GetEntries() {
+				got[e.GetSnapshot().GetSnapshotId()] = true
+			}
+			if token = resp.GetNextToken(); token == "" {
+				return got
+			}
+			if len(resp.GetEntries()) != limit {
+				t.Fatalf("page %d has %d entries", pages, len(resp.GetEntries()))
+			}
+		}
+	}
+	if got := list(""); !maps.Equal(got, want) {
+		t.Errorf("listed %d snapshots of %d", len(got), len(want))
+	}
+	if got := list(volumes[1]); len(got) != all/2 {
+		t.Errorf("listed %d snapshots of one volume, want %d", len(got), all/2)
+	}
+	ids := slices.Sorted(maps.Keys(want))
+	addSnapshot(t, dir, ids[all-1], "{damaged")
+	first, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: limit})
+	if err != nil || len(first.GetEntries()) != limit {
+		t.Errorf("the first page has %d entries, %v", len(first.GetEntries()), err)
+	}
+	if _, err := d.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: ids[all-2]}); err == nil {
+		t.Error("a record that cannot be read is not reported")
+	}
+}
+
+func addSnapshot(t *testing.T, dir, id, record string) {
+	t.Helper()
+	item := filepath.Join(dir, "snapshots", id)
+	if err := os.MkdirAll(item, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"record.json": record, id + ".img": ""} {
+		if err := os.WriteFile(filepath.Join(item, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

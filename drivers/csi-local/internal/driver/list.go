@@ -18,22 +18,11 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 	if err != nil {
 		return nil, failed(err)
 	}
-	ids, next, err := page(ids, req.GetStartingToken(), req.GetMaxEntries(), store.IsVolumeID)
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ListVolumesResponse{NextToken: next}
-	for _, id := range ids {
+	entries, next, err := page(ids, req, store.IsVolumeID, func(id string) (*csi.ListVolumesResponse_Entry, error) {
 		v, err := d.store.Volume(id)
-		if errors.Is(err, store.ErrNotFound) {
-			continue // deleted since the ids were read
-		}
-		if err != nil {
-			return nil, failed(err)
-		}
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: csiVolume(v)})
-	}
-	return resp, nil
+		return &csi.ListVolumesResponse_Entry{Volume: csiVolume(v)}, err
+	})
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, err
 }
 
 // ControllerGetVolume returns one volume.
@@ -53,51 +42,21 @@ func (d *Driver) ControllerGetVolume(_ context.Context,
 // ListSnapshots lists the snapshots in order of their ids, page by page, or
 // those of one volume, or one.
 func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	snaps, err := d.selectSnapshots(req.GetSnapshotId(), req.GetSourceVolumeId())
-	if err != nil {
-		return nil, failed(err)
-	}
-	ids := make([]string, 0, len(snaps))
-	byID := make(map[string]store.Snapshot, len(snaps))
-	for _, snap := range snaps {
-		ids = append(ids, snap.ID)
-		byID[snap.ID] = snap
-	}
-	ids, next, err := page(ids, req.GetStartingToken(), req.GetMaxEntries(), store.IsSnapshotID)
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ListSnapshotsResponse{NextToken: next}
-	for _, id := range ids {
-		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: csiSnapshot(byID[id])})
-	}
-	return resp, nil
-}
-
-// selectSnapshots returns the snapshots that match both filters, sorted by id. An empty filter matches everything;
-// no match is no error.
-func (d *Driver) selectSnapshots(id, volumeID string) ([]store.Snapshot, error) {
-	ids := []string{id}
-	if id == "" {
+	ids := []string{req.GetSnapshotId()}
+	if req.GetSnapshotId() == "" {
 		var err error
 		if ids, err = d.store.SnapshotIDs(); err != nil {
-			return nil, err
+			return nil, failed(err)
 		}
 	}
-	var found []store.Snapshot
-	for _, id := range ids {
+	entries, next, err := page(ids, req, store.IsSnapshotID, func(id string) (*csi.ListSnapshotsResponse_Entry, error) {
 		snap, err := d.store.Snapshot(id)
-		if errors.Is(err, store.ErrNotFound) {
-			continue
+		if of := req.GetSourceVolumeId(); err == nil && of != "" && snap.VolumeID != of {
+			err = store.ErrNotFound // in this list
 		}
-		if err != nil {
-			return nil, err
-		}
-		if volumeID == "" || snap.VolumeID == volumeID {
-			found = append(found, snap)
-		}
-	}
-	return found, nil
+		return &csi.ListSnapshotsResponse_Entry{Snapshot: csiSnapshot(snap)}, err
+	})
+	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, err
 }
 
 // snapshot looks a snapshot up; the error is a gRPC status.
@@ -110,10 +69,16 @@ func (d *Driver) snapshot(id string) (store.Snapshot, error) {
 	return snap, failed(err)
 }
 
-// page returns one page of ids, which are in ascending order. A token is the last id of the previous page, so it
-// stays valid when that item is deleted. limit 0 means no limit. The error is a status; a token that could not be
-// an id is Aborted, as the specification demands.
-func page(ids []string, token string, limit int32, isID func(string) bool) (entries []string, next string, err error) {
+// page returns one page of what read returns for the ids, which are in ascending order, and reads no more than that; it
+// leaves out those that are not found: they were deleted since the ids were read. A token is the last id of the
+// previous page, so it stays valid when that item is deleted. max_entries 0 means no limit. The error is a status; a
+// token that could not be an id is Aborted, as the specification demands.
+func page[T any](ids []string, req interface {
+	GetStartingToken() string
+	GetMaxEntries() int32
+}, isID func(string) bool, read func(id string) (T, error),
+) (entries []T, next string, err error) {
+	limit, token := int(req.GetMaxEntries()), req.GetStartingToken()
 	if limit < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries is %d: it must not be negative", limit)
 	}
@@ -127,8 +92,18 @@ func page(ids []string, token string, limit int32, isID func(string) bool) (entr
 		}
 		ids = ids[at:]
 	}
-	if limit > 0 && len(ids) > int(limit) {
-		return ids[:limit], ids[limit-1], nil
+	last := ""
+	for _, id := range ids {
+		entry, err := read(id)
+		switch {
+		case errors.Is(err, store.ErrNotFound):
+			continue
+		case err != nil:
+			return nil, "", failed(err)
+		case limit > 0 && len(entries) == limit:
+			return entries, last, nil
+		}
+		entries, last = append(entries, entry), id
 	}
-	return ids, "", nil
+	return entries, "", nil
 }
