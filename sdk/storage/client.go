@@ -129,6 +129,7 @@ func (c *client) Create(ctx context.Context, d Driver, req CreateRequest) (Creat
 		SnapshotId:   req.SnapshotID,
 		CloneId:      req.CloneID,
 		Topology:     requirementTo(req.Topology),
+		Full:         req.Full,
 	})
 	return CreateResponse{
 		ExternalID:         res.GetExternalId(),
@@ -150,6 +151,21 @@ func (c *client) List(ctx context.Context, d Driver, page Page) (ListResponse, e
 		StartingToken: page.Token,
 	})
 	return ListResponse{Volumes: each(res.GetVolumes(), listedFrom), Next: res.GetNextToken()}, err
+}
+
+func (c *client) Capacity(ctx context.Context, d Driver, req CapacityRequest) (Capacity, error) {
+	msg := &storagev1.CapacityRequest{
+		Driver:       driverTo(d),
+		Capabilities: each(req.Capabilities, capabilityTo),
+		Parameters:   req.Parameters,
+	}
+	if len(req.Topology) > 0 {
+		msg.Topology = topologyTo(req.Topology)
+	}
+	res, err := c.rpc.Capacity(ctx, msg)
+	return Capacity{
+		Available: res.GetAvailable(), MaximumVolume: res.GetMaximumVolume(), MinimumVolume: res.GetMinimumVolume(),
+	}, err
 }
 
 func (c *client) Expand(ctx context.Context, d Driver, req ExpandRequest) (ExpandResponse, error) {

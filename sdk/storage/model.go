@@ -151,6 +151,9 @@ type CreateRequest struct {
 	Secrets                  map[string]string
 	SnapshotID, CloneID      string
 	Topology                 TopologyRequirement
+	// Full: the driver has less room than CapacityMin (Capacity). ResourceExhausted is its last word then, and the
+	// plugin does not repeat the call in the hope that the driver gets some.
+	Full bool
 }
 
 // CreateResponse describes the volume that was made. Capacity is in bytes, 0 if the driver does not report it.
@@ -159,6 +162,20 @@ type CreateResponse struct {
 	Capacity           int64
 	Context            map[string]string
 	AccessibleTopology []Topology
+}
+
+// CapacityRequest asks for the room for volumes with all of these properties; those that are empty do not matter.
+type CapacityRequest struct {
+	Capabilities []Capability
+	Parameters   map[string]string
+	Topology     Topology // from where the volumes are accessible
+}
+
+// Capacity is the room that a driver has for new volumes, in bytes.
+type Capacity struct {
+	Available int64
+	// MaximumVolume and MinimumVolume are the largest and the smallest volume that it makes; 0: not reported.
+	MaximumVolume, MinimumVolume int64
 }
 
 // Page asks for a part of a list. Max 0 leaves the size to the driver.

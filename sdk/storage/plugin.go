@@ -16,7 +16,7 @@ import (
 const Kind = "storage.v1"
 
 // Plugin serves an implementation: sdk.Main(info, storage.Plugin(impl)). The plugin also supports those of
-// Provisioner, Expander, Snapshotter and StatsReader that impl implements.
+// the optional interfaces (Provisioner, Expander, …) that impl implements.
 func Plugin(impl Storage) sdk.Plugin {
 	return sdk.Plugin{
 		Kind: Kind,
@@ -129,6 +129,7 @@ func (s *server) Create(ctx context.Context, req *storagev1.CreateRequest) (*sto
 		SnapshotID:   req.GetSnapshotId(),
 		CloneID:      req.GetCloneId(),
 		Topology:     requirementFrom(req.GetTopology()),
+		Full:         req.GetFull(),
 	})
 	return &storagev1.CreateResponse{
 		ExternalId:         res.ExternalID,
@@ -154,6 +155,21 @@ func (s *server) List(ctx context.Context, req *storagev1.ListRequest) (*storage
 	page := Page{Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
 	res, err := p.List(ctx, driverFrom(req.GetDriver()), page)
 	return &storagev1.ListResponse{Volumes: each(res.Volumes, listedTo), NextToken: res.Next}, err
+}
+
+func (s *server) Capacity(ctx context.Context, req *storagev1.CapacityRequest) (*storagev1.CapacityResponse, error) {
+	c, err := optional[CapacityReader](s.impl, "read the capacity")
+	if err != nil {
+		return nil, err
+	}
+	res, err := c.Capacity(ctx, driverFrom(req.GetDriver()), CapacityRequest{
+		Capabilities: each(req.GetCapabilities(), capabilityFrom),
+		Parameters:   req.GetParameters(),
+		Topology:     topologyFrom(req.GetTopology()),
+	})
+	return &storagev1.CapacityResponse{
+		Available: res.Available, MaximumVolume: res.MaximumVolume, MinimumVolume: res.MinimumVolume,
+	}, err
 }
 
 func (s *server) Expand(ctx context.Context, req *storagev1.ExpandRequest) (*storagev1.ExpandResponse, error) {

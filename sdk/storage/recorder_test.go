@@ -103,6 +103,11 @@ func (r *recorder) List(_ context.Context, d Driver, page Page) (ListResponse, e
 	return answer[ListResponse](r)
 }
 
+func (r *recorder) Capacity(_ context.Context, d Driver, req CapacityRequest) (Capacity, error) {
+	r.note(d, req)
+	return answer[Capacity](r)
+}
+
 func (r *recorder) Expand(_ context.Context, d Driver, req ExpandRequest) (ExpandResponse, error) {
 	r.note(d, req)
 	return answer[ExpandResponse](r)

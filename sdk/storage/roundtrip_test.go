@@ -36,6 +36,7 @@ var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want
 	"Create":         request(Client.Create),
 	"Delete":         command(Client.Delete),
 	"List":           request(Client.List),
+	"Capacity":       request(Client.Capacity),
 	"Expand":         request(Client.Expand),
 	"ExpandNode":     request(Client.ExpandNode),
 	"CreateSnapshot": request(Client.CreateSnapshot),

@@ -1,5 +1,5 @@
 // Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
-// Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
+// CapacityReader, Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
 // pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries everything that it
 // needs.
 package storage
@@ -51,6 +51,12 @@ type Provisioner interface {
 	List(ctx context.Context, d Driver, page Page) (ListResponse, error)
 }
 
+// CapacityReader says how much room there is. Optional.
+type CapacityReader interface {
+	// Capacity returns how much room the driver has for new volumes (GetCapacity).
+	Capacity(ctx context.Context, d Driver, req CapacityRequest) (Capacity, error)
+}
+
 // Expander grows volumes. Optional.
 type Expander interface {
 	// Expand grows the volume (ControllerExpandVolume).
@@ -81,6 +87,7 @@ type StatsReader interface {
 type Client interface {
 	Storage
 	Provisioner
+	CapacityReader
 	Expander
 	Snapshotter
 	StatsReader

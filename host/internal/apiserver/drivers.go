@@ -60,11 +60,20 @@ func (s driverService) ListDrivers(ctx context.Context,
 	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: shown}), err
 }
 
-// GetDriver reads one driver.
+// GetDriver reads one driver, and how much room it has.
 func (s driverService) GetDriver(ctx context.Context,
 	req *connect.Request[hostv1.GetDriverRequest],
 ) (*connect.Response[hostv1.GetDriverResponse], error) {
 	shown, err := s.shownDriver(ctx, req.Msg.GetId())
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+		defer cancel()
+		if room, ok := s.cfg.Controllers.CapacityHere(ctx, req.Msg.GetId()); ok {
+			shown.Capacity = &hostv1.DriverCapacity{
+				Available: room.Available, MaximumVolume: room.MaximumVolume, MinimumVolume: room.MinimumVolume,
+			}
+		}
+	}
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
 }
 

@@ -19,7 +19,7 @@ import (
 // volumeService serves pannier.host.v1.VolumeService. Its queries are here, the other calls in volumes_*.go.
 type volumeService struct{ *Server }
 
-// statsTimeout bounds the call for a volume's usage, which is left out if the driver is slower.
+// statsTimeout bounds the calls for a volume's usage and a driver's room, which are left out if the driver is slower.
 const statsTimeout = 2 * time.Second
 
 // GetVolume reads one volume with its claims, and its usage where it is mounted.

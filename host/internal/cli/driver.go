@@ -142,11 +142,25 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 		t.row("Volumes at most", d.GetMaxVolumes())
 	}
 	t.row("Topology", joinMap(d.GetTopology()))
+	if c := d.GetCapacity(); c != nil {
+		t.row("Room for volumes", capacityText(c))
+	}
 	t.row("Controllers", fmt.Sprintf("%d of %d healthy", d.GetControllersHealthy(), d.GetControllersExpected()))
 	t.row("Nodes", fmt.Sprintf("%d of %d healthy", d.GetNodesHealthy(), d.GetNodesExpected()))
 	t.row("Controller can", strings.Join(d.GetControllerCapabilities(), " "))
 	t.row("Node can", strings.Join(d.GetNodeCapabilities(), " "))
 	return a.show(t)
+}
+
+func capacityText(c *hostv1.DriverCapacity) string {
+	text := orZero(size(c.GetAvailable()))
+	if c.GetMinimumVolume() > 0 {
+		text += ", at least " + size(c.GetMinimumVolume()) + " a volume"
+	}
+	if c.GetMaximumVolume() > 0 {
+		text += ", at most " + size(c.GetMaximumVolume()) + " a volume"
+	}
+	return text
 }
 
 // joinMap writes a map as key=value, sorted.

@@ -65,6 +65,7 @@ var methods = map[string]access{
 	storagev1.StorageService_Delete_FullMethodName:         byServers,
 	storagev1.StorageService_Expand_FullMethodName:         byServers,
 	storagev1.StorageService_List_FullMethodName:           byServers,
+	storagev1.StorageService_Capacity_FullMethodName:       byServers,
 	storagev1.StorageService_CreateSnapshot_FullMethodName: byServers,
 	storagev1.StorageService_DeleteSnapshot_FullMethodName: byServers,
 	storagev1.StorageService_ListSnapshots_FullMethodName:  byServers,

@@ -98,6 +98,16 @@ func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.
 	return list, err
 }
 
+func (d *driverCalls) Capacity(ctx context.Context, of storage.Driver,
+	req storage.CapacityRequest,
+) (room storage.Capacity, err error) {
+	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		room, err = c.Capacity(ctx, here, req)
+		return err
+	})
+	return room, err
+}
+
 func (d *driverCalls) Expand(ctx context.Context, of storage.Driver,
 	req storage.ExpandRequest,
 ) (grown storage.ExpandResponse, err error) {

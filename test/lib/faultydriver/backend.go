@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // backend is the storage behind the driver. It survives a restart.
@@ -22,6 +23,7 @@ type backend struct {
 	volumes   []*volume
 	snapshots []*csi.Snapshot
 	names     map[string]string // of snapshots: name to id
+	room      int64             // bytes for volumes; 0: enough
 }
 
 type volume struct {
@@ -45,6 +47,13 @@ func (d *Driver) AddSnapshot(id, volumeID string) {
 	defer d.backend.mu.Unlock()
 	d.backend.snapshots = append(d.backend.snapshots,
 		&csi.Snapshot{SnapshotId: id, SourceVolumeId: volumeID, ReadyToUse: true})
+}
+
+// SetRoom limits the bytes of all volumes together; 0: there is enough.
+func (d *Driver) SetRoom(bytes int64) {
+	d.backend.mu.Lock()
+	defer d.backend.mu.Unlock()
+	d.backend.room = bytes
 }
 
 // Volumes returns the ids of all volumes.
@@ -115,6 +124,9 @@ func (s *services) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 			return &csi.CreateVolumeResponse{Volume: proto.CloneOf(v.Volume)}, nil
 		}
 	}
+	if required := req.GetCapacityRange().GetRequiredBytes(); required > b.available() {
+		return nil, status.Errorf(codes.ResourceExhausted, "%d bytes do not fit", required)
+	}
 	v := &volume{name: req.GetName(), Volume: &csi.Volume{
 		VolumeId:           b.id("vol"),
 		CapacityBytes:      req.GetCapacityRange().GetRequiredBytes(),
@@ -124,6 +136,27 @@ func (s *services) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest)
 	}}
 	b.volumes = append(b.volumes, v)
 	return &csi.CreateVolumeResponse{Volume: proto.CloneOf(v.Volume)}, nil
+}
+
+// available returns the bytes that are left for volumes; the caller holds mu.
+func (b *backend) available() int64 {
+	left := b.room
+	if left == 0 {
+		left = 1 << 50
+	}
+	for _, v := range b.volumes {
+		left -= v.GetCapacityBytes()
+	}
+	return left
+}
+
+func (s *services) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	s.backend.mu.Lock()
+	defer s.backend.mu.Unlock()
+	left := s.backend.available()
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: left, MaximumVolumeSize: wrapperspb.Int64(left), MinimumVolumeSize: wrapperspb.Int64(1 << 20),
+	}, nil
 }
 
 func (s *services) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {

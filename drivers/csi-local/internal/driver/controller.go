@@ -97,11 +97,12 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
 	}}, nil
 }
 
-// GetCapacity returns the free space of the host's disk, or 0 for unsupported parameters or capabilities.
+// GetCapacity returns the free space of the host's disk. Unsupported parameters or capabilities are an error, which
+// says more than no capacity.
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	minimum, ok := minimumFor(req)
-	if !ok {
-		return &csi.GetCapacityResponse{}, nil
+	minimum, err := minimumFor(req)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	k, err := d.disk()
 	if err != nil {
@@ -114,9 +115,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}, nil
 }
 
-// minimumFor returns the smallest volume with these parameters and capabilities; ok is false if they are not
-// supported.
-func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
+// minimumFor returns the smallest volume with these parameters and capabilities.
+func minimumFor(req *csi.GetCapacityRequest) (minimum int64, err error) {
 	fsType, err := parseParameters(req.GetParameters())
 	if caps := req.GetVolumeCapabilities(); err == nil && len(caps) > 0 {
 		var asked string
@@ -128,7 +128,7 @@ func minimumFor(req *csi.GetCapacityRequest) (minimum int64, ok bool) {
 			fsType = cmp.Or(fsType, filesystem.Default)
 		}
 	}
-	return filesystem.MinSize(fsType), err == nil
+	return filesystem.MinSize(fsType), err
 }
 
 // ControllerExpandVolume enlarges the image, whether or not the volume is in use. A staged volume then needs

@@ -24,9 +24,11 @@ type plugin struct {
 	attached []storage.AttachRequest
 	detached []string
 	created  []storage.CreateRequest
-	volumes  []storage.Volume // of any call
-	err      error            // what every call answers
-	entered  chan string      // where set: an attach tells that it began, and ends when proceed lets it
+	volumes  []storage.Volume   // of any call
+	err      error              // what every call answers
+	rooms    []storage.Capacity // what the questions for room answer; errors afterwards
+	asked    []storage.CapacityRequest
+	entered  chan string // where set: an attach tells that it began, and ends when proceed lets it
 	proceed  chan struct{}
 	leases   int
 }
@@ -379,6 +381,82 @@ func TestCreate(t *testing.T) {
 	}
 	if _, err := c.Create(t.Context(), want); err != nil || p.created[1].Name != req.Name {
 		t.Errorf("a repeated create has the name %q after %q, %v", p.created[1].Name, req.Name, err)
+	}
+}
+
+func (p *plugin) Capacity(_ context.Context, _ storage.Driver, req storage.CapacityRequest) (storage.Capacity, error) {
+	p.asked = append(p.asked, req)
+	if len(p.rooms) == 0 {
+		return storage.Capacity{}, status.Error(codes.Unimplemented, "no idea")
+	}
+	room := p.rooms[0]
+	p.rooms = p.rooms[1:]
+	return room, nil
+}
+
+func TestCreateAsksForRoom(t *testing.T) {
+	measures := func(d *drivers.Driver) { d.Fingerprint.Controller.GetCapacity = true }
+	full := status.Error(codes.ResourceExhausted, "the disk is full")
+	both := claim.TopologyRequest{Required: []claim.Topology{
+		{Segments: map[string]string{"rack": "r1"}}, {Segments: map[string]string{"rack": "r2"}},
+	}}
+	for name, tc := range map[string]struct {
+		driver   drivers.Driver
+		topology claim.TopologyRequest
+		rooms    []storage.Capacity
+		answers  error
+		full     bool
+		says     []string // in the error; nil: none
+	}{
+		"enough":                {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 100}}},
+		"thin":                  {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1, MaximumVolume: 100}}},
+		"another rack has more": {driver: driver("d", measures), topology: both, rooms: []storage.Capacity{{}, {Available: 100}}},
+		"it does not answer":    {driver: driver("d", measures)},
+		"it cannot say":         {driver: driver("d"), rooms: []storage.Capacity{{}}},
+		"too little": {
+			driver: driver("d", measures), rooms: []storage.Capacity{{Available: 99}}, answers: full, full: true,
+			says: []string{"room for 99 bytes", "capacity_min is 100", "the disk is full"},
+		},
+		"volumes are smaller": {
+			driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1000, MaximumVolume: 50}},
+			answers: status.Error(codes.OutOfRange, "too big"), full: true, says: []string{"room for 50 bytes", "too big"},
+		},
+		"no rack has enough": {
+			driver: driver("d", measures), topology: both, rooms: []storage.Capacity{{Available: 20}, {Available: 10}},
+			answers: full, full: true, says: []string{"room for 20 bytes"},
+		},
+		// An earlier call has made it, and taken the room.
+		"it is made already": {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1}}, full: true},
+		"another refusal": {
+			driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1}}, full: true,
+			answers: status.Error(codes.InvalidArgument, "bad sku"), says: []string{"bad sku"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &plugin{rooms: tc.rooms, err: tc.answers}
+			v := vol
+			v.CapacityMin, v.Topology = 100, tc.topology
+			_, err := open(p, tc.driver).Create(t.Context(), v)
+			if status.Code(err) != status.Code(tc.answers) {
+				t.Errorf("got %v, want the code of %v", err, tc.answers)
+			}
+			for _, word := range tc.says {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%q does not say %q", err, word)
+				}
+			}
+			if tc.answers != nil && tc.says[0] == "bad sku" && strings.Contains(err.Error(), "room") {
+				t.Errorf("%q is not about room", err)
+			}
+			if len(p.created) != 1 || p.created[0].Full != tc.full {
+				t.Errorf("created %+v, want one call with Full %v", p.created, tc.full)
+			}
+			for n, place := range tc.topology.Required {
+				if p.asked[n].Topology["rack"] != place.Segments["rack"] || p.asked[n].Capabilities[0].FSType != "ext4" {
+					t.Errorf("question %d was %+v", n, p.asked[n])
+				}
+			}
+		})
 	}
 }
 

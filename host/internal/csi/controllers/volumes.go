@@ -35,7 +35,9 @@ func (c *Controllers) Validate(ctx context.Context, v claim.Volume) (warnings []
 }
 
 // Create makes the volume at its driver, or finds the one that an earlier call made, and returns v
-// with the driver's external id, capacity, context and topologies.
+// with the driver's external id, capacity, context and topologies. The driver is asked for its room first. One
+// without enough is still asked, once, since an earlier call may have made the volume and taken that room; its refusal
+// then says how much there is.
 func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume, error) {
 	doing := fmt.Sprintf("create volume %q", v.VolumeRef)
 	err := c.call(ctx, doing, v.PluginID, provisioning.of(v),
@@ -48,6 +50,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			if err != nil {
 				return fmt.Errorf("read the cluster's id: %w", err)
 			}
+			short := c.short(ctx, s, d, v)
 			made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
 				Name:        driverName(cluster, "volume", v.Namespace, v.ID),
 				CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
@@ -57,7 +60,11 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 				Topology: storage.TopologyRequirement{
 					Requisite: topologies(v.Topology.Required), Preferred: topologies(v.Topology.Preferred),
 				},
+				Full: short != nil,
 			})
+			if code := status.Code(err); short != nil && (code == codes.ResourceExhausted || code == codes.OutOfRange) {
+				return fmt.Errorf("%w: %w", short, err)
+			}
 			if err != nil {
 				return err
 			}

@@ -146,6 +146,7 @@ func TestLackingCapabilities(t *testing.T) {
 		"ControllerPublishVolume": "PUBLISH_UNPUBLISH_VOLUME", "ControllerUnpublishVolume": "PUBLISH_UNPUBLISH_VOLUME",
 		"NodeStageVolume": "STAGE_UNSTAGE_VOLUME", "NodeUnstageVolume": "STAGE_UNSTAGE_VOLUME",
 		"CreateVolume": "CREATE_DELETE_VOLUME", "DeleteVolume": "CREATE_DELETE_VOLUME", "ListVolumes": "LIST_VOLUMES",
+		"GetCapacity":            "GET_CAPACITY",
 		"ControllerExpandVolume": "EXPAND_VOLUME", "NodeExpandVolume": "EXPAND_VOLUME",
 		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT",
 		"ListSnapshots":      "LIST_SNAPSHOTS",

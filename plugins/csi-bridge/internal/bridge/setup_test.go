@@ -131,6 +131,10 @@ var operations = []operation{
 		_, err := f.bridge.List(ctx, f.driver, storage.Page{})
 		return err
 	}},
+	{"GetCapacity", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Capacity(ctx, f.driver, storage.CapacityRequest{Capabilities: []storage.Capability{fileSystem}})
+		return err
+	}},
 	{"ControllerExpandVolume", func(ctx context.Context, f *fixture) error {
 		_, err := f.bridge.Expand(ctx, f.driver, storage.ExpandRequest{Volume: f.volume(), CapacityMin: 1})
 		return err

@@ -24,6 +24,9 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 		Key:      "create " + req.Name,
 		Redactor: driver.NewRedactor(req.Secrets, req.Capabilities...),
 	}
+	if req.Full {
+		op.RPC = driver.CreateWithoutRoom
+	}
 	resp, err := controllerDo(ctx, b, d, op,
 		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.CreateVolumeResponse, error) {
 			creq, err := createRequest(req, caps)
@@ -141,6 +144,33 @@ func capacityRange(minBytes, maxBytes int64) *csi.CapacityRange {
 		return nil
 	}
 	return &csi.CapacityRange{RequiredBytes: minBytes, LimitBytes: maxBytes}
+}
+
+// Capacity implements storage.CapacityReader. A topology is sent only to a driver that has some.
+func (b *Bridge) Capacity(ctx context.Context, d storage.Driver, req storage.CapacityRequest) (storage.Capacity,
+	error,
+) {
+	op := driver.Op{RPC: driver.GetCapacity, Redactor: driver.NewRedactor(nil, req.Capabilities...)}
+	resp, err := controllerDo(ctx, b, d, op,
+		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.GetCapacityResponse, error) {
+			if !caps.GetCapacity {
+				return nil, lacks("GET_CAPACITY")
+			}
+			vcs, err := capabilities(req.Capabilities, features{singleNodeMultiWriter: caps.SingleNodeMultiWriter})
+			if err != nil {
+				return nil, err
+			}
+			creq := &csi.GetCapacityRequest{VolumeCapabilities: vcs, Parameters: req.Parameters}
+			if caps.Topology && len(req.Topology) > 0 {
+				creq.AccessibleTopology = &csi.Topology{Segments: req.Topology}
+			}
+			return c.Controller.GetCapacity(ctx, creq)
+		})
+	return storage.Capacity{
+		Available:     resp.GetAvailableCapacity(),
+		MaximumVolume: resp.GetMaximumVolumeSize().GetValue(),
+		MinimumVolume: resp.GetMinimumVolumeSize().GetValue(),
+	}, err
 }
 
 // Delete implements storage.Provisioner.

@@ -242,3 +242,49 @@ func TestOldConditionOfAMalformedField(t *testing.T) {
 		t.Error("a volume without a status has a condition")
 	}
 }
+
+// TestCapacity asks for the room from somewhere, and the driver that has no topology for the room anywhere.
+func TestCapacity(t *testing.T) {
+	for name, without := range map[string][]string{"topology": nil, "no topology": {"VOLUME_ACCESSIBILITY_CONSTRAINTS"}} {
+		f := setup(t, brisk, faultydriver.Config{Without: without})
+		f.faulty.SetRoom(1 << 30)
+		room, err := f.bridge.Capacity(t.Context(), f.driver, storage.CapacityRequest{
+			Capabilities: []storage.Capability{fileSystem}, Parameters: map[string]string{"sku": "fast"},
+			Topology: storage.Topology{"rack": "r1"},
+		})
+		if err != nil || room != (storage.Capacity{Available: 1 << 30, MaximumVolume: 1 << 30, MinimumVolume: 1 << 20}) {
+			t.Errorf("%s: got %+v, %v", name, room, err)
+		}
+		sent := f.faulty.Calls("GetCapacity")[0].Request.(*csi.GetCapacityRequest)
+		if sent.GetParameters()["sku"] != "fast" || sent.GetVolumeCapabilities()[0].GetMount().GetFsType() != "ext4" ||
+			(sent.GetAccessibleTopology().GetSegments()["rack"] == "r1") != (without == nil) {
+			t.Errorf("%s: sent %v", name, sent)
+		}
+	}
+}
+
+// TestFullDriverIsAskedOnce creates a volume at a driver that is known to be full: no call is repeated in the hope
+// that it gets room, and the volume that an earlier call has made is found.
+func TestFullDriverIsAskedOnce(t *testing.T) {
+	f := setup(t, brisk, faultydriver.Config{})
+	f.faulty.SetRoom(100)
+	create := func(name string) (storage.CreateResponse, error) {
+		return f.bridge.Create(t.Context(), f.driver, storage.CreateRequest{
+			Name: name, CapacityMin: 100, Capabilities: []storage.Capability{fileSystem}, Full: true,
+		})
+	}
+	first, err := create("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := create("a")
+	if err != nil || again.ExternalID != first.ExternalID {
+		t.Errorf("got %+v, %v; want %q", again, err, first.ExternalID)
+	}
+	if _, err = create("b"); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v", err)
+	}
+	if n := len(f.faulty.Calls("CreateVolume")); n != 3 {
+		t.Errorf("%d calls for three creates", n)
+	}
+}

@@ -302,6 +302,11 @@ var (
 	list = &class{budgeted: true, retry: []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}}
 )
 
+// changeWithoutRoom is change for a driver without room, which waiting does not make.
+var changeWithoutRoom = &class{
+	budgeted: true, changes: true, retry: []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Aborted},
+}
+
 // passing are the codes of temporary errors. Aborted means that an operation on the volume is pending (CSI spec,
 // "Error Scheme").
 var passing = []codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted}
@@ -325,16 +330,19 @@ var (
 	GetNodeCaps = RPC{csi.Node_NodeGetCapabilities_FullMethodName, "read the node's capabilities", ask}
 	GetNodeInfo = RPC{csi.Node_NodeGetInfo_FullMethodName, "read the node's id", ask}
 
-	CreateVolume   = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", change}
-	DeleteVolume   = RPC{csi.Controller_DeleteVolume_FullMethodName, "delete volume", change}
-	AttachVolume   = RPC{csi.Controller_ControllerPublishVolume_FullMethodName, "attach volume", change}
-	DetachVolume   = RPC{csi.Controller_ControllerUnpublishVolume_FullMethodName, "detach volume", change}
-	ValidateVolume = RPC{csi.Controller_ValidateVolumeCapabilities_FullMethodName, "validate volume", read}
-	ExpandVolume   = RPC{csi.Controller_ControllerExpandVolume_FullMethodName, "expand volume", change}
-	CreateSnapshot = RPC{csi.Controller_CreateSnapshot_FullMethodName, "create snapshot", change}
-	DeleteSnapshot = RPC{csi.Controller_DeleteSnapshot_FullMethodName, "delete snapshot", change}
-	ListVolumes    = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
-	ListSnapshots  = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}
+	CreateVolume = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", change}
+	// CreateWithoutRoom is CreateVolume at a driver that has said that it has no room for it.
+	CreateWithoutRoom = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", changeWithoutRoom}
+	DeleteVolume      = RPC{csi.Controller_DeleteVolume_FullMethodName, "delete volume", change}
+	AttachVolume      = RPC{csi.Controller_ControllerPublishVolume_FullMethodName, "attach volume", change}
+	DetachVolume      = RPC{csi.Controller_ControllerUnpublishVolume_FullMethodName, "detach volume", change}
+	ValidateVolume    = RPC{csi.Controller_ValidateVolumeCapabilities_FullMethodName, "validate volume", read}
+	ExpandVolume      = RPC{csi.Controller_ControllerExpandVolume_FullMethodName, "expand volume", change}
+	CreateSnapshot    = RPC{csi.Controller_CreateSnapshot_FullMethodName, "create snapshot", change}
+	DeleteSnapshot    = RPC{csi.Controller_DeleteSnapshot_FullMethodName, "delete snapshot", change}
+	GetCapacity       = RPC{csi.Controller_GetCapacity_FullMethodName, "read the capacity", read}
+	ListVolumes       = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
+	ListSnapshots     = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}
 
 	StageVolume      = RPC{csi.Node_NodeStageVolume_FullMethodName, "stage volume", change}
 	UnstageVolume    = RPC{csi.Node_NodeUnstageVolume_FullMethodName, "unstage volume", change}

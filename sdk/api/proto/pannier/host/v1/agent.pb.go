@@ -610,8 +610,11 @@ type Driver struct {
 	ControllersExpected int64                  `protobuf:"varint,20,opt,name=controllers_expected,json=controllersExpected,proto3" json:"controllers_expected,omitempty"`
 	NodesHealthy        int64                  `protobuf:"varint,21,opt,name=nodes_healthy,json=nodesHealthy,proto3" json:"nodes_healthy,omitempty"`
 	NodesExpected       int64                  `protobuf:"varint,22,opt,name=nodes_expected,json=nodesExpected,proto3" json:"nodes_expected,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// capacity is the room for new volumes that this node can use. GetDriver alone returns it, if the driver here
+	// reports it.
+	Capacity      *DriverCapacity `protobuf:"bytes,23,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Driver) Reset() {
@@ -798,6 +801,75 @@ func (x *Driver) GetNodesExpected() int64 {
 	return 0
 }
 
+func (x *Driver) GetCapacity() *DriverCapacity {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+type DriverCapacity struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// available for volumes, in bytes.
+	Available int64 `protobuf:"varint,1,opt,name=available,proto3" json:"available,omitempty"`
+	// maximum_volume and minimum_volume are the largest and the smallest volume in bytes; 0: not reported.
+	MaximumVolume int64 `protobuf:"varint,2,opt,name=maximum_volume,json=maximumVolume,proto3" json:"maximum_volume,omitempty"`
+	MinimumVolume int64 `protobuf:"varint,3,opt,name=minimum_volume,json=minimumVolume,proto3" json:"minimum_volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriverCapacity) Reset() {
+	*x = DriverCapacity{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriverCapacity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriverCapacity) ProtoMessage() {}
+
+func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
+func (*DriverCapacity) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DriverCapacity) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *DriverCapacity) GetMaximumVolume() int64 {
+	if x != nil {
+		return x.MaximumVolume
+	}
+	return 0
+}
+
+func (x *DriverCapacity) GetMinimumVolume() int64 {
+	if x != nil {
+		return x.MinimumVolume
+	}
+	return 0
+}
+
 type RegisterDriverRequest struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
 	Id                  string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -813,7 +885,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +897,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +910,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -892,7 +964,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +976,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +989,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -937,7 +1009,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1021,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1034,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -987,7 +1059,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -999,7 +1071,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1012,7 +1084,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 type ListDriversRequest struct {
@@ -1023,7 +1095,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1107,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1120,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 type ListDriversResponse struct {
@@ -1060,7 +1132,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1144,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1157,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -1104,7 +1176,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1188,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1201,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1148,7 +1220,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1232,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1173,7 +1245,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -1191,7 +1263,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1275,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1288,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 type ListPluginsResponse struct {
@@ -1228,7 +1300,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1312,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1325,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -1299,7 +1371,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1383,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1396,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Plugin) GetName() string {
@@ -1480,7 +1552,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1564,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1577,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -1570,7 +1642,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1654,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1667,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -1628,7 +1700,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1712,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1725,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -1673,7 +1745,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1757,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +1770,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -1717,7 +1789,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1801,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1814,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -1762,7 +1834,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1846,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1859,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -1808,7 +1880,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1892,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1905,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -1860,7 +1932,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1944,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1957,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -1904,7 +1976,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +1988,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2001,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -1949,7 +2021,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2033,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2046,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -1993,7 +2065,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2077,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2090,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -2036,7 +2108,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +2120,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +2133,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 type VerifyPluginRequest struct {
@@ -2074,7 +2146,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2158,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2171,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2128,7 +2200,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2212,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2225,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2218,7 +2290,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2302,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2315,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -2277,7 +2349,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2361,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2374,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -2370,7 +2442,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\a\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2396,10 +2468,15 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x13controllers_healthy\x18\x13 \x01(\x03R\x12controllersHealthy\x121\n" +
 	"\x14controllers_expected\x18\x14 \x01(\x03R\x13controllersExpected\x12#\n" +
 	"\rnodes_healthy\x18\x15 \x01(\x03R\fnodesHealthy\x12%\n" +
-	"\x0enodes_expected\x18\x16 \x01(\x03R\rnodesExpected\x1a;\n" +
+	"\x0enodes_expected\x18\x16 \x01(\x03R\rnodesExpected\x12;\n" +
+	"\bcapacity\x18\x17 \x01(\v2\x1f.pannier.host.v1.DriverCapacityR\bcapacity\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd5\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
+	"\x0eDriverCapacity\x12\x1c\n" +
+	"\tavailable\x18\x01 \x01(\x03R\tavailable\x12%\n" +
+	"\x0emaximum_volume\x18\x02 \x01(\x03R\rmaximumVolume\x12%\n" +
+	"\x0eminimum_volume\x18\x03 \x01(\x03R\rminimumVolume\"\xd5\x01\n" +
 	"\x15RegisterDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2534,7 +2611,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -2544,105 +2621,107 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StopResponse)(nil),             // 5: pannier.host.v1.StopResponse
 	(*Event)(nil),                    // 6: pannier.host.v1.Event
 	(*Driver)(nil),                   // 7: pannier.host.v1.Driver
-	(*RegisterDriverRequest)(nil),    // 8: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 9: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 10: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 11: pannier.host.v1.DeregisterDriverResponse
-	(*ListDriversRequest)(nil),       // 12: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 13: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 14: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 15: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 16: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 17: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 18: pannier.host.v1.Plugin
-	(*PluginSwap)(nil),               // 19: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 20: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 21: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 22: pannier.host.v1.SwapPluginResponse
-	(*RollbackPluginRequest)(nil),    // 23: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 24: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 25: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 26: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 27: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 28: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 29: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 30: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 31: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 32: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 33: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 34: pannier.host.v1.PluginLogResponse
-	nil,                              // 35: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 36: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 37: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 38: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 39: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 40: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 41: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 42: google.protobuf.Duration
+	(*DriverCapacity)(nil),           // 8: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 9: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 10: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 11: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 12: pannier.host.v1.DeregisterDriverResponse
+	(*ListDriversRequest)(nil),       // 13: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 14: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 15: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 16: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 17: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 18: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 19: pannier.host.v1.Plugin
+	(*PluginSwap)(nil),               // 20: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 21: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 22: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 23: pannier.host.v1.SwapPluginResponse
+	(*RollbackPluginRequest)(nil),    // 24: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 25: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 26: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 27: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 28: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 29: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 30: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 31: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 32: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 33: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 34: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 35: pannier.host.v1.PluginLogResponse
+	nil,                              // 36: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 37: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 38: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 39: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 41: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 42: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 43: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	39, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	18, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	40, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	19, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	35, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	40, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	41, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	36, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	41, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	42, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	39, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	36, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	37, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	39, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	7,  // 11: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 12: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	7,  // 13: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	18, // 14: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	39, // 15: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	39, // 16: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	38, // 17: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	19, // 18: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	39, // 19: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	20, // 20: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	20, // 21: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	42, // 22: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	18, // 23: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 24: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 25: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	18, // 26: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 27: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 28: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 29: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	8,  // 30: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	10, // 31: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	12, // 32: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	14, // 33: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	16, // 34: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	21, // 35: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	23, // 36: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	25, // 37: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	27, // 38: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	29, // 39: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	31, // 40: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	33, // 41: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 42: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 43: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 44: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	9,  // 45: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	11, // 46: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	13, // 47: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	15, // 48: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	17, // 49: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	22, // 50: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	24, // 51: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	26, // 52: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	28, // 53: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	30, // 54: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	32, // 55: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	34, // 56: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	42, // [42:57] is the sub-list for method output_type
-	27, // [27:42] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	40, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	37, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	38, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	40, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	8,  // 11: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	7,  // 12: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 13: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	7,  // 14: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	19, // 15: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	40, // 16: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	40, // 17: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	39, // 18: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	20, // 19: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	40, // 20: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	21, // 21: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	21, // 22: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	43, // 23: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	19, // 24: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	19, // 25: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	19, // 26: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	19, // 27: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 28: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 29: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 30: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	9,  // 31: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	11, // 32: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	13, // 33: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	15, // 34: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	17, // 35: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	22, // 36: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	24, // 37: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	26, // 38: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	28, // 39: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	30, // 40: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	32, // 41: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	34, // 42: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 43: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 44: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 45: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	10, // 46: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	12, // 47: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	14, // 48: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	16, // 49: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	18, // 50: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	23, // 51: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	25, // 52: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	27, // 53: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	29, // 54: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	31, // 55: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	33, // 56: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	35, // 57: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	43, // [43:58] is the sub-list for method output_type
+	28, // [28:43] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -2658,7 +2737,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

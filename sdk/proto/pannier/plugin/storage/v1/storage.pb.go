@@ -189,7 +189,7 @@ func (x Usage_Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Usage_Unit.Descriptor instead.
 func (Usage_Unit) EnumDescriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46, 0}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48, 0}
 }
 
 // Driver says which CSI driver a call is for.
@@ -1808,9 +1808,12 @@ type CreateRequest struct {
 	Parameters   map[string]string `protobuf:"bytes,6,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Secrets      map[string]string `protobuf:"bytes,7,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// snapshot_id or clone_id (external ids), at most one.
-	SnapshotId    string               `protobuf:"bytes,8,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	CloneId       string               `protobuf:"bytes,9,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
-	Topology      *TopologyRequirement `protobuf:"bytes,10,opt,name=topology,proto3" json:"topology,omitempty"`
+	SnapshotId string               `protobuf:"bytes,8,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	CloneId    string               `protobuf:"bytes,9,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
+	Topology   *TopologyRequirement `protobuf:"bytes,10,opt,name=topology,proto3" json:"topology,omitempty"`
+	// full says that the driver has less room than capacity_min (Capacity): ResourceExhausted is its last word then,
+	// and the call is not repeated in the hope that it gets some.
+	Full          bool `protobuf:"varint,11,opt,name=full,proto3" json:"full,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1913,6 +1916,13 @@ func (x *CreateRequest) GetTopology() *TopologyRequirement {
 		return x.Topology
 	}
 	return nil
+}
+
+func (x *CreateRequest) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
 }
 
 type CreateResponse struct {
@@ -2528,6 +2538,138 @@ func (x *ListedVolume) GetCloneId() string {
 	return ""
 }
 
+type CapacityRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Driver *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	// capabilities and parameters of the volumes; empty: of any.
+	Capabilities []*Capability     `protobuf:"bytes,2,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Parameters   map[string]string `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// topology limits the answer to volumes that are accessible from there; empty: from anywhere.
+	Topology      *Topology `protobuf:"bytes,4,opt,name=topology,proto3" json:"topology,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapacityRequest) Reset() {
+	*x = CapacityRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapacityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapacityRequest) ProtoMessage() {}
+
+func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapacityRequest.ProtoReflect.Descriptor instead.
+func (*CapacityRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CapacityRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetCapabilities() []*Capability {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *CapacityRequest) GetTopology() *Topology {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+type CapacityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// available for volumes, in bytes.
+	Available int64 `protobuf:"varint,1,opt,name=available,proto3" json:"available,omitempty"`
+	// maximum_volume and minimum_volume are the largest and the smallest volume in bytes; 0: not reported.
+	MaximumVolume int64 `protobuf:"varint,2,opt,name=maximum_volume,json=maximumVolume,proto3" json:"maximum_volume,omitempty"`
+	MinimumVolume int64 `protobuf:"varint,3,opt,name=minimum_volume,json=minimumVolume,proto3" json:"minimum_volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CapacityResponse) Reset() {
+	*x = CapacityResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CapacityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CapacityResponse) ProtoMessage() {}
+
+func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CapacityResponse.ProtoReflect.Descriptor instead.
+func (*CapacityResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CapacityResponse) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *CapacityResponse) GetMaximumVolume() int64 {
+	if x != nil {
+		return x.MaximumVolume
+	}
+	return 0
+}
+
+func (x *CapacityResponse) GetMinimumVolume() int64 {
+	if x != nil {
+		return x.MinimumVolume
+	}
+	return 0
+}
+
 type CreateSnapshotRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Driver *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -2541,7 +2683,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2695,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2708,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreateSnapshotRequest) GetDriver() *Driver {
@@ -2608,7 +2750,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +2762,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +2775,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2666,7 +2808,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2820,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2833,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -2740,7 +2882,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2894,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2907,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteSnapshotRequest) GetDriver() *Driver {
@@ -2797,7 +2939,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2951,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2964,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
 }
 
 type ListSnapshotsRequest struct {
@@ -2840,7 +2982,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2994,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +3007,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListSnapshotsRequest) GetDriver() *Driver {
@@ -2920,7 +3062,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2932,7 +3074,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2945,7 +3087,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2975,7 +3117,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3129,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3142,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VolumeStatsRequest) GetDriver() *Driver {
@@ -3041,7 +3183,7 @@ type VolumeStatsResponse struct {
 
 func (x *VolumeStatsResponse) Reset() {
 	*x = VolumeStatsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3195,7 @@ func (x *VolumeStatsResponse) String() string {
 func (*VolumeStatsResponse) ProtoMessage() {}
 
 func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3208,7 @@ func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *VolumeStatsResponse) GetUsage() []*Usage {
@@ -3095,7 +3237,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3107,7 +3249,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3120,7 +3262,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Usage) GetUnit() Usage_Unit {
@@ -3298,7 +3440,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\x12\x1f\n" +
 	"\vtarget_path\x18\x03 \x01(\tR\n" +
 	"targetPath\"\x13\n" +
-	"\x11UnpublishResponse\"\x9d\x05\n" +
+	"\x11UnpublishResponse\"\xb1\x05\n" +
 	"\rCreateRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -3313,7 +3455,8 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"snapshotId\x12\x19\n" +
 	"\bclone_id\x18\t \x01(\tR\acloneId\x12J\n" +
 	"\btopology\x18\n" +
-	" \x01(\v2..pannier.plugin.storage.v1.TopologyRequirementR\btopology\x1a=\n" +
+	" \x01(\v2..pannier.plugin.storage.v1.TopologyRequirementR\btopology\x12\x12\n" +
+	"\x04full\x18\v \x01(\bR\x04full\x1a=\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
@@ -3372,7 +3515,21 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\bclone_id\x18\a \x01(\tR\acloneId\x1a:\n" +
 	"\fContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc2\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf3\x02\n" +
+	"\x0fCapacityRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12I\n" +
+	"\fcapabilities\x18\x02 \x03(\v2%.pannier.plugin.storage.v1.CapabilityR\fcapabilities\x12Z\n" +
+	"\n" +
+	"parameters\x18\x03 \x03(\v2:.pannier.plugin.storage.v1.CapacityRequest.ParametersEntryR\n" +
+	"parameters\x12?\n" +
+	"\btopology\x18\x04 \x01(\v2#.pannier.plugin.storage.v1.TopologyR\btopology\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"~\n" +
+	"\x10CapacityResponse\x12\x1c\n" +
+	"\tavailable\x18\x01 \x01(\x03R\tavailable\x12%\n" +
+	"\x0emaximum_volume\x18\x02 \x01(\x03R\rmaximumVolume\x12%\n" +
+	"\x0eminimum_volume\x18\x03 \x01(\x03R\rminimumVolume\"\xc2\x02\n" +
 	"\x15CreateSnapshotRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x129\n" +
@@ -3451,7 +3608,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x0eAttachmentMode\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_FILE_SYSTEM\x10\x01\x12 \n" +
-	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xca\x0e\n" +
+	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xaf\x0f\n" +
 	"\x0eStorageService\x12n\n" +
 	"\vFingerprint\x12-.pannier.plugin.storage.v1.FingerprintRequest\x1a..pannier.plugin.storage.v1.FingerprintResponse0\x01\x12Z\n" +
 	"\x05Probe\x12'.pannier.plugin.storage.v1.ProbeRequest\x1a(.pannier.plugin.storage.v1.ProbeResponse\x12u\n" +
@@ -3467,7 +3624,8 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x06Expand\x12(.pannier.plugin.storage.v1.ExpandRequest\x1a).pannier.plugin.storage.v1.ExpandResponse\x12i\n" +
 	"\n" +
 	"ExpandNode\x12,.pannier.plugin.storage.v1.ExpandNodeRequest\x1a-.pannier.plugin.storage.v1.ExpandNodeResponse\x12W\n" +
-	"\x04List\x12&.pannier.plugin.storage.v1.ListRequest\x1a'.pannier.plugin.storage.v1.ListResponse\x12u\n" +
+	"\x04List\x12&.pannier.plugin.storage.v1.ListRequest\x1a'.pannier.plugin.storage.v1.ListResponse\x12c\n" +
+	"\bCapacity\x12*.pannier.plugin.storage.v1.CapacityRequest\x1a+.pannier.plugin.storage.v1.CapacityResponse\x12u\n" +
 	"\x0eCreateSnapshot\x120.pannier.plugin.storage.v1.CreateSnapshotRequest\x1a1.pannier.plugin.storage.v1.CreateSnapshotResponse\x12u\n" +
 	"\x0eDeleteSnapshot\x120.pannier.plugin.storage.v1.DeleteSnapshotRequest\x1a1.pannier.plugin.storage.v1.DeleteSnapshotResponse\x12r\n" +
 	"\rListSnapshots\x12/.pannier.plugin.storage.v1.ListSnapshotsRequest\x1a0.pannier.plugin.storage.v1.ListSnapshotsResponse\x12l\n" +
@@ -3486,7 +3644,7 @@ func file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_storage_v1_storage_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(AccessMode)(0),                // 0: pannier.plugin.storage.v1.AccessMode
 	(AttachmentMode)(0),            // 1: pannier.plugin.storage.v1.AttachmentMode
@@ -3528,40 +3686,43 @@ var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(*ListRequest)(nil),            // 37: pannier.plugin.storage.v1.ListRequest
 	(*ListResponse)(nil),           // 38: pannier.plugin.storage.v1.ListResponse
 	(*ListedVolume)(nil),           // 39: pannier.plugin.storage.v1.ListedVolume
-	(*CreateSnapshotRequest)(nil),  // 40: pannier.plugin.storage.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 41: pannier.plugin.storage.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),               // 42: pannier.plugin.storage.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),  // 43: pannier.plugin.storage.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 44: pannier.plugin.storage.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 45: pannier.plugin.storage.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 46: pannier.plugin.storage.v1.ListSnapshotsResponse
-	(*VolumeStatsRequest)(nil),     // 47: pannier.plugin.storage.v1.VolumeStatsRequest
-	(*VolumeStatsResponse)(nil),    // 48: pannier.plugin.storage.v1.VolumeStatsResponse
-	(*Usage)(nil),                  // 49: pannier.plugin.storage.v1.Usage
-	nil,                            // 50: pannier.plugin.storage.v1.Topology.SegmentsEntry
-	nil,                            // 51: pannier.plugin.storage.v1.Volume.ContextEntry
-	nil,                            // 52: pannier.plugin.storage.v1.Volume.SecretsEntry
-	nil,                            // 53: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
-	nil,                            // 54: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
-	nil,                            // 55: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	nil,                            // 56: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	nil,                            // 57: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	nil,                            // 58: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	nil,                            // 59: pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	nil,                            // 60: pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	nil,                            // 61: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                            // 62: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                            // 63: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),  // 64: google.protobuf.Timestamp
+	(*CapacityRequest)(nil),        // 40: pannier.plugin.storage.v1.CapacityRequest
+	(*CapacityResponse)(nil),       // 41: pannier.plugin.storage.v1.CapacityResponse
+	(*CreateSnapshotRequest)(nil),  // 42: pannier.plugin.storage.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil), // 43: pannier.plugin.storage.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),               // 44: pannier.plugin.storage.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),  // 45: pannier.plugin.storage.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil), // 46: pannier.plugin.storage.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),   // 47: pannier.plugin.storage.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),  // 48: pannier.plugin.storage.v1.ListSnapshotsResponse
+	(*VolumeStatsRequest)(nil),     // 49: pannier.plugin.storage.v1.VolumeStatsRequest
+	(*VolumeStatsResponse)(nil),    // 50: pannier.plugin.storage.v1.VolumeStatsResponse
+	(*Usage)(nil),                  // 51: pannier.plugin.storage.v1.Usage
+	nil,                            // 52: pannier.plugin.storage.v1.Topology.SegmentsEntry
+	nil,                            // 53: pannier.plugin.storage.v1.Volume.ContextEntry
+	nil,                            // 54: pannier.plugin.storage.v1.Volume.SecretsEntry
+	nil,                            // 55: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	nil,                            // 56: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	nil,                            // 57: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	nil,                            // 58: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	nil,                            // 59: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	nil,                            // 60: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	nil,                            // 61: pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	nil,                            // 62: pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	nil,                            // 63: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	nil,                            // 64: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                            // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                            // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),  // 67: google.protobuf.Timestamp
 }
 var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	0,  // 0: pannier.plugin.storage.v1.Capability.access_mode:type_name -> pannier.plugin.storage.v1.AccessMode
 	1,  // 1: pannier.plugin.storage.v1.Capability.attachment_mode:type_name -> pannier.plugin.storage.v1.AttachmentMode
-	50, // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
+	52, // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
 	5,  // 3: pannier.plugin.storage.v1.TopologyRequirement.requisite:type_name -> pannier.plugin.storage.v1.Topology
 	5,  // 4: pannier.plugin.storage.v1.TopologyRequirement.preferred:type_name -> pannier.plugin.storage.v1.Topology
-	51, // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
-	52, // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
+	53, // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
+	54, // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
 	4,  // 7: pannier.plugin.storage.v1.Volume.capability:type_name -> pannier.plugin.storage.v1.Capability
 	3,  // 8: pannier.plugin.storage.v1.FingerprintRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	11, // 9: pannier.plugin.storage.v1.FingerprintResponse.controller:type_name -> pannier.plugin.storage.v1.ControllerCapabilities
@@ -3571,28 +3732,28 @@ var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	3,  // 13: pannier.plugin.storage.v1.ValidateVolumeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 14: pannier.plugin.storage.v1.ValidateVolumeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	4,  // 15: pannier.plugin.storage.v1.ValidateVolumeRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	53, // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	55, // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
 	3,  // 17: pannier.plugin.storage.v1.AttachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 18: pannier.plugin.storage.v1.AttachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	54, // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	56, // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
 	3,  // 20: pannier.plugin.storage.v1.DetachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 21: pannier.plugin.storage.v1.DetachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 22: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 23: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	55, // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	57, // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
 	3,  // 25: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 26: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 27: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 28: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	56, // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	58, // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
 	3,  // 30: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 31: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 32: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	4,  // 33: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	57, // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	58, // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	59, // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	60, // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
 	6,  // 36: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
-	59, // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	61, // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
 	5,  // 38: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
 	3,  // 39: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 40: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
@@ -3602,64 +3763,70 @@ var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	7,  // 44: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 45: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	39, // 46: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
-	60, // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	62, // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
 	8,  // 48: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	3,  // 49: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 50: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	61, // 51: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	42, // 52: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
-	64, // 53: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 54: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	62, // 55: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	3,  // 56: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	63, // 57: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	42, // 58: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
-	3,  // 59: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 60: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	49, // 61: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
-	8,  // 62: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	2,  // 63: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
-	9,  // 64: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
-	13, // 65: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
-	15, // 66: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
-	17, // 67: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
-	19, // 68: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
-	21, // 69: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
-	23, // 70: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
-	25, // 71: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
-	27, // 72: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
-	29, // 73: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
-	31, // 74: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
-	33, // 75: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
-	35, // 76: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
-	37, // 77: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
-	40, // 78: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
-	43, // 79: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
-	45, // 80: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
-	47, // 81: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
-	10, // 82: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
-	14, // 83: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
-	16, // 84: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
-	18, // 85: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
-	20, // 86: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
-	22, // 87: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
-	24, // 88: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
-	26, // 89: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
-	28, // 90: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
-	30, // 91: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
-	32, // 92: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
-	34, // 93: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
-	36, // 94: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
-	38, // 95: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
-	41, // 96: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
-	44, // 97: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
-	46, // 98: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
-	48, // 99: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
-	82, // [82:100] is the sub-list for method output_type
-	64, // [64:82] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	3,  // 49: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	4,  // 50: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	63, // 51: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	5,  // 52: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,  // 53: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 54: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	64, // 55: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	44, // 56: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
+	67, // 57: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,  // 58: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	65, // 59: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	3,  // 60: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	66, // 61: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	44, // 62: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	3,  // 63: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 64: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	51, // 65: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
+	8,  // 66: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	2,  // 67: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
+	9,  // 68: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
+	13, // 69: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
+	15, // 70: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
+	17, // 71: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
+	19, // 72: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
+	21, // 73: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
+	23, // 74: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
+	25, // 75: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
+	27, // 76: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
+	29, // 77: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
+	31, // 78: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
+	33, // 79: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
+	35, // 80: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
+	37, // 81: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
+	40, // 82: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
+	42, // 83: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
+	45, // 84: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
+	47, // 85: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
+	49, // 86: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
+	10, // 87: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
+	14, // 88: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
+	16, // 89: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
+	18, // 90: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
+	20, // 91: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
+	22, // 92: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
+	24, // 93: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
+	26, // 94: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
+	28, // 95: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
+	30, // 96: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
+	32, // 97: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
+	34, // 98: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
+	36, // 99: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
+	38, // 100: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
+	41, // 101: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
+	43, // 102: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
+	46, // 103: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
+	48, // 104: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
+	50, // 105: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
+	87, // [87:106] is the sub-list for method output_type
+	68, // [68:87] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_storage_v1_storage_proto_init() }
@@ -3673,7 +3840,7 @@ func file_pannier_plugin_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_storage_v1_storage_proto_rawDesc), len(file_pannier_plugin_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   61,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

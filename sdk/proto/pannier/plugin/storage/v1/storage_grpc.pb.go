@@ -41,6 +41,7 @@ const (
 	StorageService_Expand_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Expand"
 	StorageService_ExpandNode_FullMethodName     = "/pannier.plugin.storage.v1.StorageService/ExpandNode"
 	StorageService_List_FullMethodName           = "/pannier.plugin.storage.v1.StorageService/List"
+	StorageService_Capacity_FullMethodName       = "/pannier.plugin.storage.v1.StorageService/Capacity"
 	StorageService_CreateSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/CreateSnapshot"
 	StorageService_DeleteSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/DeleteSnapshot"
 	StorageService_ListSnapshots_FullMethodName  = "/pannier.plugin.storage.v1.StorageService/ListSnapshots"
@@ -82,6 +83,8 @@ type StorageServiceClient interface {
 	ExpandNode(ctx context.Context, in *ExpandNodeRequest, opts ...grpc.CallOption) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
+	// Capacity returns how much room the driver has for new volumes (GetCapacity).
+	Capacity(ctx context.Context, in *CapacityRequest, opts ...grpc.CallOption) (*CapacityResponse, error)
 	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot (DeleteSnapshot). NotFound is success.
@@ -249,6 +252,16 @@ func (c *storageServiceClient) List(ctx context.Context, in *ListRequest, opts .
 	return out, nil
 }
 
+func (c *storageServiceClient) Capacity(ctx context.Context, in *CapacityRequest, opts ...grpc.CallOption) (*CapacityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CapacityResponse)
+	err := c.cc.Invoke(ctx, StorageService_Capacity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *storageServiceClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateSnapshotResponse)
@@ -324,6 +337,8 @@ type StorageServiceServer interface {
 	ExpandNode(context.Context, *ExpandNodeRequest) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	// Capacity returns how much room the driver has for new volumes (GetCapacity).
+	Capacity(context.Context, *CapacityRequest) (*CapacityResponse, error)
 	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot (DeleteSnapshot). NotFound is success.
@@ -383,6 +398,9 @@ func (UnimplementedStorageServiceServer) ExpandNode(context.Context, *ExpandNode
 }
 func (UnimplementedStorageServiceServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedStorageServiceServer) Capacity(context.Context, *CapacityRequest) (*CapacityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Capacity not implemented")
 }
 func (UnimplementedStorageServiceServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
@@ -662,6 +680,24 @@ func _StorageService_List_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _StorageService_Capacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CapacityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).Capacity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_Capacity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).Capacity(ctx, req.(*CapacityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _StorageService_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateSnapshotRequest)
 	if err := dec(in); err != nil {
@@ -792,6 +828,10 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _StorageService_List_Handler,
+		},
+		{
+			MethodName: "Capacity",
+			Handler:    _StorageService_Capacity_Handler,
 		},
 		{
 			MethodName: "CreateSnapshot",
