@@ -32,7 +32,18 @@ const (
 // Binary returns the path of the driver's program, built once into the test cache.
 func Binary(t testing.TB) string {
 	t.Helper()
-	bin, err := Build(t.Context(), testbin.CacheDir(t))
+	return binary(t, newest)
+}
+
+// FirstBinary is Binary for the first version.
+func FirstBinary(t testing.TB) string {
+	t.Helper()
+	return binary(t, first)
+}
+
+func binary(t testing.TB, r release) string {
+	t.Helper()
+	bin, err := r.build(t.Context(), testbin.CacheDir(t))
 	if err != nil {
 		t.Fatal(err)
 	}

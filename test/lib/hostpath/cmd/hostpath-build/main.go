@@ -1,5 +1,5 @@
-// Command hostpath-build builds the third-party CSI driver that the tests use into the directory given as its
-// argument, and prints the program's path.
+// Command hostpath-build builds the third-party CSI driver that the tests use, and its first version, into the
+// directory given as its argument, and prints the path of the newer program.
 package main
 
 import (
@@ -24,7 +24,7 @@ func run(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	bin, err := hostpath.Build(ctx, args[0])
+	bin, _, err := hostpath.Build(ctx, args[0])
 	if err != nil {
 		return err
 	}
