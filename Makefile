@@ -125,8 +125,12 @@ attacks: ONLY =
 attacks: hostpath consul ## Try each attack of a table for real, and check that it does not work (root; ONLY=REGEXP)
 	@go run ./test/attacks -run '$(ONLY)'
 
+.PHONY: drivers
+drivers: hostpath ## Run CSI drivers through every operation and fault, and write the matrix into docs/drivers.md (root)
+	@cd test/suite/drivers && go test -count=1 -timeout 30m -full -update | sed -u -e '/^PASS$$/d' -e '/^ok /d'
+
 .PHONY: hostpath
-hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin
+hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin, and its first version into the cache
 	@mkdir -p bin
 	@install -m 0755 "$$(go run ./test/lib/hostpath/cmd/hostpath-build '$(CACHE)')" bin/hostpathplugin
 

@@ -54,13 +54,25 @@ func TestDocumentedSpecsParse(t *testing.T) {
 		})
 		return err
 	}
+	volume := func(path string) error { _, err := config.ReadVolume(path); return err }
+	agentOrVolume := func(path string) error {
+		text := check.Must(os.ReadFile(path))(t)
+		if !strings.Contains(string(text), "plugin_id") {
+			return agent(path)
+		}
+		// The files with secrets are the reader's.
+		secret := filepath.Join(t.TempDir(), "secret")
+		check.NoError(t, errors.Join(os.WriteFile(secret, []byte("s"), 0o600),
+			os.WriteFile(path, regexp.MustCompile(`file://[^"]+`).ReplaceAll(text, []byte("file://"+secret)), 0o600)))
+		return volume(path)
+	}
 	for name, parse := range map[string]func(path string) error{
 		"configuration.md":      agent,
 		"operations/forming.md": agent,
 		// These hosts are in a cluster, so their configuration also needs TLS.
 		"operations/tuning.md": func(path string) error { return errors.Join(addTLS(path), agent(path)) },
-		"drivers.md":           agent,
-		"volume-spec.md":       func(path string) error { _, err := config.ReadVolume(path); return err },
+		"drivers.md":           agentOrVolume,
+		"volume-spec.md":       volume,
 		"workload-spec.md":     func(path string) error { _, err := config.ReadWorkload(path); return err },
 	} {
 		page, err := os.ReadFile(filepath.Join(docs, name))
@@ -86,6 +98,20 @@ var (
 	notAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 	testName  = regexp.MustCompile(`\bTest[A-Z]\w+`)
 )
+
+// The volumes of docs/drivers.md name drivers that the page has a block for.
+func TestVolumesOfDocumentedDrivers(t *testing.T) {
+	page := string(check.Must(os.ReadFile(filepath.Join(docs, "drivers.md")))(t))
+	volumes := regexp.MustCompile(`(?m)^plugin_id += "(.*)"$`).FindAllStringSubmatch(page, -1)
+	if len(volumes) < 10 {
+		t.Errorf("docs/drivers.md has %d volumes, want ten or more", len(volumes))
+	}
+	for _, v := range volumes {
+		if !strings.Contains(page, "\ncsi_driver \""+v[1]+"\" {\n") {
+			t.Errorf("docs/drivers.md has a volume of driver %q, and no csi_driver block for it", v[1])
+		}
+	}
+}
 
 // anchors returns the link targets in a page, derived from its headings like GitHub does.
 func anchors(page string) map[string]bool {
