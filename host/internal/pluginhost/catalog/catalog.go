@@ -78,7 +78,7 @@ func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release f
 	return acquire(ctx, c, storageKind)
 }
 
-// DoStorage runs fn with the storage plugin, within CallTimeout. If the plugin's process ends during a call, fn is
+// DoStorage runs fn with the storage plugin, within the deadline of ctx or else CallTimeout. If the plugin's process ends during a call, fn is
 // run again with the next process: the calls of all kinds are idempotent.
 func (c *Catalog) DoStorage(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
 	return do(ctx, c, storageKind, fn)
@@ -139,8 +139,11 @@ func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.C
 func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error),
 	fn func(ctx context.Context, client T) error,
 ) error {
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
-	defer cancel()
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
+		defer cancel()
+	}
 	for try := 1; ; try++ {
 		client, release, err := get(ctx)
 		if err != nil {

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -170,6 +171,8 @@ func TestDeadlines(t *testing.T) {
 	for _, c := range f.faulty.Calls("") {
 		want := 30 * time.Second
 		switch c.RPC {
+		case "NodeStageVolume", "NodePublishVolume":
+			want = 2 * time.Minute
 		case "Probe":
 			want, probes = probes[0], probes[1:]
 		case "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo":
@@ -187,14 +190,34 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 	timing := brisk
 	timing.Attempt = 300 * time.Millisecond
 	f := setup(t, timing, faultydriver.Config{})
-	f.faulty.Script("NodeStageVolume", faultydriver.Hang(), faultydriver.Delay(2*timing.Attempt))
-	check.NoError(t, stage(t.Context(), f))
-	calls := f.faulty.Calls("NodeStageVolume")
+	f.faulty.Script("NodeUnstageVolume", faultydriver.Hang(), faultydriver.Delay(2*timing.Attempt))
+	check.NoError(t, f.bridge.Unstage(t.Context(), f.driver, f.volume(), "/staging"))
+	calls := f.faulty.Calls("NodeUnstageVolume")
 	if len(calls) != 2 {
 		t.Fatalf("%d calls, want 2", len(calls))
 	}
 	if got := calls[1].Deadline.Sub(calls[0].Began); got < timing.Budget/2 || got > timing.Budget+timing.Budget/2 {
 		t.Errorf("the second attempt ends %s after the first began, want about %s", got, timing.Budget)
+	}
+}
+
+// TestCallThatMountsIsNotCutOff uses a driver that needs longer than an attempt, and than the budget of other calls, but
+// not longer than its caller waits. A call that is cut off may go on in the driver, and mount when nobody expects it.
+func TestCallThatMountsIsNotCutOff(t *testing.T) {
+	timing := brisk
+	timing.Attempt, timing.Budget = 100*time.Millisecond, 200*time.Millisecond
+	f := setup(t, timing, faultydriver.Config{})
+	f.faulty.Script("NodeStageVolume", faultydriver.Delay(2*timing.Budget))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	check.NoError(t, stage(ctx, f))
+	calls := f.faulty.Calls("NodeStageVolume")
+	if len(calls) != 1 {
+		t.Fatalf("%d calls, want one", len(calls))
+	}
+	deadline, _ := ctx.Deadline()
+	if left := deadline.Sub(calls[0].Deadline); left <= 0 || left > patience/4 {
+		t.Errorf("the call ends %s before its caller does", left)
 	}
 }
 
@@ -216,7 +239,7 @@ func TestBudgetIsSpent(t *testing.T) {
 			"has run out of space",
 		},
 		"away": {faultydriver.Code(codes.Unavailable, "not now"), "NodeStageVolume", codes.Unavailable, "not now"},
-		"hung": {faultydriver.Hang(), "NodeStageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
+		"hung": {faultydriver.Hang(), "NodeUnstageVolume", codes.DeadlineExceeded, "the outcome is unknown"},
 		"late": {
 			faultydriver.Code(codes.DeadlineExceeded, "late"), "NodeStageVolume", codes.DeadlineExceeded,
 			"the outcome is unknown",

@@ -132,8 +132,14 @@ type run struct {
 	inFlight  atomic.Bool // an attempt is being made
 }
 
+// callerMargin is what an operation leaves of its caller's deadline for its own error to arrive, at most.
+const callerMargin = 5 * time.Second
+
 func (r *run) budget() time.Duration {
-	switch {
+	switch deadline, ok := r.caller.Deadline(); {
+	case r.op.RPC.class.callers && ok:
+		left := deadline.Sub(r.started)
+		return left - min(left/10, callerMargin)
 	case r.op.RPC.class.budgeted:
 		return r.conn.timing.Budget
 	case r.op.Timeout > 0:
@@ -143,7 +149,7 @@ func (r *run) budget() time.Duration {
 }
 
 func (r *run) limit() time.Duration {
-	if r.op.RPC.class.budgeted && !r.hung {
+	if r.op.RPC.class.budgeted && !r.op.RPC.class.whole && !r.hung {
 		return r.conn.timing.Attempt
 	}
 	return r.budget()
@@ -285,17 +291,23 @@ func (o Op) errorf(code codes.Code, format string, args ...any) error {
 //	class  | deadline                          | retried on
 //	ask    | 5 s (Probe: what the caller sets) | never: the fingerprint asks again
 //	change | 2 m in all                        | Unavailable, DeadlineExceeded, ResourceExhausted, Aborted
+//	mount  | its caller's, else 2 m in all     | the same; an attempt may take all of it
+//	umount | its caller's, else 2 m in all     | the same
 //	read   | 2 m in all                        | the same
 //	list   | 2 m in all                        | the same without Aborted
 type class struct {
 	budgeted bool // within Timing.Budget in all; otherwise Timing.Ask
 	changes  bool // without an answer, the resulting state is unknown
+	callers  bool // the caller's deadline is in place of Timing.Budget
+	whole    bool // an attempt is not bounded by Timing.Attempt: a call that is cut off may still mount, later
 	retry    []codes.Code
 }
 
 var (
 	ask    = &class{}
 	change = &class{budgeted: true, changes: true, retry: passing}
+	mount  = &class{budgeted: true, changes: true, callers: true, whole: true, retry: passing}
+	umount = &class{budgeted: true, changes: true, callers: true, retry: passing}
 	read   = &class{budgeted: true, retry: passing}
 	// For a list Aborted means that starting_token is not valid, and a retry would not help (CSI spec,
 	// "ListVolumes Errors").
@@ -344,10 +356,10 @@ var (
 	ListVolumes       = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
 	ListSnapshots     = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}
 
-	StageVolume      = RPC{csi.Node_NodeStageVolume_FullMethodName, "stage volume", change}
-	UnstageVolume    = RPC{csi.Node_NodeUnstageVolume_FullMethodName, "unstage volume", change}
-	PublishVolume    = RPC{csi.Node_NodePublishVolume_FullMethodName, "publish volume", change}
-	UnpublishVolume  = RPC{csi.Node_NodeUnpublishVolume_FullMethodName, "unpublish volume", change}
+	StageVolume      = RPC{csi.Node_NodeStageVolume_FullMethodName, "stage volume", mount}
+	UnstageVolume    = RPC{csi.Node_NodeUnstageVolume_FullMethodName, "unstage volume", umount}
+	PublishVolume    = RPC{csi.Node_NodePublishVolume_FullMethodName, "publish volume", mount}
+	UnpublishVolume  = RPC{csi.Node_NodeUnpublishVolume_FullMethodName, "unpublish volume", umount}
 	ExpandNodeVolume = RPC{csi.Node_NodeExpandVolume_FullMethodName, "expand mounted volume", change}
 	VolumeStats      = RPC{csi.Node_NodeGetVolumeStats_FullMethodName, "read the statistics of volume", read}
 	VolumeHealth     = RPC{csi.Node_NodeGetVolumeHealth_FullMethodName, "read the health of volume", read}
