@@ -31,6 +31,8 @@ type Config struct {
 	// Mounts makes staging and target paths real bind mounts of a directory next to the socket. This needs
 	// root. Otherwise both are plain directories.
 	Mounts bool
+	// Strict makes it stage only volumes that are attached to NodeID, with the publish context of that.
+	Strict bool
 	// Locks makes the driver answer Aborted to a call for a volume that another call is working on, as the CSI
 	// spec asks of drivers ("Concurrency"). Without it, a test uses MostInFlight to check that the caller makes
 	// one call at a time.
@@ -269,6 +271,11 @@ func (d *Driver) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	call.Deadline, _ = ctx.Deadline()
 	fault, end := d.begin(call)
 	defer end()
+	if fault.change != nil {
+		changed := proto.Clone(call.Request)
+		fault.change(changed)
+		req = changed
+	}
 	if d.pending(call.Request) {
 		return nil, status.Error(codes.Aborted, "a call for this volume is under way")
 	}

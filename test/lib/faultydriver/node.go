@@ -25,6 +25,14 @@ func (s *services) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRe
 	if err := s.backend.exists(req.GetVolumeId()); err != nil {
 		return nil, err
 	}
+	if attached := s.d.AttachedTo(req.GetVolumeId()); s.config.Strict {
+		switch {
+		case !slices.Contains(attached, s.config.NodeID):
+			return nil, status.Errorf(codes.FailedPrecondition, "the volume is attached to %q, not here", attached)
+		case req.GetPublishContext()["device"] == "":
+			return nil, status.Error(codes.InvalidArgument, "the publish context names no device")
+		}
+	}
 	if s.config.Mounts {
 		return &csi.NodeStageVolumeResponse{}, s.d.bind(s.d.folder(req.GetVolumeId()), req.GetStagingTargetPath(), false)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // watch checks every call against the rules that the CSI spec gives to callers ("Volume Lifecycle"): a volume is
-// published only from where it is staged, unstaged only when it is not published from there, detached only when it
+// staged at one path at a time, published only from where it is staged, unstaged only when it is not published from there, detached only when it
 // is staged nowhere, and never published twice in a single-user access mode.
 //
 // An operation counts as done from its beginning until its reversal has succeeded. A call that only repeats what
@@ -52,6 +52,10 @@ func (w *watch) before(req any) {
 	case *csi.NodeStageVolumeRequest:
 		if _, there := w.stagings[r.GetStagingTargetPath()]; there {
 			w.repeats = append(w.repeats, fmt.Sprintf("stage %s at %s", r.GetVolumeId(), r.GetStagingTargetPath()))
+		}
+		for path, volume := range w.stagings {
+			w.forbid(volume == r.GetVolumeId() && path != r.GetStagingTargetPath(), "stage %s at %s while it is staged at %s",
+				volume, r.GetStagingTargetPath(), path)
 		}
 		w.stagings[r.GetStagingTargetPath()] = r.GetVolumeId()
 	case *csi.NodePublishVolumeRequest:
