@@ -71,7 +71,14 @@ csi_driver "hostpath" {
   mount_dir              = "/csi"
   stage_publish_base_dir = "/local/csi"
   health_timeout         = "30s"
+  settle_time            = "10m" # how long a call that was never answered may go on
   allowed_mount_flags    = ["errors=remount-ro"] # besides ro, noatime and the like
+  timeout {
+    stage     = "5m" # each: default 2m
+    unstage   = "2m"
+    publish   = "2m"
+    unpublish = "2m"
+  }
 }
 
 # The Consul that services go to unless they name another. There is none by default.

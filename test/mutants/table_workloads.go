@@ -35,8 +35,8 @@ var workloads = []mutant{
 	{
 		name: "lease-unchecked-after-publish", promise: "a mount that was made while the lease ended is removed",
 		file: "host/internal/workload/volumesteps/publish.go",
-		old:  "	if err := s.Lease.Valid(); err != nil {\n		return err\n	}\n	mounted, err := checkPublished(v)\n",
-		new:  "	mounted, err := checkPublished(v)\n",
+		old:  "	if err := s.Lease.Valid(); err != nil {\n		return err\n	}\n	mounted, err := s.checkPublished(v)\n",
+		new:  "	mounted, err := s.checkPublished(v)\n",
 		pkg:  workloadPkg, run: "^TestNothingIsMountedWithoutALease$",
 	},
 	{

@@ -91,7 +91,6 @@ type agent struct {
 	devices     *devices.Registry
 	controllers *controllers.Controllers
 	workloads   *workload.Manager
-	leftovers   []string
 	registrar   *noderecord.Registrar
 	server      *apiserver.Server
 	notReady    func() []string // why the agent is not ready; set before the API is served

@@ -135,6 +135,7 @@ func (a *agent) declared() []drivers.Spec {
 			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
 			Checksum: d.Checksum, Limits: process.Limits(d.Limits),
 			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
+			Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
 			AllowedMountFlags: d.AllowedMountFlags, Source: drivers.SourceConfig,
 		})
 	}
@@ -143,7 +144,7 @@ func (a *agent) declared() []drivers.Spec {
 
 func (a *agent) openWorkloads(ctx context.Context) (err error) {
 	a.closers.add(a.workloads.Close)
-	a.leftovers, err = a.workloads.Open(ctx)
+	_, err = a.workloads.Open(ctx)
 	return err
 }
 
@@ -176,7 +177,7 @@ func (a *agent) apiConfig() apiserver.Config {
 			strconv.Itoa(a.cfg.HTTPPort)),
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
-		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.leftovers }, Stop: a.stopAgent,
+		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
 		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
 		Services: a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}

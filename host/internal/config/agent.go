@@ -130,10 +130,17 @@ type Driver struct {
 	StagePublishBaseDir string
 	// HealthTimeout bounds the wait for the driver's first healthy answer.
 	HealthTimeout time.Duration
+	// Timeouts bound its calls that mount and unmount; 0: the default. SettleTime is how long a claim is kept for a call
+	// that was never answered.
+	Timeouts   DriverTimeouts
+	SettleTime time.Duration
 	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones: a name, or
 	// name=value.
 	AllowedMountFlags []string
 }
+
+// DriverTimeouts are those of a driver's calls.
+type DriverTimeouts struct{ Stage, Unstage, Publish, Unpublish time.Duration }
 
 // Consul is a Consul datacenter that services may name.
 type Consul struct {

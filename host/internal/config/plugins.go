@@ -103,9 +103,9 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 var driverFields = fields{
 	attrs: []string{
 		"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
-		"health_timeout", "allowed_mount_flags",
+		"health_timeout", "settle_time", "allowed_mount_flags",
 	},
-	blocks: []string{"limits"},
+	blocks: []string{"limits", "timeout"},
 }
 
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
@@ -142,8 +142,23 @@ func (l *loader) driverBlocks(roots []*section) {
 		in.absolutePath("mount_dir", &d.MountDir)
 		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
 		in.duration("health_timeout", &d.HealthTimeout)
+		in.duration("settle_time", &d.SettleTime)
+		in.timeouts(&d.Timeouts)
 		in.strings("allowed_mount_flags", &d.AllowedMountFlags)
 	}
+}
+
+// timeouts reads the timeout block of a driver.
+func (s *section) timeouts(dst *DriverTimeouts) {
+	block := s.one("timeout")
+	if block == nil {
+		return
+	}
+	in := s.inner(block, fields{attrs: []string{"stage", "unstage", "publish", "unpublish"}})
+	in.duration("stage", &dst.Stage)
+	in.duration("unstage", &dst.Unstage)
+	in.duration("publish", &dst.Publish)
+	in.duration("unpublish", &dst.Unpublish)
 }
 
 // driver returns the entry of a driver, with the defaults if it is new.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -31,7 +32,12 @@ type driver struct {
 	wrong func(format string, args ...any) // an invariant was broken
 	// restages: expect staging of what is staged already, as after a restart.
 	restages bool
+	// lies: answer stage with success and mount nothing.
+	lies bool
 }
+
+// settle is the SettleTime of the drivers, long enough to be seen.
+const settle = 300 * time.Millisecond
 
 // The drivers of these tests.
 const (
@@ -79,6 +85,9 @@ func (d *driver) Stage(ctx context.Context, ref storage.Driver, req storage.Stag
 		if req.Volume.Capability.AttachmentMode == storage.BlockDevice {
 			return nil // nothing is to be mounted
 		}
+		if d.lies {
+			return nil
+		}
 		if at(req.StagingPath) != nil {
 			d.check(d.restages, "%s is staged twice at %s", req.Volume.Name, req.StagingPath)
 			return nil
@@ -93,8 +102,7 @@ func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volu
 		if was := at(path); was != nil {
 			there, err := mounts.Below(filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(path)))))
 			for _, m := range there {
-				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/") &&
-					strings.Contains(m.Path, "/"+filepath.Base(path)+"/")
+				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/")
 				d.check(err == nil && !published, "%s is unstaged while it is published at %s", v.Name, m.Path)
 			}
 		}
@@ -124,7 +132,7 @@ func (d *driver) Publish(ctx context.Context, ref storage.Driver, req storage.Pu
 			return d.bind(device, req.TargetPath, false)
 		}
 		if ref.ID != plain {
-			d.check(at(req.StagingPath) != nil, "%s is published before it is staged", req.Volume.Name)
+			d.check(d.lies || at(req.StagingPath) != nil, "%s is published before it is staged", req.Volume.Name)
 			source = req.StagingPath
 		} else {
 			d.check(req.StagingPath == "", "a driver that cannot stage was told a staging path")
@@ -202,7 +210,7 @@ func newRegistry() *registry {
 	r := &registry{changed: make(chan struct{})}
 	for _, id := range []string{full, divided, staged, plain} {
 		r.known = append(r.known, drivers.Driver{
-			Spec: drivers.Spec{ID: id}, Fingerprint: fingerprint(id), Healthy: true,
+			Spec: drivers.Spec{ID: id, SettleTime: settle}, Fingerprint: fingerprint(id), Healthy: true,
 		})
 	}
 	return r
@@ -235,6 +243,15 @@ func (r *registry) set(id string, change func(d *drivers.Driver)) {
 	}
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+// impatient gives the drivers little time for a call.
+func (h *host) impatient() {
+	for _, id := range []string{full, divided, staged, plain} {
+		h.drivers.set(id, func(d *drivers.Driver) {
+			d.Timeouts = drivers.Timeouts{Stage: time.Second, Publish: time.Second}
+		})
+	}
 }
 
 func (r *registry) healthy(id string, is bool) {

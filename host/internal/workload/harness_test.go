@@ -95,7 +95,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 	soon := step.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
 	out.limits = limits{
 		ledger: timeout, stopGrace: timeout, killGrace: timeout, cutGrace: time.Millisecond,
-		devices: timeout, reserve: timeout, undo: soon, retry: soon,
+		devices: timeout, reserve: timeout, repair: time.Hour, undo: soon, retry: soon,
 	}
 	out.volumes.DriverWait = timeout
 	out.services.Limits = servicesteps.Limits{
@@ -302,6 +302,9 @@ func (h *host) clean(t *testing.T) {
 			stagings.Each(tx, func(k string, _ *users) error { left("staging " + k); return nil }),
 		)
 	}))
+	if n := h.unanswered(t); n > 0 {
+		t.Errorf("the journal still has %d calls without an answer", n)
+	}
 	if claims := h.ledger.claims(); len(claims) > 0 {
 		t.Errorf("the ledger still has %+v", claims)
 	}

@@ -42,6 +42,7 @@ func TestNodeIsCutOff(t *testing.T) {
 	const reason = "the node was cut off from the servers for 1m0s"
 	h, private := newHost(t), runScript(t, true, stubborn)
 	h.limits.stopGrace, h.limits.ledger = time.Hour, time.Hour
+	h.impatient()
 	h.volume(t, full, "a")
 	h.volume(t, staged, "b")
 	w := h.start(t, spec("w", "a", "b"))

@@ -70,6 +70,7 @@ type Manager struct {
 	closed    bool
 	draining  string // why no workload may be started; empty: they may
 	workloads map[claim.WorkloadRef]*instance
+	leftovers []string // mounts that no record explains and that cannot be unmounted yet
 }
 
 // limits are how long a manager waits; the step packages have their own.
@@ -83,6 +84,7 @@ type limits struct {
 	retry   step.Backoff  // the pause between two calls to the ledger, the fence or a device plugin
 	devices time.Duration // for device plugins to report their devices
 	reserve time.Duration // for a reservation, with all retries
+	repair  time.Duration // between two repairs
 }
 
 var defaultLimits = limits{
@@ -94,6 +96,7 @@ var defaultLimits = limits{
 	retry:     step.Backoff{Min: 100 * time.Millisecond, Max: 30 * time.Second},
 	devices:   30 * time.Second,
 	reserve:   2 * time.Minute,
+	repair:    time.Minute,
 }
 
 // New makes a manager; Open brings back the workloads of an earlier process.
@@ -116,6 +119,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	m.volumes.Closing, m.volumes.Explained = m.ctx, m.explained
 	return m
 }
 
@@ -127,6 +131,7 @@ func (m *Manager) Close() error {
 	m.mu.Unlock()
 	m.cancel(ErrClosed)
 	m.live.Wait()
+	m.volumes.Wait()
 	return nil
 }
 

@@ -107,9 +107,11 @@ func TestTheOwnerEnds(t *testing.T) {
 		h.volume(t, full, "a")
 		held := newGate()
 		h.on("stage:after", 1, held.hold)
+		h.impatient()
 		go func() { held.await(t); owner.kill(t) }()
-		w, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
-		if !errors.Is(err, ErrFailed) || w.State != Failed || !strings.Contains(w.Message, "given up: its owner") {
+		_, err := h.Start(t.Context(), spec("w", "a"), Options{Owner: owner.pid()})
+		if w := h.ended(t, "w"); !errors.Is(err, ErrFailed) || w.State != Failed ||
+			!strings.Contains(w.Message, "given up: its owner") {
 			t.Errorf("%s: %v", w.State, err)
 		}
 		h.clean(t)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -25,12 +27,11 @@ func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []s
 	if err := m.endUnknown(ctx, standing); err != nil {
 		return nil, err
 	}
-	var volumes []*volumesteps.Record
 	var services []*servicesteps.Record
 	for _, rec := range found {
-		volumes, services = append(volumes, rec.Volumes...), append(services, rec.Services...)
+		services = append(services, rec.Services...)
 	}
-	if leftovers, err = m.volumes.UnmountLeftovers(ctx, claims, volumes); err != nil {
+	if leftovers, err = m.unmountLeftovers(ctx, claims); err != nil {
 		return nil, err
 	}
 	m.dropLost(had, claims)
@@ -41,6 +42,74 @@ func (m *Manager) reconcile(ctx context.Context, found []*record) (leftovers []s
 		m.live.Go(func() { m.services.RevokeAll(m.ctx, unknown) })
 	}
 	return leftovers, err
+}
+
+// unmountLeftovers unmounts what no workload of this node explains. A volume that a workload has claimed which this
+// node does not know is left to the release of that claim.
+func (m *Manager) unmountLeftovers(ctx context.Context, claims []claim.Claim) ([]string, error) {
+	left, err := m.volumes.UnmountLeftovers(ctx, func(ref claim.VolumeRef) bool {
+		return slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref && !m.Owns(c.Workload) })
+	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leftovers = left
+	return left, err
+}
+
+// explained reports that a workload which has not ended has a volume mounted at path, or may have.
+func (m *Manager) explained(path string) bool {
+	return slices.ContainsFunc(m.all(), func(i *instance) bool {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		return !i.rec.State.Ended() && slices.ContainsFunc(i.rec.Volumes, func(v *volumesteps.Record) bool {
+			return v.Target != "" && (isBelow(path, v.Target) || isBelow(path, v.Staging))
+		})
+	})
+}
+
+func isBelow(path, dir string) bool {
+	return dir != "" && (path == dir || strings.HasPrefix(path, dir+"/"))
+}
+
+// keepRepaired unmounts from time to time what no workload explains, until ctx ends: a driver may mount long after
+// everything was released (see volumesteps). It does what a restart does.
+func (m *Manager) keepRepaired(ctx context.Context) {
+	select {
+	case <-m.reconciled:
+	case <-ctx.Done():
+		return
+	}
+	for step.Sleep(ctx, m.limits.repair) == nil {
+		if err := m.repair(ctx); err != nil {
+			m.log.Debug("the mounts of this node cannot be compared with its workloads: this is retried", "error", err)
+		}
+	}
+}
+
+func (m *Manager) repair(ctx context.Context) error {
+	there, err := mounts.Below(m.Layout.Dir)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(there, func(at mounts.Mount) bool { return !m.explained(at.Path) }) {
+		return nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, m.limits.ledger)
+	defer cancel()
+	_, claims, err := m.Ledger.OnNode(bounded, m.Node)
+	if err != nil {
+		return err
+	}
+	_, err = m.unmountLeftovers(ctx, claims)
+	return err
+}
+
+// Leftovers are the mounts in the drivers' folders that no workload explains and that cannot be unmounted, as of the
+// last repair.
+func (m *Manager) Leftovers() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.leftovers)
 }
 
 // tryReconcile is one attempt to reconcile, with a time limit where the ledger is on other hosts.

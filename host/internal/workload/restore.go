@@ -43,6 +43,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	unreachable := err
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.live.Go(func() { m.keepRepaired(m.ctx) })
 	registered := false
 	for _, i := range restored {
 		registered = registered || len(i.services) > 0
@@ -125,7 +126,7 @@ func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 		return i, fmt.Errorf("restore %s: %w", i, err)
 	}
 	if rec.State == Running {
-		if i.intact = i.volumes.AllMounted(); !i.intact {
+		if i.intact = m.volumes.AllMounted(i.volumes); !i.intact {
 			m.log.Warn("not everything of the workload is mounted any more; it is mounted again", "workload", i.ref)
 			i.rec.State = Starting // it may not be used before that
 		}

@@ -145,7 +145,7 @@ func TestBlockDevice(t *testing.T) {
 	}
 }
 
-// A usage has one claim, one staging mount and one attachment; a reader beside it is another usage.
+// A volume has one claim of a workload, one staging mount and one attachment, however it is used.
 func TestOneVolumeTwice(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "data")
@@ -163,15 +163,15 @@ func TestOneVolumeTwice(t *testing.T) {
 	if len(seen) != 3 {
 		t.Errorf("mounts: %+v", w.Mounts)
 	}
-	if a, s := h.count("attach data"), h.count("stage data"); a != 1 || s != 2 {
-		t.Errorf("%d attachments and %d staging mounts, want 1 and 2", a, s)
+	if a, s := h.count("attach data"), h.count("stage data"); a != 1 || s != 1 {
+		t.Errorf("%d attachments and %d staging mounts, want 1 and 1", a, s)
 	}
 	if c := h.ledger.claims(); len(c) != 1 || c[0].Mode != claim.Write {
 		t.Errorf("claims: %+v", c)
 	}
 	h.stop(t, "w")
-	if n := h.count("unstage data"); n != 2 {
-		t.Errorf("unstaged %d times, want 2", n)
+	if n := h.count("unstage data"); n != 1 {
+		t.Errorf("unstaged %d times, want once", n)
 	}
 	h.clean(t)
 }

@@ -63,16 +63,17 @@ func TestAStepGoesWrong(t *testing.T) {
 				} else {
 					h.on(label, 1, fail(codes.DeadlineExceeded))
 				}
-				w, err := h.Start(t.Context(), spec("w", "a", "b"), Options{})
-				if !errors.Is(err, ErrFailed) || w.State != Failed {
-					t.Fatalf("%s, %v", w.State, err)
+				h.impatient()
+				_, err := h.Start(t.Context(), spec("w", "a", "b"), Options{})
+				if !errors.Is(err, ErrFailed) {
+					t.Fatal(err)
 				}
+				w := h.ended(t, "w")
 				want := "the test wants it so"
 				if c.stop {
 					want = "the start was given up: enough"
 				}
-				if !strings.Contains(err.Error(), want) || !strings.Contains(w.Message, want) ||
-					!strings.Contains(err.Error(), "was undone") {
+				if !strings.Contains(err.Error(), want) || !strings.Contains(w.Message, want) || w.State != Failed {
 					t.Errorf("the error %q and the message %q do not say %q", err, w.Message, want)
 				}
 				got := h.happened()
@@ -334,7 +335,7 @@ func TestAFailedUnstageIsNoStage(t *testing.T) {
 	h.clean(t)
 }
 
-// A mount at the staging path that belongs to nobody is left alone.
+// A mount at the staging path that belongs to nobody is not used, and is gone before the claim is.
 func TestAForeignMountAtTheStagingPath(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
@@ -344,10 +345,9 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 		!strings.Contains(err.Error(), "is not ours: tmpfs of foreign") {
 		t.Errorf("got %v", err)
 	}
-	if h.count("stage a")+h.count("unstage a") > 0 || at(path) == nil {
-		t.Errorf("it was touched: %v", h.happened())
+	if h.count("stage a")+h.count("unstage a") > 0 || at(path) != nil {
+		t.Errorf("the driver was called, or it is there still: %v", h.happened())
 	}
-	check.NoError(t, unix.Unmount(path, 0))
 	h.start(t, spec("w", "a"))
 	h.stop(t, "w")
 	h.clean(t)

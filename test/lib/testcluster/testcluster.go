@@ -176,7 +176,8 @@ tls {
   key_file  = %q
 }
 csi_driver "shared" {
-  command = %s
+  command     = %s
+  settle_time = "1s"
 }
 %s`, net.Addr, RPCPort, SerfPort, block, strings.Join(join, ", "), c.path("gossip.key"), c.path("ca.pem"),
 		c.path("dc1-"+role+"-"+name+".pem"), c.path("dc1-"+role+"-"+name+

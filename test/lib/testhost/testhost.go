@@ -105,6 +105,7 @@ func LocalDriver(t testing.TB) string {
 	return fmt.Sprintf(`
 csi_driver "local" {
   command = [%q, "-endpoint", "${endpoint}", "-node-id", "${node.name}", "-data-dir", "${data_dir}/volumes"]
+  settle_time = "1s"
 }
 `, testbin.Build(t, "drivers/csi-local"))
 }

@@ -128,7 +128,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 		namespace = r.machine(t, all) // outlives the host
 	}
 	socket := filepath.Join(dir, "csi.sock")
-	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n}\n", front, "unix://"+socket)
+	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n  settle_time = \"1s\"\n}\n", front, "unix://"+socket)
 	if k.command != nil {
 		blocks += driverBlock(behind, k.command(t))
 	}

@@ -28,6 +28,7 @@ func foreignDriver(t testing.TB) string {
 	return fmt.Sprintf(`
 csi_driver "hostpath" {
   command = [%q, "-drivername", "hostpath.csi.k8s.io", "-endpoint", "${endpoint}", "-nodeid", "${node.name}-at-hostpath", "-statedir", "${data_dir}/volumes", "-enable-attach"]
+  settle_time = "1s"
 }
 `, hostpath.Binary(t))
 }

@@ -23,7 +23,7 @@ import (
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
-	h := testhost.New(t, fmt.Sprintf("csi_driver \"faulty\" {\n  endpoint = %q\n}\n", d.Endpoint()))
+	h := testhost.New(t, fmt.Sprintf("csi_driver \"faulty\" {\n  endpoint = %q\n  settle_time = \"1s\"\n}\n", d.Endpoint()))
 	disk := h.NewDisk(t, 256<<20)
 	h.Start()
 	c := h.Client()

@@ -249,8 +249,8 @@ func TestVolumeUnderAnotherFileSystem(t *testing.T) {
 }
 
 // Something foreign is in the way of a mount. A start is refused without calling the driver, and works when
-// the obstacle is removed. Only a mount at a workload's own target may be left from an earlier use of the
-// volume; it is unmounted.
+// the obstacle is removed. A mount may be left from an earlier use of the volume: it is unmounted before the claim is
+// freed.
 func TestForeignThingInTheWay(t *testing.T) {
 	t.Parallel()
 	at := map[string]func(h *testhost.Host) string{
@@ -309,7 +309,7 @@ func TestForeignThingInTheWay(t *testing.T) {
 				if s, err := h.Status(); err != nil || s.GetClaims() != 0 {
 					t.Errorf("%d claims after a refused start (%v)", s.GetClaims(), err)
 				}
-				if name == "mount" && place == "target" {
+				if name == "mount" { // it was where only drivers mount, and is gone before the claim
 					h.NothingInUse()
 				} else {
 					must(t, way.takeAway(path))

@@ -33,7 +33,7 @@ var misbehaving = []struct{ name, more, says string }{
 func TestBadPluginsBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
-	config := fmt.Sprintf("csi_driver \"faulty\" {\n  endpoint = %q\n}\n", d.Endpoint())
+	config := fmt.Sprintf("csi_driver \"faulty\" {\n  endpoint = %q\n  settle_time = \"1s\"\n}\n", d.Endpoint())
 	for _, p := range misbehaving {
 		config += fmt.Sprintf("plugin %q {\n  args = [%q]\n  %s\n}\n", p.name, p.name, p.more)
 	}

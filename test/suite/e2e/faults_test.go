@@ -12,15 +12,19 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// faulty starts a host with a driver whose faults the test scripts.
-func faulty(t *testing.T) (*testhost.Host, *faultydriver.Driver, driver) {
+// faulty starts a host with a driver whose faults the test scripts. More is of its csi_driver block.
+func faulty(t *testing.T, more ...string) (*testhost.Host, *faultydriver.Driver, driver) {
 	t.Helper()
 	d := faultydriver.Start(t, faultydriver.Config{Mounts: true, NodeID: "faulty-a"})
+	if len(more) == 0 {
+		more = []string{`settle_time = "1s"`}
+	}
 	h := testhost.New(t, fmt.Sprintf(`
 csi_driver "faulty" {
   endpoint = %q
+  %s
 }
-`, d.Endpoint()))
+`, d.Endpoint(), strings.Join(more, "\n  ")))
 	h.Start()
 	return h, d, driver{id: "faulty"}
 }

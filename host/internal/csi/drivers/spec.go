@@ -1,6 +1,7 @@
 package drivers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os/user"
@@ -31,8 +32,20 @@ const (
 	SourceRegistered Source = "registered"
 )
 
-// DefaultHealthTimeout is the default of Spec.HealthTimeout.
-const DefaultHealthTimeout = 30 * time.Second
+// The defaults of a Spec.
+const (
+	DefaultHealthTimeout = 30 * time.Second
+	DefaultCallTimeout   = 2 * time.Minute
+	DefaultSettleTime    = 10 * time.Minute
+)
+
+// Timeouts bound the calls of a driver's node service that mount and unmount, retries included; 0: DefaultCallTimeout.
+type Timeouts struct {
+	Stage     time.Duration `json:"stage,omitempty"`
+	Unstage   time.Duration `json:"unstage,omitempty"`
+	Publish   time.Duration `json:"publish,omitempty"`
+	Unpublish time.Duration `json:"unpublish,omitempty"`
+}
 
 // Spec is an operator's description of a driver.
 type Spec struct {
@@ -60,6 +73,10 @@ type Spec struct {
 	// HealthTimeout bounds the wait for the first healthy report, and how long a registered driver's
 	// socket may be gone; default 30 s.
 	HealthTimeout time.Duration `json:"health_timeout"`
+	// Timeouts bound its calls, and SettleTime, by default DefaultSettleTime, is how long a call that mounts may go on in
+	// the driver after nobody waits for it any more: so long its volume's claim is kept.
+	Timeouts   Timeouts      `json:"timeouts,omitzero"`
+	SettleTime time.Duration `json:"settle_time,omitempty"`
 	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones such as ro and
 	// noatime: a name, which allows every value, or name=value. Only a declared driver has some.
 	AllowedMountFlags []string `json:"allowed_mount_flags,omitempty"`
@@ -91,10 +108,16 @@ func (s Spec) withDefaults(dataDir string) Spec {
 			s.StagePublishBaseDir = defaultStagePublishBaseDir
 		}
 	}
-	if s.HealthTimeout == 0 {
-		s.HealthTimeout = DefaultHealthTimeout
-	}
+	s.HealthTimeout = cmp.Or(s.HealthTimeout, DefaultHealthTimeout)
+	s.SettleTime = cmp.Or(s.SettleTime, DefaultSettleTime)
 	return s
+}
+
+// Timeout is that of one call: "stage", "unstage", "publish" or "unpublish"; any other has DefaultCallTimeout.
+func (s Spec) Timeout(call string) time.Duration {
+	return cmp.Or(map[string]time.Duration{
+		"stage": s.Timeouts.Stage, "unstage": s.Timeouts.Unstage, "publish": s.Timeouts.Publish, "unpublish": s.Timeouts.Unpublish,
+	}[call], DefaultCallTimeout)
 }
 
 // socket is the path of the driver's socket.

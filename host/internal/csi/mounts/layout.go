@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -39,8 +40,8 @@ func (l Layout) Check() error {
 	return nil
 }
 
-// Usage is one way of using a volume on a node, and the name of a directory: users with the same
-// usage share a staging mount. Mount options of single workloads are not part of it.
+// Usage is one way of using a volume on a node, and the name of a directory. Mount options of single workloads are not
+// part of it.
 type Usage struct {
 	ReadOnly       bool
 	AttachmentMode claim.AttachmentMode
@@ -70,7 +71,7 @@ type Place struct {
 // Driver is the folder of one driver: everything that it may mount lies below it.
 func (l Layout) Driver(id string) string { return filepath.Join(l.Dir, id) }
 
-// Staging is where a driver stages a volume for all users of one usage.
+// Staging is where a driver stages a volume whose first user on this node has the usage. All others use it there.
 func (l Layout) Staging(driver string, v claim.VolumeRef, u Usage) string {
 	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID, u.String())
 }
@@ -121,6 +122,30 @@ func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 		return claim.VolumeRef{}, false
 	}
 	return l.Volume(path)
+}
+
+// OnDisk reports whether a mount of this process's namespace shows a directory or file of the driver's folder that is
+// on the disk of Dir itself, rather than something that is mounted there.
+func (l Layout) OnDisk(driver string, m Mount) (bool, error) {
+	table, err := read()
+	if err != nil {
+		return false, err
+	}
+	for _, i := range slices.Backward(table) {
+		over := newMount(i)
+		rel, err := filepath.Rel(over.Path, l.Driver(driver))
+		if err != nil || !filepath.IsLocal(rel) {
+			continue
+		}
+		for _, dir := range []string{stagingDir, workloadDir} {
+			own := filepath.Join(over.Root, rel, dir)
+			if m.Device == over.Device && (m.Root == own || strings.HasPrefix(m.Root, own+"/")) {
+				return true, nil
+			}
+		}
+		return false, nil
+	}
+	return false, nil
 }
 
 // split splits a path where drivers may mount into the driver's folder and the rest; any other path

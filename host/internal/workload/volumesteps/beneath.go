@@ -37,7 +37,21 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 	if err != nil {
 		return err
 	}
+	if there, err := mounts.At(path); err != nil || there != nil {
+		err = errors.Join(err, s.removeMount(ref, path))
+		s.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
+		return err
+	}
 	return s.removeMount(ref, path)
+}
+
+// report tells of a mount that the host has to unmount itself.
+func (s *Steps) report(ref claim.VolumeRef, path, message string) {
+	s.Log.Warn("a mount is unmounted by the host", "volume", ref, "path", path, "why", message)
+	s.Events.Publish(events.Event{
+		Topic: events.TopicVolume, Type: "unmounted", Subject: ref.String(), Message: message,
+		Details: map[string]string{"path": path},
+	})
 }
 
 // removeMount unmounts whatever is still mounted at a path after its driver has unmounted it, and removes the path: a

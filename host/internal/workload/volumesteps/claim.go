@@ -108,7 +108,9 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		v.driver = driver
 		v.Driver, v.ExternalID, v.Context = info.PluginID, info.ExternalID, info.Context
 		v.Usage, v.Options = usage, options
-		v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
+		if v.Staging == "" { // else it may be staged already, elsewhere
+			v.Staging = s.Layout.Staging(v.Driver, v.Ref, usage)
+		}
 		v.Target = s.Layout.Target(v.Driver, v.workload, v.Ref, usage, v.Request.Name)
 	})
 	mode := claim.Write
@@ -205,18 +207,26 @@ func capabilities(v claim.Volume) string {
 // until the leader has freed them. While others are left it fails, to be retried.
 func (s *Steps) Release(ctx context.Context, set *Set) error {
 	clean, left := s.releasable(set)
+	stay, err := s.stillMounted(ctx, set, left)
+	if err != nil {
+		s.Log.Warn("the mounts of a workload cannot all be removed", "workload", set.Ref(), "error", err)
+	}
+	left = append(left, stay...)
+	clean = slices.DeleteFunc(clean, func(c claim.Claim) bool { return slices.Contains(stay, c.Volume) })
 	if len(clean) > 0 {
 		if err := s.Ledger.NodeDetached(ctx, clean); err != nil {
 			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
 		}
 	}
 	if len(left) > 0 {
-		return fmt.Errorf("the claims of workload %q on %v are kept until their mounts are gone", set.Ref(), left)
+		return errors.Join(err,
+			fmt.Errorf("the claims of workload %q on %v are kept until their mounts are gone", set.Ref(), left))
 	}
 	if err := s.Ledger.AwaitFreed(ctx, clean); err != nil {
 		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
 	}
-	return nil
+	_, err = s.stillMounted(ctx, set, nil)
+	return err
 }
 
 // releasable returns the claims of those volumes of which nothing is left on this node, and the

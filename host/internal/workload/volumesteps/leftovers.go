@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -63,43 +63,96 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 	return nil
 }
 
-// UnmountLeftovers unmounts what lies below the drivers' folders and belongs to no record and no
-// claim. Only drivers mount there. What is busy stays and is returned. A volume with a claim is
-// left to the release of that claim.
-func (s *Steps) UnmountLeftovers(ctx context.Context, claims []claim.Claim, records []*Record) (left []string,
-	err error,
-) {
+// UnmountLeftovers unmounts what lies below the drivers' folders and no record explains. Only drivers mount there. A
+// volume for which claimed returns true is left to the release of that claim. What is busy stays and is returned.
+func (s *Steps) UnmountLeftovers(ctx context.Context, claimed func(claim.VolumeRef) bool) (left []string, err error) {
 	there, err := mounts.Below(s.Layout.Dir)
 	if err != nil {
 		return nil, err
 	}
-	var known []string
-	for _, v := range records {
-		if v.Target != "" {
-			known = append(known, v.Target, v.Staging)
-		}
-	}
-	explained := func(path string) bool {
-		return slices.ContainsFunc(known, func(k string) bool { return path == k || strings.HasPrefix(path, k+"/") })
-	}
 	seen := map[string]bool{}
 	for _, mount := range slices.Backward(there) { // the last one mounted first
 		ref, ours := s.Layout.Volume(mount.Path)
-		claimed := slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Volume == ref })
-		if !ours || seen[mount.Path] || explained(mount.Path) || claimed {
+		if !ours || seen[mount.Path] || s.Explained(mount.Path) || claimed(ref) {
 			continue
 		}
 		seen[mount.Path] = true // with all that is below it on the same path
-		err := errors.Join(s.removeMount(ref, mount.Path), s.Lease.Release(ctx, fence.Mount{Path: mount.Path}))
-		if err != nil {
+		if err := s.unmountLeftover(ctx, ref, mount); err != nil {
 			left = append(left, err.Error())
-			continue
 		}
-		s.Log.Warn("unmounted a mount that no record explains", "path", mount.Path, "mount", mount.String())
-		s.Events.Publish(events.Event{
-			Topic: events.TopicAgent, Type: "unmounted", Subject: mount.Path,
-			Message: "no record explained this mount: " + mount.String(),
-		})
 	}
 	return left, nil
+}
+
+// leftoverWait bounds the wait for a volume that a step works on: there is another repair.
+const leftoverWait = time.Second
+
+func (s *Steps) unmountLeftover(ctx context.Context, ref claim.VolumeRef, m mounts.Mount) error {
+	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
+	defer cancel()
+	unlock, err := s.Locks.lock(bounded, ref)
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", m.Path, err)
+	}
+	defer unlock()
+	if s.Explained(m.Path) { // a start has the path meanwhile; it waits for the lock before it mounts
+		return nil
+	}
+	if err := errors.Join(s.removeMount(ref, m.Path), s.Lease.Release(ctx, fence.Mount{Path: m.Path})); err != nil {
+		return err
+	}
+	s.Log.Warn("unmounted a mount that no record explains", "path", m.Path, "mount", m.String())
+	s.Events.Publish(events.Event{
+		Topic: events.TopicAgent, Type: "unmounted", Subject: m.Path,
+		Message: "no record explained this mount: " + m.String(),
+	})
+	return nil
+}
+
+// stillMounted unmounts what is mounted where a workload had its volumes, and returns the volumes of which something
+// stays. The mount table is read for this before their claims are freed, and after.
+func (s *Steps) stillMounted(ctx context.Context, set *Set, skip []claim.VolumeRef) (stay []claim.VolumeRef,
+	err error,
+) {
+	for _, v := range set.Volumes {
+		if v.Driver == "" || slices.Contains(skip, v.Ref) {
+			continue
+		}
+		failed := s.unmountBelow(v, s.Layout.WorkloadVolume(v.Driver, v.workload, v.Ref))
+		failed = errors.Join(failed, s.unmountUnstaged(ctx, v))
+		if failed != nil {
+			stay, err = append(stay, v.Ref), errors.Join(err, failed)
+		}
+	}
+	return stay, err
+}
+
+// unmountUnstaged unmounts what is mounted where v is staged, if nobody on this node has the volume staged.
+func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
+	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
+	defer cancel()
+	unlock, err := s.Locks.lock(bounded, v.Ref)
+	if bounded.Err() != nil && ctx.Err() == nil {
+		return nil // another workload stages it: it is that one's
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if u, _, err := s.stagingOf(v); err != nil || u != nil {
+		return err
+	}
+	return s.unmountBelow(v, s.Layout.StagingOf(v.Driver, v.Ref))
+}
+
+func (s *Steps) unmountBelow(v *Volume, folder string) error {
+	there, err := mounts.Below(folder)
+	for _, m := range slices.Backward(there) {
+		if failed := s.removeMount(v.Ref, m.Path); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		s.report(v.Ref, m.Path, fmt.Sprintf("it was mounted at %s when workload %q was released: %s", m.Path, v.workload, m))
+	}
+	return err
 }

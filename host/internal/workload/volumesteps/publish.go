@@ -21,6 +21,16 @@ import (
 // driver makes the target (CSI spec, NodePublishVolume). A symbolic link in the way stays as it
 // is: the driver is called neither for the start nor for its undo.
 func (s *Steps) Publish(ctx context.Context, v *Volume) error {
+	return s.apart(ctx, v, "publish", func(ctx context.Context) error { return s.publish(ctx, v) })
+}
+
+func (s *Steps) publish(ctx context.Context, v *Volume) error {
+	// A repair that did not know of the target yet has ended when the lock was taken (see UnmountLeftovers).
+	unlock, err := s.Locks.lock(ctx, v.Ref)
+	if err != nil {
+		return err
+	}
+	unlock()
 	there, err := mounts.At(v.Target)
 	if err != nil {
 		return err
@@ -48,7 +58,11 @@ func (s *Steps) Publish(ctx context.Context, v *Volume) error {
 	if err := s.guard(ctx, v, v.targetMount()); err != nil {
 		return err
 	}
-	err = s.call(ctx, "publish", v, s.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	before, err := mounts.Below(s.Layout.Driver(v.Driver))
+	if err != nil {
+		return err
+	}
+	err = s.mount(ctx, "publish", v, v.Target, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		req := storage.PublishRequest{
 			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
 		}
@@ -63,9 +77,10 @@ func (s *Steps) Publish(ctx context.Context, v *Volume) error {
 	if err := s.Lease.Valid(); err != nil {
 		return err
 	}
-	mounted, err := checkPublished(v)
+	mounted, err := s.checkPublished(v)
 	if err != nil {
-		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w", v.Ref, v.workload, v.Driver, err)
+		return fmt.Errorf("publish volume %q for workload %q on driver %q: %w%s", v.Ref, v.workload, v.Driver, err,
+			s.unmountStrays(v, before))
 	}
 	if err := s.restrict(v); err != nil {
 		return fmt.Errorf("publish volume %q for workload %q: %w", v.Ref, v.workload, err)
@@ -124,9 +139,10 @@ func (v *Record) SUID() bool { return drivers.Asks(v.Options.Flags, "suid", "nos
 // Dev reports whether device files in the volume work.
 func (v *Record) Dev() bool { return drivers.Asks(v.Options.Flags, "dev", "nodev") }
 
-// checkPublished looks at what the driver has mounted. A success without a mount would let the
-// workload write to the host's own disk.
-func checkPublished(v *Volume) (*mounts.Mount, error) {
+// checkPublished looks at what the driver has mounted. A success without a mount would let the workload write to the
+// host's own disk, and so would one that shows the staging directory of a volume that was not mounted there. A driver
+// need not mount when it stages (CSI spec, NodeStageVolume), so this is checked here, for both calls.
+func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 	m, err := mounts.At(v.Target)
 	if err != nil {
 		return nil, err
@@ -145,13 +161,38 @@ func checkPublished(v *Volume) (*mounts.Mount, error) {
 	case v.Usage.ReadOnly && !m.ReadOnly:
 		return nil, errors.New("the driver answered with success, but the mount is not read-only")
 	}
-	return m, nil
+	own, err := s.Layout.OnDisk(v.Driver, *m)
+	if err == nil && own {
+		err = fmt.Errorf("the driver answered with success, but %s shows a directory of this host's own disk (%s): it has not "+
+			"mounted the volume, neither when it staged it at %s nor now", v.Target, m.Root, v.Staging)
+	}
+	return m, err
+}
+
+// unmountStrays unmounts what a driver has mounted in its folder since before and no record explains, after it has lied
+// about a mount of v, and says so.
+func (s *Steps) unmountStrays(v *Volume, before []mounts.Mount) (said string) {
+	now, err := mounts.Below(s.Layout.Driver(v.Driver))
+	if err != nil {
+		return ""
+	}
+	for _, m := range slices.Backward(now) {
+		was := func(b mounts.Mount) bool { return b.Path == m.Path }
+		if _, ours := s.Layout.Volume(m.Path); !ours || slices.ContainsFunc(before, was) || s.Explained(m.Path) {
+			continue
+		}
+		said += "; it has mounted at " + m.Path
+		if err := s.removeMount(v.Ref, m.Path); err != nil {
+			said += ", which cannot be undone yet: " + err.Error()
+		}
+	}
+	return said
 }
 
 // AllMounted reports whether everything that was published is still mounted.
-func (set *Set) AllMounted() bool {
+func (s *Steps) AllMounted(set *Set) bool {
 	return !slices.ContainsFunc(set.Volumes, func(v *Volume) bool {
-		there, err := checkPublished(v)
+		there, err := s.checkPublished(v)
 		return err != nil || !v.Published() || !sameMount(v.Mounted, there)
 	})
 }
@@ -164,6 +205,9 @@ const heldWait = 250 * time.Millisecond
 // mount is a copy, and stays when the host's is unmounted. The claim would be released while the
 // container continues writing.
 func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
+	if err := s.landed(ctx, v); err != nil {
+		return err
+	}
 	// Held over the call: of two workloads that share the volume and stop at once, one sees
 	// that it is the last. A start with the volume need not wait for this lock.
 	unlock, err := s.leaving.lock(ctx, v.Ref)
@@ -178,6 +222,7 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
+	waits := s.settled(v, v.Target)
 	was := v.Mounted
 	if was == nil {
 		was, _ = mounts.At(v.Target) // of a workload that the journal does not know
@@ -192,6 +237,12 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	}
 	if err := s.unused(ctx, was); err != nil {
 		return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, err)
+	}
+	if waits != nil {
+		return waits
+	}
+	if err := s.forgetUnanswered(v.Target); err != nil {
+		return err
 	}
 	return s.Lease.Release(ctx, v.targetMount())
 }

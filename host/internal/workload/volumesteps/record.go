@@ -2,6 +2,7 @@ package volumesteps
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -38,7 +39,7 @@ type Record struct {
 	Usage      mounts.Usage       `json:"usage"`
 	Options    claim.MountOptions `json:"options"`
 
-	// Set by attach, stage and publish.
+	// Set by attach, stage and publish; Staging by the claim too, as it is where v is the first user.
 	PublishContext map[string]string `json:"publish_context,omitempty"`
 	Staging        string            `json:"staging,omitempty"`
 	Target         string            `json:"target,omitempty"`
@@ -77,6 +78,8 @@ type users struct {
 	Done           bool              `json:"done,omitempty"`
 	PublishContext map[string]string `json:"publish_context,omitempty"` // of an attachment
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`         // of a staging mount
+	// Options are those with which the volume was staged; nil: an older version has staged it.
+	Options *claim.MountOptions `json:"options,omitempty"`
 }
 
 const (
@@ -86,9 +89,8 @@ const (
 
 func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + ref.ID }
 
-func stagingKey(ref claim.VolumeRef, u mounts.Usage) string {
-	return attachmentKey(ref) + "/" + u.String()
-}
+// stagingKey is of the staging mount at v.Staging.
+func (v *Record) stagingKey() string { return attachmentKey(v.Ref) + "/" + filepath.Base(v.Staging) }
 
 // join adds the volume request to the users of a mount or an attachment, before the driver is
 // called for it.
@@ -99,6 +101,9 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, er
 	}
 	if u == nil {
 		u = &users{Driver: v.Driver}
+		if b == stagings {
+			u.Options = &v.Options
+		}
 	}
 	if u.Driver != v.Driver {
 		return nil, fmt.Errorf("volume %q is still in use here through driver %q, not %q", v.Ref, u.Driver, v.Driver)
@@ -156,6 +161,16 @@ func ForgetMounts(tx *journal.Tx) error {
 			if err := b.Put(tx, key, u); err != nil {
 				return err
 			}
+		}
+	}
+	var made []string
+	note := func(path string, _ *unanswered) error { made = append(made, path); return nil }
+	if err := calls.Each(tx, note); err != nil {
+		return err
+	}
+	for _, path := range made {
+		if err := calls.Delete(tx, path); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,39 +4,52 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// Stage mounts the volume once for all of this node's users of one usage.
+// Stage mounts the volume once for all of this node's users: a volume has one staging path on a node (CSI spec,
+// NodeStageVolume). What only one user asks for, such as read-only, is for its publish.
 func (s *Steps) Stage(ctx context.Context, v *Volume) error {
+	return s.apart(ctx, v, "stage", func(ctx context.Context) error { return s.stage(ctx, v) })
+}
+
+func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	unlock, err := s.Locks.lock(ctx, v.Ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	key := stagingKey(v.Ref, v.Usage)
-	before, err := s.loadUsers(stagings, key)
+	before, err := s.findStaging(v)
 	if err != nil {
 		return err
 	}
-	there, err := mounts.At(v.Staging)
+	there, err := mounts.Below(s.Layout.StagingOf(v.Driver, v.Ref))
 	if err != nil {
 		return err
 	}
-	if there != nil && before == nil {
-		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.Ref, v.Staging, there)
+	if len(there) > 0 && before == nil {
+		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.Ref, there[0].Path, there[0])
 	}
+	if err := before.fits(v); err != nil {
+		return step.NoEffect(err)
+	}
+	key := v.stagingKey()
 	u, err := s.join(stagings, key, v)
 	if err != nil {
 		return err
 	}
-	if u.Done && sameMount(u.Mounted, there) {
-		return nil
+	if u.Done {
+		if at, err := mounts.At(v.Staging); err != nil || sameMount(u.Mounted, at) {
+			return err
+		}
 	}
 	if err := s.Layout.Make(v.Staging); err != nil {
 		return s.notStaged(v, before, fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err))
@@ -56,13 +69,77 @@ func (s *Steps) Stage(ctx context.Context, v *Volume) error {
 	return s.saveUsers(stagings, key, u)
 }
 
+// findStaging returns the users of the volume's staging mount on this node, and gives v its path.
+func (s *Steps) findStaging(v *Volume) (*users, error) {
+	u, path, err := s.stagingOf(v)
+	if err != nil {
+		return nil, err
+	}
+	if v.Staging != path {
+		// In the journal before anything is there.
+		err = v.set.Save(func() { v.Staging = path })
+	}
+	return u, err
+}
+
+// stagingOf returns the users of the volume's staging mount on this node, whichever usage the first of them had, and
+// its path; nil: there are none. An older version may have left two, one for each usage.
+func (s *Steps) stagingOf(v *Volume) (u *users, path string, err error) {
+	own, other := v.Usage, v.Usage
+	other.ReadOnly = !own.ReadOnly // a volume's claims agree on the modes
+	for _, usage := range []mounts.Usage{own, other} {
+		path := s.Layout.Staging(v.Driver, v.Ref, usage)
+		u, err := s.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(path))
+		if err != nil || u != nil {
+			return u, path, err
+		}
+	}
+	return nil, s.Layout.Staging(v.Driver, v.Ref, own), nil
+}
+
+// fits fails if the volume is staged for others with mount options that contradict v's.
+func (u *users) fits(v *Volume) error {
+	if u == nil || u.Options == nil || v.Usage.AttachmentMode == claim.BlockDevice {
+		return nil
+	}
+	me := v.user()
+	n := slices.IndexFunc(u.Users, func(other string) bool { return other != me })
+	if n < 0 {
+		return nil
+	}
+	var differs string
+	switch {
+	case u.Options.FSType != v.Options.FSType:
+		differs = "fs_type"
+	case u.Options.Group != v.Options.Group:
+		differs = "volume_mount_group"
+	case !slices.Equal(stageFlags(u.Options.Flags), stageFlags(v.Options.Flags)):
+		differs = "mount_flags"
+	default:
+		return nil
+	}
+	parts := strings.SplitN(u.Users[n], "/", 3)
+	return fmt.Errorf("stage volume %q for workload %q (%s): workload %q (%s) has it staged on this node with another %s, and a "+
+		"volume is staged once: give both the same mount_options, or start it when the other has ended",
+		v.Ref, v.workload, v.Request.Name, claim.WorkloadRef{Namespace: parts[0], ID: parts[1]}, parts[2], differs)
+}
+
+// stageFlags are the flags on which all users of a staging mount must agree, sorted: all but those that only say which
+// times of access are written, which drivers set for each target.
+func stageFlags(flags []string) []string {
+	hints := []string{"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime"}
+	flags = slices.DeleteFunc(slices.Clone(flags), func(f string) bool { return slices.Contains(hints, f) })
+	slices.Sort(flags)
+	return slices.Compact(flags)
+}
+
 // notStaged removes this use before the driver was called for it: what is in the way is not the
 // host's, and an undo would remove it.
 func (s *Steps) notStaged(v *Volume, before *users, err error) error {
 	if before != nil {
 		return err // there is something to undo
 	}
-	if left := s.leave(stagings, stagingKey(v.Ref, v.Usage), v); left != nil {
+	if left := s.leave(stagings, v.stagingKey(), v); left != nil {
 		return errors.Join(err, left)
 	}
 	return step.NoEffect(err)
@@ -76,7 +153,11 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume) error {
 	if err := s.guard(ctx, v, v.stagingMount()); err != nil {
 		return err
 	}
-	err = s.call(ctx, "stage", v, s.DriverWait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	before, err := mounts.Below(s.Layout.Driver(v.Driver))
+	if err != nil {
+		return err
+	}
+	err = s.mount(ctx, "stage", v, v.Staging, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 		return c.Stage(ctx, d.Ref(), storage.StageRequest{
 			Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
 		})
@@ -84,17 +165,31 @@ func (s *Steps) stageNow(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	return s.Lease.Valid()
+	if err := s.Lease.Valid(); err != nil {
+		return err
+	}
+	// No mount there is no lie yet: a driver may only prepare the volume (see checkPublished).
+	there, err := mounts.Below(v.Staging)
+	if err == nil && len(there) == 0 {
+		if said := s.unmountStrays(v, before); said != "" {
+			err = fmt.Errorf("stage volume %q for workload %q on driver %q: the driver answered with success, but nothing is mounted "+
+				"at %s%s", v.Ref, v.workload, v.Driver, v.Staging, said)
+		}
+	}
+	return err
 }
 
-// Unstage ends this use; the last user of the usage unmounts the volume.
+// Unstage ends this use; the last user unmounts the volume.
 func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
+	if err := s.landed(ctx, v); err != nil {
+		return err
+	}
 	unlock, err := s.Locks.lock(ctx, v.Ref)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	key := stagingKey(v.Ref, v.Usage)
+	key := v.stagingKey()
 	u, err := s.loadUsers(stagings, key)
 	if err != nil || u == nil {
 		return err
@@ -113,6 +208,7 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 
 // unstageNow calls the driver; was is what it had mounted when it staged.
 func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) error {
+	waits := s.settled(v, v.Staging)
 	mounted := was != nil
 	if was == nil {
 		was, _ = mounts.At(v.Staging) // of a workload that the journal does not know
@@ -127,6 +223,12 @@ func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) er
 	}
 	if err := s.unused(ctx, was); err != nil {
 		return fmt.Errorf("unstage volume %q: %w", v.Ref, err)
+	}
+	if waits != nil {
+		return waits
+	}
+	if err := s.forgetUnanswered(v.Staging); err != nil {
+		return err
 	}
 	return s.Lease.Release(ctx, v.stagingMount())
 }

@@ -7,6 +7,8 @@
 //     node any more.
 //   - A driver is asked to mount only while the node's lease is valid, the claims are those that
 //     the ledger has, and the fence knows the mount.
+//   - A call that mounts and that a driver never answered keeps the volume's claim until the driver cannot be at it any
+//     more (see unanswered).
 //   - An attachment and a staging mount are shared by all of this node's users of a volume; who
 //     uses them is in the journal before the driver is called.
 package volumesteps
@@ -14,6 +16,7 @@ package volumesteps
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -97,9 +100,15 @@ type Steps struct {
 	// DriverWait is DriverWait, less in tests.
 	DriverWait time.Duration
 
+	// Closing ends when the host stops: then calls to drivers are cancelled.
+	Closing context.Context
+	// Explained reports whether a record of this node's workloads says what is mounted at a path.
+	Explained func(path string) bool
+
 	Locks   locks // of the volumes that are being changed
 	leaving locks // see Unpublish; taken after Locks
 	search  mountuse.Search
+	flights sync.WaitGroup
 }
 
 // locks let one workload at a time change what this node does with a volume.
@@ -137,6 +146,7 @@ type Volume struct {
 
 	info   claim.Volume   // as the ledger has it; set by the claim
 	driver drivers.Driver // set by the claim
+	flight *flight        // the last step that makes a call that mounts
 }
 
 // Attaches reports that the driver has a controller service with PUBLISH_UNPUBLISH_VOLUME (CSI
@@ -153,12 +163,23 @@ func (v *Volume) Stages() bool {
 	return n != nil && n.StageUnstage
 }
 
+// withWay is a driver's timeout with some time for the way there and back.
+func withWay(timeout time.Duration) time.Duration { return timeout + timeout/20 }
+
 // call makes one call to the driver of v; wait is how long the driver may take to become
 // healthy. The error says what was tried, on which volume.
 func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Duration,
 	fn func(ctx context.Context, c storage.Client, d drivers.Driver) error,
 ) error {
-	if err := s.Calls.Call(ctx, v.Driver, wait, fn); err != nil {
+	// Room for a second call, if the plugin ends during the first.
+	ctx, cancel := context.WithTimeout(ctx, wait+2*withWay(s.spec(v).Timeout(verb)))
+	defer cancel()
+	err := s.Calls.Call(ctx, v.Driver, wait, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		ctx, cancel := context.WithTimeout(ctx, withWay(d.Timeout(verb)))
+		defer cancel()
+		return fn(ctx, c, d)
+	})
+	if err != nil {
 		return fmt.Errorf("%s volume %q for workload %q on driver %q: %w", verb, v.Ref, v.workload, v.Driver, err)
 	}
 	return nil
