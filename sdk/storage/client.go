@@ -153,6 +153,18 @@ func (c *client) List(ctx context.Context, d Driver, page Page) (ListResponse, e
 	return ListResponse{Volumes: each(res.GetVolumes(), listedFrom), Next: res.GetNextToken()}, err
 }
 
+func (c *client) Get(ctx context.Context, d Driver, v Volume) (ListedVolume, error) {
+	res, err := c.rpc.Get(ctx, &storagev1.GetRequest{Driver: driverTo(d), Volume: volumeTo(v)})
+	return listedFrom(res.GetVolume()), err
+}
+
+func (c *client) Modify(ctx context.Context, d Driver, req ModifyRequest) error {
+	_, err := c.rpc.Modify(ctx, &storagev1.ModifyRequest{
+		Driver: driverTo(d), Volume: volumeTo(req.Volume), Parameters: req.Parameters,
+	})
+	return err
+}
+
 func (c *client) Capacity(ctx context.Context, d Driver, req CapacityRequest) (Capacity, error) {
 	msg := &storagev1.CapacityRequest{
 		Driver:       driverTo(d),

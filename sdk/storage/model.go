@@ -164,6 +164,12 @@ type CreateResponse struct {
 	AccessibleTopology []Topology
 }
 
+// ModifyRequest is for Modifier.Modify.
+type ModifyRequest struct {
+	Volume     Volume
+	Parameters map[string]string
+}
+
 // CapacityRequest asks for the room for volumes with all of these properties; those that are empty do not matter.
 type CapacityRequest struct {
 	Capabilities []Capability

@@ -157,6 +157,25 @@ func (s *server) List(ctx context.Context, req *storagev1.ListRequest) (*storage
 	return &storagev1.ListResponse{Volumes: each(res.Volumes, listedTo), NextToken: res.Next}, err
 }
 
+func (s *server) Get(ctx context.Context, req *storagev1.GetRequest) (*storagev1.GetResponse, error) {
+	r, err := optional[VolumeReader](s.impl, "read a volume")
+	if err != nil {
+		return nil, err
+	}
+	v, err := r.Get(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()))
+	return &storagev1.GetResponse{Volume: listedTo(v)}, err
+}
+
+func (s *server) Modify(ctx context.Context, req *storagev1.ModifyRequest) (*storagev1.ModifyResponse, error) {
+	m, err := optional[Modifier](s.impl, "modify volumes")
+	if err != nil {
+		return nil, err
+	}
+	return &storagev1.ModifyResponse{}, m.Modify(ctx, driverFrom(req.GetDriver()), ModifyRequest{
+		Volume: volumeFrom(req.GetVolume()), Parameters: req.GetParameters(),
+	})
+}
+
 func (s *server) Capacity(ctx context.Context, req *storagev1.CapacityRequest) (*storagev1.CapacityResponse, error) {
 	c, err := optional[CapacityReader](s.impl, "read the capacity")
 	if err != nil {

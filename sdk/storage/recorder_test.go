@@ -103,6 +103,16 @@ func (r *recorder) List(_ context.Context, d Driver, page Page) (ListResponse, e
 	return answer[ListResponse](r)
 }
 
+func (r *recorder) Get(_ context.Context, d Driver, v Volume) (ListedVolume, error) {
+	r.note(d, v)
+	return answer[ListedVolume](r)
+}
+
+func (r *recorder) Modify(_ context.Context, d Driver, req ModifyRequest) error {
+	r.note(d, req)
+	return r.err
+}
+
 func (r *recorder) Capacity(_ context.Context, d Driver, req CapacityRequest) (Capacity, error) {
 	r.note(d, req)
 	return answer[Capacity](r)

@@ -36,15 +36,25 @@ var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want
 	"Create":         request(Client.Create),
 	"Delete":         command(Client.Delete),
 	"List":           request(Client.List),
+	"Get":            request(Client.Get),
+	"Modify":         command(Client.Modify),
 	"Capacity":       request(Client.Capacity),
 	"Expand":         request(Client.Expand),
 	"ExpandNode":     request(Client.ExpandNode),
 	"CreateSnapshot": request(Client.CreateSnapshot),
-	"ListSnapshots":  request(Client.ListSnapshots),
-	"VolumeStats":    request(Client.VolumeStats),
-	"Detach":         onVolume(Client.Detach),
-	"Unstage":        onVolume(Client.Unstage),
-	"Unpublish":      onVolume(Client.Unpublish),
+	"ListSnapshots": func(c Client, r *recorder, g *gen) (arguments, any, any, error) {
+		d, req := draw[Driver](g), draw[ListSnapshotsRequest](g)
+		want := will[ListSnapshotsResponse](r, g)
+		for i := range want.Snapshots {
+			want.Snapshots[i].Warnings = nil // CreateSnapshot alone has some
+		}
+		got, err := c.ListSnapshots(g.ctx, d, req)
+		return arguments{d, []any{req}}, want, got, err
+	},
+	"VolumeStats": request(Client.VolumeStats),
+	"Detach":      onVolume(Client.Detach),
+	"Unstage":     onVolume(Client.Unstage),
+	"Unpublish":   onVolume(Client.Unpublish),
 	"DeleteSnapshot": func(c Client, _ *recorder, g *gen) (arguments, any, any, error) {
 		d, id, secrets := draw[Driver](g), draw[string](g), draw[map[string]string](g)
 		return arguments{d, []any{id, secrets}}, nil, nil, c.DeleteSnapshot(g.ctx, d, id, secrets)

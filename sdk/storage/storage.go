@@ -1,5 +1,5 @@
 // Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
-// CapacityReader, Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
+// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
 // pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries everything that it
 // needs.
 package storage
@@ -51,6 +51,19 @@ type Provisioner interface {
 	List(ctx context.Context, d Driver, page Page) (ListResponse, error)
 }
 
+// VolumeReader reads volumes at their driver. Optional.
+type VolumeReader interface {
+	// Get reads one volume, with its condition (ControllerGetVolume, ControllerGetVolumeHealth). NotFound means that
+	// the driver does not have it.
+	Get(ctx context.Context, d Driver, v Volume) (ListedVolume, error)
+}
+
+// Modifier changes volumes. Optional.
+type Modifier interface {
+	// Modify changes mutable parameters (ControllerModifyVolume). Those that are not given stay as they are.
+	Modify(ctx context.Context, d Driver, req ModifyRequest) error
+}
+
 // CapacityReader says how much room there is. Optional.
 type CapacityReader interface {
 	// Capacity returns how much room the driver has for new volumes (GetCapacity).
@@ -88,6 +101,8 @@ type Client interface {
 	Storage
 	Provisioner
 	CapacityReader
+	VolumeReader
+	Modifier
 	Expander
 	Snapshotter
 	StatsReader

@@ -66,6 +66,8 @@ var methods = map[string]access{
 	storagev1.StorageService_Expand_FullMethodName:         byServers,
 	storagev1.StorageService_List_FullMethodName:           byServers,
 	storagev1.StorageService_Capacity_FullMethodName:       byServers,
+	storagev1.StorageService_Get_FullMethodName:            byServers,
+	storagev1.StorageService_Modify_FullMethodName:         byServers,
 	storagev1.StorageService_CreateSnapshot_FullMethodName: byServers,
 	storagev1.StorageService_DeleteSnapshot_FullMethodName: byServers,
 	storagev1.StorageService_ListSnapshots_FullMethodName:  byServers,

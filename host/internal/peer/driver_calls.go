@@ -98,6 +98,22 @@ func (d *driverCalls) List(ctx context.Context, of storage.Driver, page storage.
 	return list, err
 }
 
+func (d *driverCalls) Get(ctx context.Context, of storage.Driver, v storage.Volume) (got storage.ListedVolume,
+	err error,
+) {
+	err = d.do(ctx, of, v.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		got, err = c.Get(ctx, here, v)
+		return err
+	})
+	return got, err
+}
+
+func (d *driverCalls) Modify(ctx context.Context, of storage.Driver, req storage.ModifyRequest) error {
+	return d.do(ctx, of, req.Volume.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		return c.Modify(ctx, here, req)
+	})
+}
+
 func (d *driverCalls) Capacity(ctx context.Context, of storage.Driver,
 	req storage.CapacityRequest,
 ) (room storage.Capacity, err error) {

@@ -219,6 +219,34 @@ func (s *services) ControllerExpandVolume(_ context.Context,
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.GetCapacityBytes(), NodeExpansionRequired: true}, nil
 }
 
+func (s *services) ControllerGetVolume(_ context.Context,
+	req *csi.ControllerGetVolumeRequest,
+) (*csi.ControllerGetVolumeResponse, error) {
+	s.backend.mu.Lock()
+	defer s.backend.mu.Unlock()
+	v, err := s.backend.get(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: proto.CloneOf(v.Volume),
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: slices.Clone(v.nodes)},
+	}, nil
+}
+
+func (s *services) ControllerGetVolumeHealth(_ context.Context,
+	req *csi.ControllerGetVolumeHealthRequest,
+) (*csi.ControllerGetVolumeHealthResponse, error) {
+	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId()}},
+		s.backend.exists(req.GetVolumeId())
+}
+
+func (s *services) ControllerModifyVolume(_ context.Context,
+	req *csi.ControllerModifyVolumeRequest,
+) (*csi.ControllerModifyVolumeResponse, error) {
+	return &csi.ControllerModifyVolumeResponse{}, s.backend.exists(req.GetVolumeId())
+}
+
 func (s *services) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	s.backend.mu.Lock()
 	defer s.backend.mu.Unlock()

@@ -147,6 +147,7 @@ func TestLackingCapabilities(t *testing.T) {
 		"NodeStageVolume": "STAGE_UNSTAGE_VOLUME", "NodeUnstageVolume": "STAGE_UNSTAGE_VOLUME",
 		"CreateVolume": "CREATE_DELETE_VOLUME", "DeleteVolume": "CREATE_DELETE_VOLUME", "ListVolumes": "LIST_VOLUMES",
 		"GetCapacity":            "GET_CAPACITY",
+		"ControllerModifyVolume": "MODIFY_VOLUME",
 		"ControllerExpandVolume": "EXPAND_VOLUME", "NodeExpandVolume": "EXPAND_VOLUME",
 		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT",
 		"ListSnapshots":      "LIST_SNAPSHOTS",

@@ -131,6 +131,18 @@ var operations = []operation{
 		_, err := f.bridge.List(ctx, f.driver, storage.Page{})
 		return err
 	}},
+	{"ControllerGetVolume", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Get(ctx, f.driver, f.volume())
+		return err
+	}},
+	{"ControllerGetVolumeHealth", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.Get(ctx, f.driver, f.volume())
+		return err
+	}},
+	{"ControllerModifyVolume", func(ctx context.Context, f *fixture) error {
+		return f.bridge.Modify(ctx, f.driver,
+			storage.ModifyRequest{Volume: f.volume(), Parameters: map[string]string{"iops": "7"}})
+	}},
 	{"GetCapacity", func(ctx context.Context, f *fixture) error {
 		_, err := f.bridge.Capacity(ctx, f.driver, storage.CapacityRequest{Capabilities: []storage.Capability{fileSystem}})
 		return err

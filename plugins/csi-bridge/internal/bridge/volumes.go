@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
 	"github.com/pannier/pannier/sdk/storage"
@@ -201,18 +202,74 @@ func (b *Bridge) List(ctx context.Context, d storage.Driver, page storage.Page) 
 	}
 	out := storage.ListResponse{Next: resp.GetNextToken()}
 	for _, e := range resp.GetEntries() {
-		v := e.GetVolume()
-		out.Volumes = append(out.Volumes, storage.ListedVolume{
-			ExternalID:       v.GetVolumeId(),
-			Capacity:         v.GetCapacityBytes(),
-			Context:          v.GetVolumeContext(),
-			PublishedNodeIDs: e.GetStatus().GetPublishedNodeIds(),
-			Condition:        oldCondition(e.GetStatus()),
-			SnapshotID:       v.GetContentSource().GetSnapshot().GetSnapshotId(),
-			CloneID:          v.GetContentSource().GetVolume().GetVolumeId(),
-		})
+		out.Volumes = append(out.Volumes, listed(e.GetVolume(), e.GetStatus()))
 	}
 	return out, nil
+}
+
+// listed converts a volume and its status, which ListVolumes and ControllerGetVolume have in types of their own.
+func listed(v *csi.Volume, status interface {
+	proto.Message
+	GetPublishedNodeIds() []string
+},
+) storage.ListedVolume {
+	return storage.ListedVolume{
+		ExternalID:       v.GetVolumeId(),
+		Capacity:         v.GetCapacityBytes(),
+		Context:          v.GetVolumeContext(),
+		PublishedNodeIDs: status.GetPublishedNodeIds(),
+		Condition:        oldCondition(status),
+		SnapshotID:       v.GetContentSource().GetSnapshot().GetSnapshotId(),
+		CloneID:          v.GetContentSource().GetVolume().GetVolumeId(),
+	}
+}
+
+// Get implements storage.VolumeReader. The condition comes from ControllerGetVolumeHealth (CSI 1.13) or from the field
+// that older drivers fill in.
+func (b *Bridge) Get(ctx context.Context, d storage.Driver, v storage.Volume) (storage.ListedVolume, error) {
+	op := onVolume(driver.GetVolume, v)
+	return controllerDo(ctx, b, d, op, func(ctx context.Context, c *driver.Conn,
+		caps *driver.Controller,
+	) (storage.ListedVolume, error) {
+		out := storage.ListedVolume{ExternalID: v.ExternalID}
+		if !caps.GetVolume && !caps.VolumeHealth {
+			return out, lacks("GET_VOLUME")
+		}
+		if caps.GetVolume {
+			resp, err := c.Controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: v.ExternalID})
+			if err != nil {
+				return out, err
+			}
+			out = listed(resp.GetVolume(), resp.GetStatus())
+		}
+		if caps.VolumeHealth {
+			resp, err := c.Controller.ControllerGetVolumeHealth(ctx,
+				&csi.ControllerGetVolumeHealthRequest{VolumeId: v.ExternalID})
+			if err != nil {
+				return out, err
+			}
+			out.Condition = condition(resp.GetVolumeHealth())
+		}
+		if out.Condition != nil {
+			out.Condition.Message = op.Redactor.Text(out.Condition.Message)
+		}
+		return out, nil
+	})
+}
+
+// Modify implements storage.Modifier.
+func (b *Bridge) Modify(ctx context.Context, d storage.Driver, req storage.ModifyRequest) error {
+	v := req.Volume
+	_, err := controllerDo(ctx, b, d, onVolume(driver.ModifyVolume, v),
+		func(ctx context.Context, c *driver.Conn, caps *driver.Controller) (*csi.ControllerModifyVolumeResponse, error) {
+			if !caps.Modify {
+				return nil, lacks("MODIFY_VOLUME")
+			}
+			return c.Controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
+				VolumeId: v.ExternalID, Secrets: v.Secrets, MutableParameters: req.Parameters,
+			})
+		})
+	return err
 }
 
 // maxEntries returns the page's size for CSI; 0 leaves it to the driver.

@@ -288,3 +288,28 @@ func TestFullDriverIsAskedOnce(t *testing.T) {
 		t.Errorf("%d calls for three creates", n)
 	}
 }
+
+// TestGet reads a volume from drivers of several versions of the spec.
+func TestGet(t *testing.T) {
+	for name, tc := range map[string]struct {
+		without []string
+		code    codes.Code
+		health  bool // a condition is reported
+		nodes   bool // and the nodes that it is attached to
+	}{
+		"volume and health": {health: true, nodes: true},
+		"no health":         {without: []string{"GET_VOLUME_HEALTH"}, nodes: true},
+		"health only":       {without: []string{"GET_VOLUME"}, health: true},
+		"neither":           {without: []string{"GET_VOLUME", "GET_VOLUME_HEALTH"}, code: codes.Unimplemented},
+	} {
+		f := setup(t, brisk, faultydriver.Config{Without: tc.without})
+		if _, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: f.volume(), NodeID: "n"}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.bridge.Get(t.Context(), f.driver, f.volume())
+		if status.Code(err) != tc.code || (got.Condition != nil) != tc.health || (len(got.PublishedNodeIDs) == 1) != tc.nodes ||
+			err == nil && got.ExternalID != "vol-x" {
+			t.Errorf("%s: got %+v, %v", name, got, err)
+		}
+	}
+}

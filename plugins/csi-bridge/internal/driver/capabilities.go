@@ -21,6 +21,9 @@ const (
 // Controller has the capabilities of the driver's controller service.
 type Controller struct {
 	storage.ControllerCapabilities
+	GetVolume    bool // GET_VOLUME: ControllerGetVolume
+	VolumeHealth bool // GET_VOLUME_HEALTH: ControllerGetVolumeHealth
+	Modify       bool // MODIFY_VOLUME
 }
 
 // Node has the capabilities of the driver's node service. NodeID, MaxVolumes and AccessibleTopology are not set,
@@ -125,8 +128,14 @@ func (c *Controller) add(t csi.ControllerServiceCapability_RPC_Type) {
 		c.Expand = true
 	case csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER:
 		c.SingleNodeMultiWriter = true
+	case csi.ControllerServiceCapability_RPC_GET_VOLUME:
+		c.GetVolume = true
+	case csi.ControllerServiceCapability_RPC_MODIFY_VOLUME:
+		c.Modify = true
+	case csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH:
+		c.VolumeHealth = true
+		c.VolumeCondition = true
 	case controllerVolumeCondition,
-		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH:
 		c.VolumeCondition = true
 	}

@@ -352,6 +352,8 @@ var (
 	ExpandVolume      = RPC{csi.Controller_ControllerExpandVolume_FullMethodName, "expand volume", change}
 	CreateSnapshot    = RPC{csi.Controller_CreateSnapshot_FullMethodName, "create snapshot", change}
 	DeleteSnapshot    = RPC{csi.Controller_DeleteSnapshot_FullMethodName, "delete snapshot", change}
+	ModifyVolume      = RPC{csi.Controller_ControllerModifyVolume_FullMethodName, "modify volume", change}
+	GetVolume         = RPC{csi.Controller_ControllerGetVolume_FullMethodName, "read volume", read}
 	GetCapacity       = RPC{csi.Controller_GetCapacity_FullMethodName, "read the capacity", read}
 	ListVolumes       = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
 	ListSnapshots     = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}

@@ -189,7 +189,7 @@ func (x Usage_Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Usage_Unit.Descriptor instead.
 func (Usage_Unit) EnumDescriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48, 0}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52, 0}
 }
 
 // Driver says which CSI driver a call is for.
@@ -2538,6 +2538,198 @@ func (x *ListedVolume) GetCloneId() string {
 	return ""
 }
 
+type GetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRequest) Reset() {
+	*x = GetRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRequest) ProtoMessage() {}
+
+func (x *GetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
+func (*GetRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *GetRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *GetRequest) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type GetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *ListedVolume          `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetResponse) Reset() {
+	*x = GetResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetResponse) ProtoMessage() {}
+
+func (x *GetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
+func (*GetResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GetResponse) GetVolume() *ListedVolume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type ModifyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Volume        *Volume                `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Parameters    map[string]string      `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyRequest) Reset() {
+	*x = ModifyRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyRequest) ProtoMessage() {}
+
+func (x *ModifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyRequest.ProtoReflect.Descriptor instead.
+func (*ModifyRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ModifyRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *ModifyRequest) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+func (x *ModifyRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+type ModifyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyResponse) Reset() {
+	*x = ModifyResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyResponse) ProtoMessage() {}
+
+func (x *ModifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyResponse.ProtoReflect.Descriptor instead.
+func (*ModifyResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
+}
+
 type CapacityRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Driver *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -2552,7 +2744,7 @@ type CapacityRequest struct {
 
 func (x *CapacityRequest) Reset() {
 	*x = CapacityRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +2756,7 @@ func (x *CapacityRequest) String() string {
 func (*CapacityRequest) ProtoMessage() {}
 
 func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +2769,7 @@ func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityRequest.ProtoReflect.Descriptor instead.
 func (*CapacityRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CapacityRequest) GetDriver() *Driver {
@@ -2621,7 +2813,7 @@ type CapacityResponse struct {
 
 func (x *CapacityResponse) Reset() {
 	*x = CapacityResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2825,7 @@ func (x *CapacityResponse) String() string {
 func (*CapacityResponse) ProtoMessage() {}
 
 func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2838,7 @@ func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityResponse.ProtoReflect.Descriptor instead.
 func (*CapacityResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CapacityResponse) GetAvailable() int64 {
@@ -2683,7 +2875,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2887,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2900,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreateSnapshotRequest) GetDriver() *Driver {
@@ -2750,7 +2942,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2954,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2967,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2808,7 +3000,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +3012,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +3025,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -2882,7 +3074,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3086,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3099,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteSnapshotRequest) GetDriver() *Driver {
@@ -2939,7 +3131,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3143,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3156,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{47}
 }
 
 type ListSnapshotsRequest struct {
@@ -2982,7 +3174,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3186,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3199,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListSnapshotsRequest) GetDriver() *Driver {
@@ -3062,7 +3254,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3074,7 +3266,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3087,7 +3279,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -3117,7 +3309,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3321,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3334,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VolumeStatsRequest) GetDriver() *Driver {
@@ -3183,7 +3375,7 @@ type VolumeStatsResponse struct {
 
 func (x *VolumeStatsResponse) Reset() {
 	*x = VolumeStatsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3195,7 +3387,7 @@ func (x *VolumeStatsResponse) String() string {
 func (*VolumeStatsResponse) ProtoMessage() {}
 
 func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3208,7 +3400,7 @@ func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{47}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VolumeStatsResponse) GetUsage() []*Usage {
@@ -3237,7 +3429,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3441,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3454,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Usage) GetUnit() Usage_Unit {
@@ -3515,7 +3707,23 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\bclone_id\x18\a \x01(\tR\acloneId\x1a:\n" +
 	"\fContextEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf3\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x01\n" +
+	"\n" +
+	"GetRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x129\n" +
+	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\"N\n" +
+	"\vGetResponse\x12?\n" +
+	"\x06volume\x18\x01 \x01(\v2'.pannier.plugin.storage.v1.ListedVolumeR\x06volume\"\x9e\x02\n" +
+	"\rModifyRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x129\n" +
+	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\x12X\n" +
+	"\n" +
+	"parameters\x18\x03 \x03(\v28.pannier.plugin.storage.v1.ModifyRequest.ParametersEntryR\n" +
+	"parameters\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x10\n" +
+	"\x0eModifyResponse\"\xf3\x02\n" +
 	"\x0fCapacityRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12I\n" +
 	"\fcapabilities\x18\x02 \x03(\v2%.pannier.plugin.storage.v1.CapabilityR\fcapabilities\x12Z\n" +
@@ -3608,7 +3816,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x0eAttachmentMode\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_FILE_SYSTEM\x10\x01\x12 \n" +
-	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xaf\x0f\n" +
+	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xe4\x10\n" +
 	"\x0eStorageService\x12n\n" +
 	"\vFingerprint\x12-.pannier.plugin.storage.v1.FingerprintRequest\x1a..pannier.plugin.storage.v1.FingerprintResponse0\x01\x12Z\n" +
 	"\x05Probe\x12'.pannier.plugin.storage.v1.ProbeRequest\x1a(.pannier.plugin.storage.v1.ProbeResponse\x12u\n" +
@@ -3624,7 +3832,9 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x06Expand\x12(.pannier.plugin.storage.v1.ExpandRequest\x1a).pannier.plugin.storage.v1.ExpandResponse\x12i\n" +
 	"\n" +
 	"ExpandNode\x12,.pannier.plugin.storage.v1.ExpandNodeRequest\x1a-.pannier.plugin.storage.v1.ExpandNodeResponse\x12W\n" +
-	"\x04List\x12&.pannier.plugin.storage.v1.ListRequest\x1a'.pannier.plugin.storage.v1.ListResponse\x12c\n" +
+	"\x04List\x12&.pannier.plugin.storage.v1.ListRequest\x1a'.pannier.plugin.storage.v1.ListResponse\x12T\n" +
+	"\x03Get\x12%.pannier.plugin.storage.v1.GetRequest\x1a&.pannier.plugin.storage.v1.GetResponse\x12]\n" +
+	"\x06Modify\x12(.pannier.plugin.storage.v1.ModifyRequest\x1a).pannier.plugin.storage.v1.ModifyResponse\x12c\n" +
 	"\bCapacity\x12*.pannier.plugin.storage.v1.CapacityRequest\x1a+.pannier.plugin.storage.v1.CapacityResponse\x12u\n" +
 	"\x0eCreateSnapshot\x120.pannier.plugin.storage.v1.CreateSnapshotRequest\x1a1.pannier.plugin.storage.v1.CreateSnapshotResponse\x12u\n" +
 	"\x0eDeleteSnapshot\x120.pannier.plugin.storage.v1.DeleteSnapshotRequest\x1a1.pannier.plugin.storage.v1.DeleteSnapshotResponse\x12r\n" +
@@ -3644,7 +3854,7 @@ func file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_storage_v1_storage_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(AccessMode)(0),                // 0: pannier.plugin.storage.v1.AccessMode
 	(AttachmentMode)(0),            // 1: pannier.plugin.storage.v1.AttachmentMode
@@ -3686,43 +3896,48 @@ var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(*ListRequest)(nil),            // 37: pannier.plugin.storage.v1.ListRequest
 	(*ListResponse)(nil),           // 38: pannier.plugin.storage.v1.ListResponse
 	(*ListedVolume)(nil),           // 39: pannier.plugin.storage.v1.ListedVolume
-	(*CapacityRequest)(nil),        // 40: pannier.plugin.storage.v1.CapacityRequest
-	(*CapacityResponse)(nil),       // 41: pannier.plugin.storage.v1.CapacityResponse
-	(*CreateSnapshotRequest)(nil),  // 42: pannier.plugin.storage.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 43: pannier.plugin.storage.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),               // 44: pannier.plugin.storage.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),  // 45: pannier.plugin.storage.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 46: pannier.plugin.storage.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 47: pannier.plugin.storage.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 48: pannier.plugin.storage.v1.ListSnapshotsResponse
-	(*VolumeStatsRequest)(nil),     // 49: pannier.plugin.storage.v1.VolumeStatsRequest
-	(*VolumeStatsResponse)(nil),    // 50: pannier.plugin.storage.v1.VolumeStatsResponse
-	(*Usage)(nil),                  // 51: pannier.plugin.storage.v1.Usage
-	nil,                            // 52: pannier.plugin.storage.v1.Topology.SegmentsEntry
-	nil,                            // 53: pannier.plugin.storage.v1.Volume.ContextEntry
-	nil,                            // 54: pannier.plugin.storage.v1.Volume.SecretsEntry
-	nil,                            // 55: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
-	nil,                            // 56: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
-	nil,                            // 57: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	nil,                            // 58: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	nil,                            // 59: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	nil,                            // 60: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	nil,                            // 61: pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	nil,                            // 62: pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	nil,                            // 63: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	nil,                            // 64: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                            // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                            // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),  // 67: google.protobuf.Timestamp
+	(*GetRequest)(nil),             // 40: pannier.plugin.storage.v1.GetRequest
+	(*GetResponse)(nil),            // 41: pannier.plugin.storage.v1.GetResponse
+	(*ModifyRequest)(nil),          // 42: pannier.plugin.storage.v1.ModifyRequest
+	(*ModifyResponse)(nil),         // 43: pannier.plugin.storage.v1.ModifyResponse
+	(*CapacityRequest)(nil),        // 44: pannier.plugin.storage.v1.CapacityRequest
+	(*CapacityResponse)(nil),       // 45: pannier.plugin.storage.v1.CapacityResponse
+	(*CreateSnapshotRequest)(nil),  // 46: pannier.plugin.storage.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil), // 47: pannier.plugin.storage.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),               // 48: pannier.plugin.storage.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),  // 49: pannier.plugin.storage.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil), // 50: pannier.plugin.storage.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),   // 51: pannier.plugin.storage.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),  // 52: pannier.plugin.storage.v1.ListSnapshotsResponse
+	(*VolumeStatsRequest)(nil),     // 53: pannier.plugin.storage.v1.VolumeStatsRequest
+	(*VolumeStatsResponse)(nil),    // 54: pannier.plugin.storage.v1.VolumeStatsResponse
+	(*Usage)(nil),                  // 55: pannier.plugin.storage.v1.Usage
+	nil,                            // 56: pannier.plugin.storage.v1.Topology.SegmentsEntry
+	nil,                            // 57: pannier.plugin.storage.v1.Volume.ContextEntry
+	nil,                            // 58: pannier.plugin.storage.v1.Volume.SecretsEntry
+	nil,                            // 59: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	nil,                            // 60: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	nil,                            // 61: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	nil,                            // 62: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	nil,                            // 63: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	nil,                            // 64: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	nil,                            // 65: pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	nil,                            // 66: pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	nil,                            // 67: pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	nil,                            // 68: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	nil,                            // 69: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                            // 70: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                            // 71: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),  // 72: google.protobuf.Timestamp
 }
 var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	0,  // 0: pannier.plugin.storage.v1.Capability.access_mode:type_name -> pannier.plugin.storage.v1.AccessMode
 	1,  // 1: pannier.plugin.storage.v1.Capability.attachment_mode:type_name -> pannier.plugin.storage.v1.AttachmentMode
-	52, // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
+	56, // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
 	5,  // 3: pannier.plugin.storage.v1.TopologyRequirement.requisite:type_name -> pannier.plugin.storage.v1.Topology
 	5,  // 4: pannier.plugin.storage.v1.TopologyRequirement.preferred:type_name -> pannier.plugin.storage.v1.Topology
-	53, // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
-	54, // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
+	57, // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
+	58, // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
 	4,  // 7: pannier.plugin.storage.v1.Volume.capability:type_name -> pannier.plugin.storage.v1.Capability
 	3,  // 8: pannier.plugin.storage.v1.FingerprintRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	11, // 9: pannier.plugin.storage.v1.FingerprintResponse.controller:type_name -> pannier.plugin.storage.v1.ControllerCapabilities
@@ -3732,28 +3947,28 @@ var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	3,  // 13: pannier.plugin.storage.v1.ValidateVolumeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 14: pannier.plugin.storage.v1.ValidateVolumeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	4,  // 15: pannier.plugin.storage.v1.ValidateVolumeRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	55, // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	59, // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
 	3,  // 17: pannier.plugin.storage.v1.AttachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 18: pannier.plugin.storage.v1.AttachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	56, // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	60, // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
 	3,  // 20: pannier.plugin.storage.v1.DetachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 21: pannier.plugin.storage.v1.DetachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 22: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 23: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	57, // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	61, // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
 	3,  // 25: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 26: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 27: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 28: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	58, // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	62, // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
 	3,  // 30: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 31: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 32: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	4,  // 33: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	59, // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	60, // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	63, // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	64, // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
 	6,  // 36: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
-	61, // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	65, // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
 	5,  // 38: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
 	3,  // 39: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	7,  // 40: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
@@ -3763,70 +3978,80 @@ var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	7,  // 44: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	3,  // 45: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	39, // 46: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
-	62, // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	66, // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
 	8,  // 48: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	3,  // 49: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	4,  // 50: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	63, // 51: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	5,  // 52: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,  // 53: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 54: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	64, // 55: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	44, // 56: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
-	67, // 57: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 58: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	65, // 59: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	3,  // 60: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	66, // 61: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	44, // 62: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
-	3,  // 63: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 64: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	51, // 65: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
-	8,  // 66: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	2,  // 67: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
-	9,  // 68: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
-	13, // 69: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
-	15, // 70: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
-	17, // 71: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
-	19, // 72: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
-	21, // 73: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
-	23, // 74: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
-	25, // 75: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
-	27, // 76: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
-	29, // 77: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
-	31, // 78: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
-	33, // 79: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
-	35, // 80: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
-	37, // 81: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
-	40, // 82: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
-	42, // 83: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
-	45, // 84: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
-	47, // 85: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
-	49, // 86: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
-	10, // 87: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
-	14, // 88: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
-	16, // 89: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
-	18, // 90: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
-	20, // 91: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
-	22, // 92: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
-	24, // 93: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
-	26, // 94: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
-	28, // 95: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
-	30, // 96: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
-	32, // 97: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
-	34, // 98: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
-	36, // 99: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
-	38, // 100: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
-	41, // 101: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
-	43, // 102: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
-	46, // 103: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
-	48, // 104: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
-	50, // 105: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
-	87, // [87:106] is the sub-list for method output_type
-	68, // [68:87] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	3,  // 49: pannier.plugin.storage.v1.GetRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 50: pannier.plugin.storage.v1.GetRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	39, // 51: pannier.plugin.storage.v1.GetResponse.volume:type_name -> pannier.plugin.storage.v1.ListedVolume
+	3,  // 52: pannier.plugin.storage.v1.ModifyRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 53: pannier.plugin.storage.v1.ModifyRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	67, // 54: pannier.plugin.storage.v1.ModifyRequest.parameters:type_name -> pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	3,  // 55: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	4,  // 56: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	68, // 57: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	5,  // 58: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,  // 59: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 60: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	69, // 61: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	48, // 62: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
+	72, // 63: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,  // 64: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	70, // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	3,  // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	71, // 67: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	48, // 68: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	3,  // 69: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,  // 70: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	55, // 71: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
+	8,  // 72: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	2,  // 73: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
+	9,  // 74: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
+	13, // 75: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
+	15, // 76: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
+	17, // 77: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
+	19, // 78: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
+	21, // 79: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
+	23, // 80: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
+	25, // 81: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
+	27, // 82: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
+	29, // 83: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
+	31, // 84: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
+	33, // 85: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
+	35, // 86: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
+	37, // 87: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
+	40, // 88: pannier.plugin.storage.v1.StorageService.Get:input_type -> pannier.plugin.storage.v1.GetRequest
+	42, // 89: pannier.plugin.storage.v1.StorageService.Modify:input_type -> pannier.plugin.storage.v1.ModifyRequest
+	44, // 90: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
+	46, // 91: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
+	49, // 92: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
+	51, // 93: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
+	53, // 94: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
+	10, // 95: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
+	14, // 96: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
+	16, // 97: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
+	18, // 98: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
+	20, // 99: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
+	22, // 100: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
+	24, // 101: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
+	26, // 102: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
+	28, // 103: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
+	30, // 104: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
+	32, // 105: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
+	34, // 106: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
+	36, // 107: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
+	38, // 108: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
+	41, // 109: pannier.plugin.storage.v1.StorageService.Get:output_type -> pannier.plugin.storage.v1.GetResponse
+	43, // 110: pannier.plugin.storage.v1.StorageService.Modify:output_type -> pannier.plugin.storage.v1.ModifyResponse
+	45, // 111: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
+	47, // 112: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
+	50, // 113: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
+	52, // 114: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
+	54, // 115: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
+	95, // [95:116] is the sub-list for method output_type
+	74, // [74:95] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_storage_v1_storage_proto_init() }
@@ -3840,7 +4065,7 @@ func file_pannier_plugin_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_storage_v1_storage_proto_rawDesc), len(file_pannier_plugin_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   64,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,6 +41,8 @@ const (
 	StorageService_Expand_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Expand"
 	StorageService_ExpandNode_FullMethodName     = "/pannier.plugin.storage.v1.StorageService/ExpandNode"
 	StorageService_List_FullMethodName           = "/pannier.plugin.storage.v1.StorageService/List"
+	StorageService_Get_FullMethodName            = "/pannier.plugin.storage.v1.StorageService/Get"
+	StorageService_Modify_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Modify"
 	StorageService_Capacity_FullMethodName       = "/pannier.plugin.storage.v1.StorageService/Capacity"
 	StorageService_CreateSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/CreateSnapshot"
 	StorageService_DeleteSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/DeleteSnapshot"
@@ -83,6 +85,10 @@ type StorageServiceClient interface {
 	ExpandNode(ctx context.Context, in *ExpandNodeRequest, opts ...grpc.CallOption) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
+	// Get reads one volume, with its condition (ControllerGetVolume, ControllerGetVolumeHealth).
+	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error)
+	// Modify changes a volume's mutable parameters (ControllerModifyVolume). Those that are not given stay as they are.
+	Modify(ctx context.Context, in *ModifyRequest, opts ...grpc.CallOption) (*ModifyResponse, error)
 	// Capacity returns how much room the driver has for new volumes (GetCapacity).
 	Capacity(ctx context.Context, in *CapacityRequest, opts ...grpc.CallOption) (*CapacityResponse, error)
 	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
@@ -252,6 +258,26 @@ func (c *storageServiceClient) List(ctx context.Context, in *ListRequest, opts .
 	return out, nil
 }
 
+func (c *storageServiceClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*GetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetResponse)
+	err := c.cc.Invoke(ctx, StorageService_Get_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *storageServiceClient) Modify(ctx context.Context, in *ModifyRequest, opts ...grpc.CallOption) (*ModifyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ModifyResponse)
+	err := c.cc.Invoke(ctx, StorageService_Modify_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *storageServiceClient) Capacity(ctx context.Context, in *CapacityRequest, opts ...grpc.CallOption) (*CapacityResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CapacityResponse)
@@ -337,6 +363,10 @@ type StorageServiceServer interface {
 	ExpandNode(context.Context, *ExpandNodeRequest) (*ExpandNodeResponse, error)
 	// List lists the driver's volumes, a page at a time (ListVolumes).
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	// Get reads one volume, with its condition (ControllerGetVolume, ControllerGetVolumeHealth).
+	Get(context.Context, *GetRequest) (*GetResponse, error)
+	// Modify changes a volume's mutable parameters (ControllerModifyVolume). Those that are not given stay as they are.
+	Modify(context.Context, *ModifyRequest) (*ModifyResponse, error)
 	// Capacity returns how much room the driver has for new volumes (GetCapacity).
 	Capacity(context.Context, *CapacityRequest) (*CapacityResponse, error)
 	// CreateSnapshot makes a snapshot, or returns the existing one of that name (CreateSnapshot).
@@ -398,6 +428,12 @@ func (UnimplementedStorageServiceServer) ExpandNode(context.Context, *ExpandNode
 }
 func (UnimplementedStorageServiceServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedStorageServiceServer) Get(context.Context, *GetRequest) (*GetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Get not implemented")
+}
+func (UnimplementedStorageServiceServer) Modify(context.Context, *ModifyRequest) (*ModifyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Modify not implemented")
 }
 func (UnimplementedStorageServiceServer) Capacity(context.Context, *CapacityRequest) (*CapacityResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Capacity not implemented")
@@ -680,6 +716,42 @@ func _StorageService_List_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _StorageService_Get_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).Get(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_Get_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).Get(ctx, req.(*GetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _StorageService_Modify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ModifyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).Modify(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_Modify_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).Modify(ctx, req.(*ModifyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _StorageService_Capacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CapacityRequest)
 	if err := dec(in); err != nil {
@@ -828,6 +900,14 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _StorageService_List_Handler,
+		},
+		{
+			MethodName: "Get",
+			Handler:    _StorageService_Get_Handler,
+		},
+		{
+			MethodName: "Modify",
+			Handler:    _StorageService_Modify_Handler,
 		},
 		{
 			MethodName: "Capacity",
