@@ -19,12 +19,6 @@ var notApplicable = map[string]string{
 	"ControllerPublishVolume not supported":             "no PUBLISH_UNPUBLISH_VOLUME: a file on this host needs no attaching",
 	"ControllerUnpublishVolume not supported":           "the same",
 	"Controller Publish, UnpublishVolume not supported": "the same",
-	"ControllerModifyVolume not supported":              "no MODIFY_VOLUME: a volume has no mutable parameters",
-	"Modify volume not supported":                       "the same",
-	"Modify Volume not supported":                       "the same",
-	"ControllerListVolumeHealth not supported":          "no LIST_VOLUME_HEALTH: health is told per volume (GET_VOLUME_HEALTH)",
-	"NodeGetStorageHealth not supported":                "no GET_STORAGE_HEALTH: the disk below all volumes is the host's own",
-	"GetSnapshot not supported":                         "no GET_SNAPSHOT: ListSnapshots takes a snapshot id",
 	"GroupControllerService not supported":              "no GROUP_CONTROLLER_SERVICE: there are no volume groups",
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "no topology: there is one host",
 }
@@ -73,6 +67,8 @@ func TestSanitySuite(t *testing.T) {
 	cfg.StagingPath = filepath.Join(dir, "staging")
 	cfg.SecretsFile = secrets
 	cfg.TestVolumeAccessType = os.Getenv("SANITY_ACCESS_TYPE")
+	cfg.TestVolumeMutableParametersFile = filepath.Join(dir, "mutable.yaml")
+	writeFile(t, cfg.TestVolumeMutableParametersFile, []byte("readAheadKiB: \"512\"\n"))
 	cfg.TestVolumeSize = 32 * mib
 	cfg.TestVolumeExpandSize = 64 * mib
 	sanity.Test(t, cfg)

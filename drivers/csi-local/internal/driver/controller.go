@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/drivers/csi-local/internal/filesystem"
 	"github.com/pannier/pannier/drivers/csi-local/internal/loop"
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
 )
 
 // ControllerGetCapabilities lists the controller's capabilities.
@@ -29,6 +30,9 @@ func (d *Driver) ControllerGetCapabilities(context.Context,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -88,12 +92,14 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
 		return refuse("the volume has no volume_context")
 	case len(req.GetParameters()) > 0 && !maps.Equal(req.GetParameters(), v.Parameters):
 		return refuse("the volume was created with other parameters")
-	case len(req.GetMutableParameters()) > 0:
-		return refuse("the driver has no mutable parameters")
+	}
+	if err := checkMutable(req.GetMutableParameters()); err != nil {
+		return refuse(err.Error())
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeCapabilities: req.GetVolumeCapabilities(),
 		Parameters:         req.GetParameters(),
+		MutableParameters:  req.GetMutableParameters(),
 	}}, nil
 }
 
@@ -189,4 +195,22 @@ func (d *Driver) ControllerGetVolumeHealth(_ context.Context,
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: health(v.ID, d.imageHealth(v))}, nil
+}
+
+// ControllerListVolumeHealth lists the volumes whose image is gone, in order of their ids, page by page.
+func (d *Driver) ControllerListVolumeHealth(_ context.Context,
+	req *csi.ControllerListVolumeHealthRequest,
+) (*csi.ControllerListVolumeHealthResponse, error) {
+	ids, err := d.store.VolumeIDs()
+	if err != nil {
+		return nil, failed(err)
+	}
+	entries, next, err := page(ids, req, store.IsVolumeID, func(id string) (*csi.VolumeHealth, error) {
+		v, err := d.store.Volume(id)
+		if err == nil && !v.Missing {
+			err = store.ErrNotFound // in this list
+		}
+		return health(id, d.imageHealth(v)), err
+	})
+	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, err
 }

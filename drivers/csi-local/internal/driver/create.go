@@ -159,13 +159,14 @@ func parseCreate(req *csi.CreateVolumeRequest) (wanted, error) {
 	if err != nil {
 		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return wanted{}, status.Error(codes.InvalidArgument, "mutable_parameters: the driver has none")
+	if err := checkMutable(req.GetMutableParameters()); err != nil {
+		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
 	}
 	w := wanted{mount: mount, capacityRange: req.GetCapacityRange(), Volume: store.Volume{
 		ID:         store.VolumeID(req.GetName()),
 		Name:       req.GetName(),
 		Parameters: req.GetParameters(),
+		Mutable:    req.GetMutableParameters(),
 	}}
 	if w.FSType, err = chooseFSType(fsType, fromParameter); err != nil {
 		return wanted{}, status.Error(codes.InvalidArgument, err.Error())

@@ -40,6 +40,19 @@ func (d *Driver) NodeGetVolumeHealth(_ context.Context,
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health(v.ID, entries)}, nil
 }
 
+// NodeGetStorageHealth reports a data directory that cannot be written to.
+func (d *Driver) NodeGetStorageHealth(context.Context,
+	*csi.NodeGetStorageHealthRequest,
+) (*csi.NodeGetStorageHealthResponse, error) {
+	resp := &csi.NodeGetStorageHealthResponse{}
+	if err := d.store.Probe(); err != nil {
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
+			Status: csi.StorageHealthErrorType_STORAGE_UNREACHABLE, Reason: "DataDirectory", Message: err.Error(),
+		})
+	}
+	return resp, nil
+}
+
 func health(id string, entries []*csi.VolumeHealth_VolumeHealthEntry) *csi.VolumeHealth {
 	return &csi.VolumeHealth{VolumeId: id, HealthStatuses: entries}
 }

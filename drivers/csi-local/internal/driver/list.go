@@ -59,6 +59,18 @@ func (d *Driver) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest)
 	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, err
 }
 
+// GetSnapshot returns one snapshot.
+func (d *Driver) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if req.GetSnapshotId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "snapshot_id is missing")
+	}
+	snap, err := d.snapshot(req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: csiSnapshot(snap)}, nil
+}
+
 // snapshot looks a snapshot up; the error is a gRPC status.
 func (d *Driver) snapshot(id string) (store.Snapshot, error) {
 	snap, err := d.store.Snapshot(id)

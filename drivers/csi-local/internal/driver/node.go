@@ -28,6 +28,7 @@ func (d *Driver) NodeGetCapabilities(context.Context,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
@@ -92,6 +93,10 @@ func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool
 }
 
 func (d *Driver) bindNewNode(ctx context.Context, id string, readOnly bool, path string) error {
+	v, err := d.presentVolume(id)
+	if err != nil {
+		return err
+	}
 	if err := makeFile(path); err != nil {
 		return err
 	}
@@ -100,7 +105,7 @@ func (d *Driver) bindNewNode(ctx context.Context, id string, readOnly bool, path
 		return err
 	}
 	defer hold.Close()
-	if err := dev.Resize(); err != nil {
+	if err := errors.Join(dev.Resize(), dev.SetReadAhead(readAhead(v))); err != nil {
 		return err
 	}
 	return filesystem.Bind(dev.Path, path, filesystem.Options{})

@@ -104,7 +104,7 @@ func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a acces
 		return err
 	}
 	defer hold.Close()
-	if err := dev.Resize(); err != nil {
+	if err := errors.Join(dev.Resize(), dev.SetReadAhead(readAhead(v))); err != nil {
 		return err
 	}
 	fsType, err := d.ensureFormatted(ctx, v, dev, a)

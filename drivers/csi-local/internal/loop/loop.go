@@ -117,6 +117,11 @@ func (d Device) Flush() error {
 	return d.ioctl("flush", unix.BLKFLSBUF)
 }
 
+// SetReadAhead sets how much the kernel reads ahead of those who read the device, or its file system, from now on.
+func (d Device) SetReadAhead(bytes int) error {
+	return d.ioctlSet("set the read-ahead of", unix.BLKRASET, bytes/512)
+}
+
 // Size returns the device's size in bytes.
 func (d Device) Size() (int64, error) {
 	data, err := os.ReadFile(filepath.Join("/sys/block", d.Name(), "size"))
@@ -127,12 +132,14 @@ func (d Device) Size() (int64, error) {
 	return sectors * 512, err
 }
 
-func (d Device) ioctl(what string, req uint) error {
+func (d Device) ioctl(what string, req uint) error { return d.ioctlSet(what, req, 0) }
+
+func (d Device) ioctlSet(what string, req uint, value int) error {
 	f, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, d.Path, err)
 	}
-	err = errors.Join(unix.IoctlSetInt(int(f.Fd()), req, 0), f.Close())
+	err = errors.Join(unix.IoctlSetInt(int(f.Fd()), req, value), f.Close())
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, d.Path, err)
 	}

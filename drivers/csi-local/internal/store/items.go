@@ -30,6 +30,7 @@ type Volume struct {
 	ID         string            `json:"id"`
 	Name       string            `json:"name"`
 	Parameters map[string]string `json:"parameters,omitempty"`
+	Mutable    map[string]string `json:"mutable,omitempty"` // parameters that may change
 	Source     Source            `json:"source,omitzero"`
 	CreatedAt  time.Time         `json:"created_at"`
 
