@@ -76,13 +76,15 @@ type Volume struct {
 	CloneID    string `json:"clone_id,omitempty"`
 	SnapshotID string `json:"snapshot_id,omitempty"`
 
-	Capabilities  []Capability      `json:"capabilities"`
-	MountOptions  MountOptions      `json:"mount_options,omitzero"`
-	Topology      TopologyRequest   `json:"topology_request,omitzero"`
-	Topologies    []Topology        `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
-	Parameters    map[string]string `json:"parameters,omitempty"`
-	Context       map[string]string `json:"context,omitempty"`
-	SealedSecrets []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
+	Capabilities []Capability      `json:"capabilities"`
+	MountOptions MountOptions      `json:"mount_options,omitzero"`
+	Topology     TopologyRequest   `json:"topology_request,omitzero"`
+	Topologies   []Topology        `json:"topologies,omitempty"` // where it is accessible from, as the driver reported
+	Parameters   map[string]string `json:"parameters,omitempty"`
+	// MutableParameters are those that were changed since its creation (CSI spec, ControllerModifyVolume).
+	MutableParameters map[string]string `json:"mutable_parameters,omitempty"`
+	Context           map[string]string `json:"context,omitempty"`
+	SealedSecrets     []byte            `json:"sealed_secrets,omitempty"` // opaque to the cluster
 	// SecretsKey is the id of the key that they are encrypted with; empty: a key that the ledger did not name yet.
 	SecretsKey string `json:"secrets_key,omitempty"`
 

@@ -10,8 +10,8 @@ import (
 
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
-// hosts needs; level 3 has the namespaces that a node is bound to, and volumes that are
-// refused because another one has their external id.
+// hosts needs; level 3 has the namespaces that a node is bound to, volumes that are
+// refused because another one has their external id, and mutable parameters of volumes.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
@@ -31,7 +31,7 @@ func LevelOf(c Command) int {
 
 // level returns the level of the fields that are newer than the kind itself.
 func (c *RegisterVolume) level() int {
-	if c.Distinct {
+	if c.Distinct || len(c.Volume.MutableParameters) > 0 {
 		return 3
 	}
 	if c.Volume.SecretsKey != "" {

@@ -32,6 +32,7 @@ func (n *node) steps() []step {
 		{"drivers", n.openDrivers},
 		{"peers", n.openPeers},
 		{"workloads", n.openWorkloads},
+		{"conditions", n.watchConditions},
 		{"services", n.keepServices},
 		{"node record", n.openNodeRecord},
 		{"lease", n.keepLease},

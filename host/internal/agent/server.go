@@ -43,6 +43,7 @@ func (s *server) steps() []step {
 		{"peers", s.openPeers},
 		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
 		{"workloads", s.openWorkloads},
+		{"conditions", s.watchConditions},
 		{"services", s.keepServices},
 		{"node record", s.openNodeRecord},
 		{"lease", s.keepLease},

@@ -25,6 +25,7 @@ func (s *standalone) steps() []step {
 		{"drivers", s.openDrivers},
 		{"key rotation", s.rotateKeys}, // before anything is opened with the keys
 		{"workloads", s.openWorkloads},
+		{"conditions", s.watchConditions},
 		{"services", s.keepServices},
 		{"node record", s.openNodeRecord},
 		{"drain", s.followDrains},

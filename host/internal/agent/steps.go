@@ -20,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/consul/services"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/host/internal/csi/conditions"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/devices"
@@ -146,6 +147,16 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 	a.closers.add(a.workloads.Close)
 	_, err = a.workloads.Open(ctx)
 	return err
+}
+
+// watchConditions publishes what drivers report of the volumes that are mounted here.
+func (a *agent) watchConditions(ctx context.Context) error {
+	m := &conditions.Monitor{
+		Node: a.cfg.Name, Mounted: a.workloads.Mounted, Ask: a.controllers.ConditionsHere,
+		Events: a.events, Log: a.log.Named("conditions"),
+	}
+	a.closers.loop(ctx, m.Run)
+	return nil
 }
 
 func (a *agent) keepServices(ctx context.Context) error {

@@ -54,6 +54,8 @@ type storageFake struct {
 	secrets   map[string]string                // of the last call
 	deleted   []string
 	snapshots []storage.Snapshot
+	modified  map[string]string // the parameters of the last call
+	condition *storage.Condition
 	expanded  []storage.ExpandNodeRequest
 	warnings  []string
 	fail      map[string]error // by the call's name
@@ -138,6 +140,21 @@ func (f *storageFake) List(_ context.Context, _ storage.Driver, page storage.Pag
 			storage.ListedVolume{ExternalID: id, Condition: &storage.Condition{Abnormal: true, Message: "worn"}})
 	}
 	return out, nil
+}
+
+func (f *storageFake) Get(_ context.Context, _ storage.Driver, v storage.Volume) (storage.ListedVolume, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return storage.ListedVolume{ExternalID: v.ExternalID, Condition: f.condition}, f.fail["get"]
+}
+
+func (f *storageFake) Modify(_ context.Context, _ storage.Driver, req storage.ModifyRequest) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fail["modify"] == nil {
+		f.modified, f.secrets = req.Parameters, req.Volume.Secrets
+	}
+	return f.fail["modify"]
 }
 
 func (f *storageFake) Expand(_ context.Context, _ storage.Driver, req storage.ExpandRequest) (storage.ExpandResponse,

@@ -34,6 +34,7 @@ var needs = map[string]need{
 	v1.VolumeServiceDeregisterVolumeProcedure: change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
 	v1.VolumeServiceDeleteVolumeProcedure:     change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceExpandVolumeProcedure:     change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceModifyVolumeProcedure:     change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceDetachVolumeProcedure:     change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
 	v1.VolumeServiceCreateSnapshotProcedure:   change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // snapshots have no namespace

@@ -105,7 +105,8 @@ var who = map[string][]string{
 	"write": {
 		v1.VolumeServiceRegisterVolumeProcedure, v1.VolumeServiceCreateVolumeProcedure,
 		v1.VolumeServiceDeregisterVolumeProcedure,
-		v1.VolumeServiceDeleteVolumeProcedure, v1.VolumeServiceExpandVolumeProcedure, v1.VolumeServiceDetachVolumeProcedure,
+		v1.VolumeServiceDeleteVolumeProcedure, v1.VolumeServiceExpandVolumeProcedure,
+		v1.VolumeServiceModifyVolumeProcedure, v1.VolumeServiceDetachVolumeProcedure,
 		v1.VolumeServiceCreateSnapshotProcedure, v1.VolumeServiceDeleteSnapshotProcedure,
 		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure,
 		v1.WorkloadServiceStopWorkloadProcedure,

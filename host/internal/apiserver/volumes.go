@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"time"
 
 	"connectrpc.com/connect"
 
@@ -19,10 +18,7 @@ import (
 // volumeService serves pannier.host.v1.VolumeService. Its queries are here, the other calls in volumes_*.go.
 type volumeService struct{ *Server }
 
-// statsTimeout bounds the calls for a volume's usage and a driver's room, which are left out if the driver is slower.
-const statsTimeout = 2 * time.Second
-
-// GetVolume reads one volume with its claims, and its usage where it is mounted.
+// GetVolume reads one volume with its claims, its usage where it is mounted, and its condition.
 func (s volumeService) GetVolume(ctx context.Context,
 	req *connect.Request[hostv1.GetVolumeRequest],
 ) (*connect.Response[hostv1.GetVolumeResponse], error) {
@@ -40,8 +36,9 @@ func (s volumeService) GetVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	seen := s.look(ctx, v, claims)
 	return connect.NewResponse(&hostv1.GetVolumeResponse{
-		Volume: s.shownVolume(v, claims), Usage: s.usage(ctx, v, claims),
+		Volume: s.shownVolume(v, claims), Usage: seen.usage(), Conditions: seen.conditions(),
 		Meta: meta,
 	}), nil
 }
@@ -163,7 +160,8 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 		Spec:     volumeSpec(v, s.secretKeys(v)),
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
 		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
-		CreateIndex: v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(
+		MutableParameters: v.MutableParameters,
+		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(
 			v.ModifiedAt),
 	}
 	attempt, _ := s.cfg.Watcher.Attempt(v.VolumeRef)
@@ -194,44 +192,6 @@ func (s *Server) secretKeys(v claim.Volume) []string {
 		return nil
 	}
 	return slices.Sorted(maps.Keys(open))
-}
-
-// usage asks the driver for the usage of a mounted volume. It returns nil if it is not mounted, or the driver does
-// not say.
-func (s volumeService) usage(ctx context.Context, v claim.Volume, claims []claim.Claim) *hostv1.VolumeUsage {
-	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
-	defer cancel()
-	stats, ok := s.stats(ctx, v, claims)
-	if !ok {
-		return nil
-	}
-	shown := &hostv1.VolumeUsage{}
-	for _, u := range stats.Usage {
-		switch u.Unit {
-		case storage.Bytes:
-			shown.BytesTotal, shown.BytesUsed, shown.BytesAvailable = u.Total, u.Used, u.Available
-		case storage.Inodes:
-			shown.InodesTotal, shown.InodesUsed, shown.InodesAvailable = u.Total, u.Used, u.Available
-		}
-	}
-	if stats.Condition != nil {
-		shown.Abnormal, shown.Condition = stats.Condition.Abnormal, stats.Condition.Message
-	}
-	return shown
-}
-
-// stats asks the first place that answers, on this node or else on another one.
-func (s volumeService) stats(ctx context.Context, v claim.Volume, claims []claim.Claim) (stats storage.Stats, ok bool) {
-	for _, p := range s.cfg.Workloads.Placements(v.VolumeRef) {
-		stats, err := s.cfg.Controllers.Stats(ctx, v, p.Place)
-		return stats, err == nil
-	}
-	for _, node := range s.elsewhere(claims) {
-		if stats, err := s.cfg.Nodes.VolumeStats(ctx, node, v); err == nil {
-			return stats, true
-		}
-	}
-	return stats, false
 }
 
 // volumeRef returns the volume that a request names.

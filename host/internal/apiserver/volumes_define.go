@@ -47,7 +47,8 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 		return nil, err
 	}
 	if found && before.PluginID == v.PluginID && before.ExternalID == v.ExternalID {
-		v.Capacity, v.Topologies = before.Capacity, before.Topologies // which the driver returned at its creation
+		// What the driver returned at its creation, or was told since.
+		v.Capacity, v.Topologies, v.MutableParameters = before.Capacity, before.Topologies, before.MutableParameters
 	}
 	warnings, err := s.cfg.Controllers.Validate(ctx, v)
 	if err != nil {

@@ -52,7 +52,10 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	resp := &hostv1.ExplainVolumeResponse{Volume: s.shownVolume(volume, claimsOf(claims))}
+	resp := &hostv1.ExplainVolumeResponse{
+		Volume:     s.shownVolume(volume, claimsOf(claims)),
+		Conditions: s.look(ctx, volume, claimsOf(claims)).conditions(),
+	}
 	attempt, _ := s.cfg.Watcher.Attempt(ref)
 	for _, h := range claims {
 		h.attempt = attempt

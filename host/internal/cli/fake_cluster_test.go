@@ -262,6 +262,7 @@ func (f *fake) ExplainVolume(_ context.Context,
 	}
 	return connect.NewResponse(&hostv1.ExplainVolumeResponse{
 		Volume: v, Summary: "being released by 1 as single-node-writer",
+		Conditions: []*hostv1.VolumeCondition{{Abnormal: true, Message: "worn"}},
 		Claims: []*hostv1.ExplainedClaim{{
 			Claim: &hostv1.Claim{
 				Volume: r.Msg.GetId(), Workload: "web", Node: "n3", Mode: "write", State: "unpublishing",

@@ -188,6 +188,9 @@ func (f *fake) GetVolume(_ context.Context,
 	return connect.NewResponse(&hostv1.GetVolumeResponse{
 		Volume: v,
 		Usage:  &hostv1.VolumeUsage{BytesTotal: 64 << 20, BytesUsed: 1 << 20},
+		Conditions: []*hostv1.VolumeCondition{
+			{}, {Node: "n1", Abnormal: true, Message: "read-only\x1b[2J"},
+		},
 	}), nil
 }
 
@@ -256,6 +259,20 @@ func (f *fake) ExpandVolume(_ context.Context,
 	}
 	v.Capacity = max(r.Msg.GetCapacityMin(), r.Msg.GetCapacityMax())
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: v}), nil
+}
+
+func (f *fake) ModifyVolume(_ context.Context,
+	r *connect.Request[hostv1.ModifyVolumeRequest],
+) (*connect.Response[hostv1.ModifyVolumeResponse], error) {
+	v, err := f.volume(r.Msg.GetId())
+	if err != nil {
+		return nil, err
+	}
+	if r.Msg.GetParameters()["colour"] != "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no such parameter"))
+	}
+	v.MutableParameters = r.Msg.GetParameters()
+	return connect.NewResponse(&hostv1.ModifyVolumeResponse{Volume: v}), nil
 }
 
 func (f *fake) DetachVolume(_ context.Context,

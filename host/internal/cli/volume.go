@@ -20,7 +20,7 @@ import (
 func (a *app) volumeCommand() *cobra.Command {
 	return a.noun("volume", "CSI volumes",
 		a.volumeInit(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(), a.volumeExplain(),
-		a.volumeExpand(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(), a.volumeDelete())
+		a.volumeExpand(), a.volumeModify(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(), a.volumeDelete())
 }
 
 //go:embed volume_init.hcl
@@ -174,6 +174,43 @@ it is the same as -capacity-min.`,
 	}
 	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
 	cmd.Flags().StringVar(&highest, "capacity-max", "", "the most `size` it may have")
+	return cmd
+}
+
+func (a *app) volumeModify() *cobra.Command {
+	var parameterFlags, secretFlags []string
+	cmd := &cobra.Command{
+		Use: "modify ID -parameter KEY=VALUE", Short: "Change a volume's mutable parameters, mounted or not",
+		Long: `Change parameters of a volume at its driver, mounted or not. Which of them can be changed is up to
+the driver; those that are not given stay as they are.`,
+		Example: "pannier volume modify data -parameter readAhead=1MiB",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			parameters, err := pairs("parameter", parameterFlags)
+			if err != nil {
+				return err
+			}
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.ModifyVolume(ctx, connect.NewRequest(&hostv1.ModifyVolumeRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Parameters: parameters, Secrets: secrets,
+			}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("volume %q is modified: %s", args[0],
+					joinMap(resp.Msg.GetVolume().GetMutableParameters()))))
+				return err
+			})
+		}),
+	}
+	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
+		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	secretsFlag(cmd, &secretFlags)
+	require(cmd, "parameter")
 	return cmd
 }
 

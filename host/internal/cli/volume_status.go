@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ func (a *app) volumeStatus() *cobra.Command {
 				return hintVolume(err)
 			}
 			a.noteAge(resp.Msg.GetMeta(), &read)
-			return a.print(resp.Msg, func() error { return a.showVolume(resp.Msg.GetVolume(), resp.Msg.GetUsage()) })
+			return a.print(resp.Msg, func() error { return a.showVolume(resp.Msg) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -130,7 +131,8 @@ func condition(abnormal bool, text string) cell {
 	return cell{text, ""}
 }
 
-func (a *app) showVolume(v *hostv1.Volume, usage *hostv1.VolumeUsage) error {
+func (a *app) showVolume(m *hostv1.GetVolumeResponse) error {
+	v := m.GetVolume()
 	spec := v.GetSpec()
 	t := newTable()
 	t.row("ID", spec.GetId())
@@ -154,10 +156,14 @@ func (a *app) showVolume(v *hostv1.Volume, usage *hostv1.VolumeUsage) error {
 		t.row("Topology", joinMap(topology.GetSegments()))
 	}
 	t.row("Parameters", joinMap(spec.GetParameters()))
+	if len(v.GetMutableParameters()) > 0 {
+		t.row("Changed to", joinMap(v.GetMutableParameters()))
+	}
 	t.row("Context", joinMap(spec.GetContext()))
 	t.row("Secrets", joinMap(spec.GetSecrets()))
 	t.row("Created", age(v.GetCreatedAt()))
-	addUsage(t, usage)
+	addUsage(t, m.GetUsage())
+	addConditions(t, m.GetConditions())
 	if err := a.show(t); err != nil {
 		return err
 	}
@@ -186,7 +192,17 @@ func addUsage(t *table, u *hostv1.VolumeUsage) {
 	if u.GetInodesTotal() > 0 {
 		t.row("Inodes used", fmt.Sprintf("%d of %d", u.GetInodesUsed(), u.GetInodesTotal()))
 	}
-	t.row("Condition", condition(u.GetAbnormal(), u.GetCondition()))
+}
+
+// addConditions adds what the driver's controller and nodes say of the volume.
+func addConditions(t *table, all []*hostv1.VolumeCondition) {
+	for _, c := range all {
+		of := "Condition"
+		if c.GetNode() != "" {
+			of += " on node " + c.GetNode()
+		}
+		t.row(of, condition(c.GetAbnormal(), cmp.Or(c.GetMessage(), "normal")))
+	}
 }
 
 func orZero(text string) string {
@@ -218,6 +234,13 @@ error, what happens next by itself, and the command to run when that is not enou
 func (a *app) explainVolume(id string, m *hostv1.ExplainVolumeResponse) error {
 	if err := a.say(fmt.Sprintf("volume %q: %s", id, m.GetSummary())); err != nil {
 		return err
+	}
+	if len(m.GetConditions()) > 0 {
+		t := newTable()
+		addConditions(t, m.GetConditions())
+		if err := a.section(t); err != nil {
+			return err
+		}
 	}
 	for _, c := range m.GetClaims() {
 		t := newTable()

@@ -3,8 +3,11 @@ package workload
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/conditions"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 )
 
@@ -66,6 +69,29 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 		i.mu.Unlock()
 	}
 	return out
+}
+
+// Mounted lists the volumes that are mounted on this node, each once with one of the places where it is. Of the volume it
+// has what its driver needs to be asked about it.
+func (m *Manager) Mounted() []conditions.Volume {
+	found := map[claim.VolumeRef]conditions.Volume{}
+	for _, i := range m.all() {
+		i.mu.Lock()
+		for _, v := range i.rec.Volumes {
+			if !v.Published() {
+				continue
+			}
+			at := mounts.Place{Target: v.Target}
+			if v.Staged() {
+				at.Staging = v.Staging
+			}
+			found[v.Ref] = conditions.Volume{At: at, Volume: claim.Volume{
+				VolumeRef: v.Ref, PluginID: v.Driver, ExternalID: v.ExternalID, Context: v.Context, MountOptions: v.Options,
+			}}
+		}
+		i.mu.Unlock()
+	}
+	return slices.Collect(maps.Values(found))
 }
 
 // WorkloadsUsing names the workloads, and their volumes, that have anything mounted or attached by a

@@ -137,6 +137,20 @@ func (c *Controllers) Expand(ctx context.Context, v claim.Volume, minBytes, maxB
 		status.Error(codes.Unimplemented, "neither its controllers nor its nodes can expand volumes (EXPAND_VOLUME)"))
 }
 
+// Modify changes mutable parameters of the volume at its driver (ControllerModifyVolume). It may be repeated. secrets,
+// if given, replace the volume's own.
+func (c *Controllers) Modify(ctx context.Context, v claim.Volume, parameters, secrets map[string]string) error {
+	doing := fmt.Sprintf("modify volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+	return c.call(ctx, doing, v.PluginID, anyController.of(v),
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			volume, err := c.callVolume(ctx, v, v.Modes(), secrets)
+			if err != nil {
+				return err
+			}
+			return s.Modify(ctx, d.Ref(), storage.ModifyRequest{Volume: volume, Parameters: parameters})
+		})
+}
+
 // CreateSnapshot takes a snapshot of the volume, or returns the existing one of that name. Names are
 // unique per volume; drivers want them unique among all snapshots, so they get a longer one.
 // secrets, if given, replace the volume's own.

@@ -419,8 +419,10 @@ type Volume struct {
 	ModifyIndex     uint64                 `protobuf:"varint,12,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	CreatedAt       *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	ModifiedAt      *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// mutable_parameters are those that ModifyVolume has set.
+	MutableParameters map[string]string `protobuf:"bytes,15,rep,name=mutable_parameters,json=mutableParameters,proto3" json:"mutable_parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -547,6 +549,13 @@ func (x *Volume) GetCreatedAt() *timestamppb.Timestamp {
 func (x *Volume) GetModifiedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *Volume) GetMutableParameters() map[string]string {
+	if x != nil {
+		return x.MutableParameters
 	}
 	return nil
 }
@@ -805,6 +814,68 @@ func (x *VolumeUsage) GetCondition() string {
 	return ""
 }
 
+// VolumeCondition is what a driver says of a volume's health.
+type VolumeCondition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node that has mounted the volume, whose part of the driver says so; empty: the driver's controller.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Abnormal      bool   `protobuf:"varint,2,opt,name=abnormal,proto3" json:"abnormal,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeCondition) Reset() {
+	*x = VolumeCondition{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeCondition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeCondition) ProtoMessage() {}
+
+func (x *VolumeCondition) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeCondition.ProtoReflect.Descriptor instead.
+func (*VolumeCondition) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VolumeCondition) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *VolumeCondition) GetAbnormal() bool {
+	if x != nil {
+		return x.Abnormal
+	}
+	return false
+}
+
+func (x *VolumeCondition) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type RegisterVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Spec          *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -814,7 +885,7 @@ type RegisterVolumeRequest struct {
 
 func (x *RegisterVolumeRequest) Reset() {
 	*x = RegisterVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +897,7 @@ func (x *RegisterVolumeRequest) String() string {
 func (*RegisterVolumeRequest) ProtoMessage() {}
 
 func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +910,7 @@ func (x *RegisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RegisterVolumeRequest) GetSpec() *VolumeSpec {
@@ -859,7 +930,7 @@ type RegisterVolumeResponse struct {
 
 func (x *RegisterVolumeResponse) Reset() {
 	*x = RegisterVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +942,7 @@ func (x *RegisterVolumeResponse) String() string {
 func (*RegisterVolumeResponse) ProtoMessage() {}
 
 func (x *RegisterVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +955,7 @@ func (x *RegisterVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RegisterVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterVolumeResponse) GetVolume() *Volume {
@@ -910,7 +981,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +993,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1006,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -955,7 +1026,7 @@ type CreateVolumeResponse struct {
 
 func (x *CreateVolumeResponse) Reset() {
 	*x = CreateVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1038,7 @@ func (x *CreateVolumeResponse) String() string {
 func (*CreateVolumeResponse) ProtoMessage() {}
 
 func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1051,7 @@ func (x *CreateVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeResponse.ProtoReflect.Descriptor instead.
 func (*CreateVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CreateVolumeResponse) GetVolume() *Volume {
@@ -1008,7 +1079,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1091,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1104,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetVolumeRequest) GetNamespace() string {
@@ -1061,15 +1132,17 @@ type GetVolumeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// usage is absent if the volume is not mounted on this node or its driver does not report any.
-	Usage         *VolumeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
-	Meta          *ReadMeta    `protobuf:"bytes,3,opt,name=meta,proto3" json:"meta,omitempty"`
+	Usage *VolumeUsage `protobuf:"bytes,2,opt,name=usage,proto3" json:"usage,omitempty"`
+	Meta  *ReadMeta    `protobuf:"bytes,3,opt,name=meta,proto3" json:"meta,omitempty"`
+	// conditions are what its driver says of it now: the controller, and each node that has mounted it.
+	Conditions    []*VolumeCondition `protobuf:"bytes,4,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1154,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1167,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1118,6 +1191,13 @@ func (x *GetVolumeResponse) GetMeta() *ReadMeta {
 	return nil
 }
 
+func (x *GetVolumeResponse) GetConditions() []*VolumeCondition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
 type ListVolumesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// namespace "*" or empty means all.
@@ -1132,7 +1212,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1224,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1237,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListVolumesRequest) GetNamespace() string {
@@ -1198,7 +1278,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1290,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1303,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1250,7 +1330,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1342,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1355,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainVolumeRequest) GetNamespace() string {
@@ -1296,15 +1376,17 @@ type ExplainVolumeResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Volume *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// summary describes the volume's state in a sentence.
-	Summary       string            `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`
-	Claims        []*ExplainedClaim `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
+	Summary string            `protobuf:"bytes,2,opt,name=summary,proto3" json:"summary,omitempty"`
+	Claims  []*ExplainedClaim `protobuf:"bytes,3,rep,name=claims,proto3" json:"claims,omitempty"`
+	// conditions are what its driver says of it now: the controller, and each node that has mounted it.
+	Conditions    []*VolumeCondition `protobuf:"bytes,4,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainVolumeResponse) Reset() {
 	*x = ExplainVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1398,7 @@ func (x *ExplainVolumeResponse) String() string {
 func (*ExplainVolumeResponse) ProtoMessage() {}
 
 func (x *ExplainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1411,7 @@ func (x *ExplainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainVolumeResponse) GetVolume() *Volume {
@@ -1349,6 +1431,13 @@ func (x *ExplainVolumeResponse) GetSummary() string {
 func (x *ExplainVolumeResponse) GetClaims() []*ExplainedClaim {
 	if x != nil {
 		return x.Claims
+	}
+	return nil
+}
+
+func (x *ExplainVolumeResponse) GetConditions() []*VolumeCondition {
+	if x != nil {
+		return x.Conditions
 	}
 	return nil
 }
@@ -1381,7 +1470,7 @@ type ExplainedClaim struct {
 
 func (x *ExplainedClaim) Reset() {
 	*x = ExplainedClaim{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1482,7 @@ func (x *ExplainedClaim) String() string {
 func (*ExplainedClaim) ProtoMessage() {}
 
 func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1495,7 @@ func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedClaim.ProtoReflect.Descriptor instead.
 func (*ExplainedClaim) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainedClaim) GetClaim() *Claim {
@@ -1497,7 +1586,7 @@ type ListExternalRequest struct {
 
 func (x *ListExternalRequest) Reset() {
 	*x = ListExternalRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1598,7 @@ func (x *ListExternalRequest) String() string {
 func (*ListExternalRequest) ProtoMessage() {}
 
 func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1611,7 @@ func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListExternalRequest) GetPluginId() string {
@@ -1556,7 +1645,7 @@ type ListExternalResponse struct {
 
 func (x *ListExternalResponse) Reset() {
 	*x = ListExternalResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1657,7 @@ func (x *ListExternalResponse) String() string {
 func (*ListExternalResponse) ProtoMessage() {}
 
 func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1670,7 @@ func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListExternalResponse) GetVolumes() []*ExternalVolume {
@@ -1613,7 +1702,7 @@ type ExternalVolume struct {
 
 func (x *ExternalVolume) Reset() {
 	*x = ExternalVolume{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1714,7 @@ func (x *ExternalVolume) String() string {
 func (*ExternalVolume) ProtoMessage() {}
 
 func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1727,7 @@ func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalVolume.ProtoReflect.Descriptor instead.
 func (*ExternalVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExternalVolume) GetExternalId() string {
@@ -1701,7 +1790,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1802,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1815,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeregisterVolumeRequest) GetNamespace() string {
@@ -1761,7 +1850,7 @@ type DeregisterVolumeResponse struct {
 
 func (x *DeregisterVolumeResponse) Reset() {
 	*x = DeregisterVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +1862,7 @@ func (x *DeregisterVolumeResponse) String() string {
 func (*DeregisterVolumeResponse) ProtoMessage() {}
 
 func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +1875,7 @@ func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeregisterVolumeResponse) GetLeftBehind() []*Claim {
@@ -1808,7 +1897,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +1909,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +1922,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeleteVolumeRequest) GetNamespace() string {
@@ -1865,7 +1954,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +1966,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +1979,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
 }
 
 type ExpandVolumeRequest struct {
@@ -1906,7 +1995,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2007,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2020,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExpandVolumeRequest) GetNamespace() string {
@@ -1971,7 +2060,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2072,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,10 +2085,123 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
+type ModifyVolumeRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Namespace  string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id         string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Parameters map[string]string      `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// secrets replace the stored ones for this call.
+	Secrets       map[string]string `protobuf:"bytes,4,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyVolumeRequest) Reset() {
+	*x = ModifyVolumeRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyVolumeRequest) ProtoMessage() {}
+
+func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ModifyVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ModifyVolumeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ModifyVolumeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ModifyVolumeRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *ModifyVolumeRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type ModifyVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        *Volume                `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModifyVolumeResponse) Reset() {
+	*x = ModifyVolumeResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModifyVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModifyVolumeResponse) ProtoMessage() {}
+
+func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModifyVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ModifyVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ModifyVolumeResponse) GetVolume() *Volume {
 	if x != nil {
 		return x.Volume
 	}
@@ -2019,7 +2221,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2233,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2246,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DetachVolumeRequest) GetNamespace() string {
@@ -2084,7 +2286,7 @@ type DetachVolumeResponse struct {
 
 func (x *DetachVolumeResponse) Reset() {
 	*x = DetachVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2096,7 +2298,7 @@ func (x *DetachVolumeResponse) String() string {
 func (*DetachVolumeResponse) ProtoMessage() {}
 
 func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,7 +2311,7 @@ func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DetachVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DetachVolumeResponse) GetClaims() []*DetachedClaim {
@@ -2132,7 +2334,7 @@ type DetachedClaim struct {
 
 func (x *DetachedClaim) Reset() {
 	*x = DetachedClaim{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2346,7 @@ func (x *DetachedClaim) String() string {
 func (*DetachedClaim) ProtoMessage() {}
 
 func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2359,7 @@ func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachedClaim.ProtoReflect.Descriptor instead.
 func (*DetachedClaim) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DetachedClaim) GetClaim() *Claim {
@@ -2194,7 +2396,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2408,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2421,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateSnapshotRequest) GetNamespace() string {
@@ -2268,7 +2470,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2482,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2495,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2326,7 +2528,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2540,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2553,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -2414,7 +2616,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2628,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2641,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteSnapshotRequest) GetPluginId() string {
@@ -2471,7 +2673,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2483,7 +2685,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2496,7 +2698,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{38}
 }
 
 type ListSnapshotsRequest struct {
@@ -2511,7 +2713,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2725,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2738,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListSnapshotsRequest) GetPluginId() string {
@@ -2577,7 +2779,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2791,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2804,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2672,7 +2874,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\x0fTopologyRequest\x125\n" +
 	"\brequired\x18\x01 \x03(\v2\x19.pannier.host.v1.TopologyR\brequired\x127\n" +
-	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xdd\x04\n" +
+	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\x82\x06\n" +
 	"\x06Volume\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1f\n" +
@@ -2693,7 +2895,11 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12;\n" +
 	"\vmodified_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"modifiedAt\"\xe3\x03\n" +
+	"modifiedAt\x12]\n" +
+	"\x12mutable_parameters\x18\x0f \x03(\v2..pannier.host.v1.Volume.MutableParametersEntryR\x11mutableParameters\x1aD\n" +
+	"\x16MutableParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x03\n" +
 	"\x05Claim\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x1a\n" +
@@ -2724,7 +2930,11 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"inodesUsed\x12)\n" +
 	"\x10inodes_available\x18\x06 \x01(\x03R\x0finodesAvailable\x12\x1a\n" +
 	"\babnormal\x18\a \x01(\bR\babnormal\x12\x1c\n" +
-	"\tcondition\x18\b \x01(\tR\tcondition\"H\n" +
+	"\tcondition\x18\b \x01(\tR\tcondition\"[\n" +
+	"\x0fVolumeCondition\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\babnormal\x18\x02 \x01(\bR\babnormal\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"H\n" +
 	"\x15RegisterVolumeRequest\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"e\n" +
 	"\x16RegisterVolumeResponse\x12/\n" +
@@ -2738,11 +2948,14 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x10GetVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x120\n" +
-	"\x04read\x18\x03 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"\xa7\x01\n" +
+	"\x04read\x18\x03 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"\xe9\x01\n" +
 	"\x11GetVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.pannier.host.v1.VolumeUsageR\x05usage\x12-\n" +
-	"\x04meta\x18\x03 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"\x95\x01\n" +
+	"\x04meta\x18\x03 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\x12@\n" +
+	"\n" +
+	"conditions\x18\x04 \x03(\v2 .pannier.host.v1.VolumeConditionR\n" +
+	"conditions\"\x95\x01\n" +
 	"\x12ListVolumesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tplugin_id\x18\x02 \x01(\tR\bpluginId\x12\x12\n" +
@@ -2753,11 +2966,14 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04meta\x18\x02 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"D\n" +
 	"\x14ExplainVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\x9b\x01\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xdd\x01\n" +
 	"\x15ExplainVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x18\n" +
 	"\asummary\x18\x02 \x01(\tR\asummary\x127\n" +
-	"\x06claims\x18\x03 \x03(\v2\x1f.pannier.host.v1.ExplainedClaimR\x06claims\"\xc0\x03\n" +
+	"\x06claims\x18\x03 \x03(\v2\x1f.pannier.host.v1.ExplainedClaimR\x06claims\x12@\n" +
+	"\n" +
+	"conditions\x18\x04 \x03(\v2 .pannier.host.v1.VolumeConditionR\n" +
+	"conditions\"\xc0\x03\n" +
 	"\x0eExplainedClaim\x12,\n" +
 	"\x05claim\x18\x01 \x01(\v2\x16.pannier.host.v1.ClaimR\x05claim\x12\x1f\n" +
 	"\vnode_status\x18\x02 \x01(\tR\n" +
@@ -2814,6 +3030,21 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\fcapacity_min\x18\x03 \x01(\x03R\vcapacityMin\x12!\n" +
 	"\fcapacity_max\x18\x04 \x01(\x03R\vcapacityMax\"G\n" +
 	"\x14ExpandVolumeResponse\x12/\n" +
+	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\"\xe1\x02\n" +
+	"\x13ModifyVolumeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12T\n" +
+	"\n" +
+	"parameters\x18\x03 \x03(\v24.pannier.host.v1.ModifyVolumeRequest.ParametersEntryR\n" +
+	"parameters\x12K\n" +
+	"\asecrets\x18\x04 \x03(\v21.pannier.host.v1.ModifyVolumeRequest.SecretsEntryR\asecrets\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x14ModifyVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\"m\n" +
 	"\x13DetachVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
@@ -2874,7 +3105,8 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x127\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken2\xe0\t\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken2\xbd\n" +
+	"\n" +
 	"\rVolumeService\x12a\n" +
 	"\x0eRegisterVolume\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12[\n" +
 	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12R\n" +
@@ -2885,6 +3117,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x10DeregisterVolume\x12(.pannier.host.v1.DeregisterVolumeRequest\x1a).pannier.host.v1.DeregisterVolumeResponse\x12[\n" +
 	"\fDeleteVolume\x12$.pannier.host.v1.DeleteVolumeRequest\x1a%.pannier.host.v1.DeleteVolumeResponse\x12[\n" +
 	"\fExpandVolume\x12$.pannier.host.v1.ExpandVolumeRequest\x1a%.pannier.host.v1.ExpandVolumeResponse\x12[\n" +
+	"\fModifyVolume\x12$.pannier.host.v1.ModifyVolumeRequest\x1a%.pannier.host.v1.ModifyVolumeResponse\x12[\n" +
 	"\fDetachVolume\x12$.pannier.host.v1.DetachVolumeRequest\x1a%.pannier.host.v1.DetachVolumeResponse\x12a\n" +
 	"\x0eCreateSnapshot\x12&.pannier.host.v1.CreateSnapshotRequest\x1a'.pannier.host.v1.CreateSnapshotResponse\x12a\n" +
 	"\x0eDeleteSnapshot\x12&.pannier.host.v1.DeleteSnapshotRequest\x1a'.pannier.host.v1.DeleteSnapshotResponse\x12^\n" +
@@ -2902,7 +3135,7 @@ func file_pannier_host_v1_volume_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_volume_proto_rawDescData
 }
 
-var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*VolumeSpec)(nil),               // 0: pannier.host.v1.VolumeSpec
 	(*VolumeCapability)(nil),         // 1: pannier.host.v1.VolumeCapability
@@ -2912,129 +3145,143 @@ var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*Volume)(nil),                   // 5: pannier.host.v1.Volume
 	(*Claim)(nil),                    // 6: pannier.host.v1.Claim
 	(*VolumeUsage)(nil),              // 7: pannier.host.v1.VolumeUsage
-	(*RegisterVolumeRequest)(nil),    // 8: pannier.host.v1.RegisterVolumeRequest
-	(*RegisterVolumeResponse)(nil),   // 9: pannier.host.v1.RegisterVolumeResponse
-	(*CreateVolumeRequest)(nil),      // 10: pannier.host.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),     // 11: pannier.host.v1.CreateVolumeResponse
-	(*GetVolumeRequest)(nil),         // 12: pannier.host.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),        // 13: pannier.host.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),       // 14: pannier.host.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),      // 15: pannier.host.v1.ListVolumesResponse
-	(*ExplainVolumeRequest)(nil),     // 16: pannier.host.v1.ExplainVolumeRequest
-	(*ExplainVolumeResponse)(nil),    // 17: pannier.host.v1.ExplainVolumeResponse
-	(*ExplainedClaim)(nil),           // 18: pannier.host.v1.ExplainedClaim
-	(*ListExternalRequest)(nil),      // 19: pannier.host.v1.ListExternalRequest
-	(*ListExternalResponse)(nil),     // 20: pannier.host.v1.ListExternalResponse
-	(*ExternalVolume)(nil),           // 21: pannier.host.v1.ExternalVolume
-	(*DeregisterVolumeRequest)(nil),  // 22: pannier.host.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeResponse)(nil), // 23: pannier.host.v1.DeregisterVolumeResponse
-	(*DeleteVolumeRequest)(nil),      // 24: pannier.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),     // 25: pannier.host.v1.DeleteVolumeResponse
-	(*ExpandVolumeRequest)(nil),      // 26: pannier.host.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),     // 27: pannier.host.v1.ExpandVolumeResponse
-	(*DetachVolumeRequest)(nil),      // 28: pannier.host.v1.DetachVolumeRequest
-	(*DetachVolumeResponse)(nil),     // 29: pannier.host.v1.DetachVolumeResponse
-	(*DetachedClaim)(nil),            // 30: pannier.host.v1.DetachedClaim
-	(*CreateSnapshotRequest)(nil),    // 31: pannier.host.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),   // 32: pannier.host.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),                 // 33: pannier.host.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),    // 34: pannier.host.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),   // 35: pannier.host.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),     // 36: pannier.host.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 37: pannier.host.v1.ListSnapshotsResponse
-	nil,                              // 38: pannier.host.v1.VolumeSpec.SecretsEntry
-	nil,                              // 39: pannier.host.v1.VolumeSpec.ParametersEntry
-	nil,                              // 40: pannier.host.v1.VolumeSpec.ContextEntry
-	nil,                              // 41: pannier.host.v1.Topology.SegmentsEntry
-	nil,                              // 42: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	nil,                              // 43: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                              // 44: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	nil,                              // 45: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                              // 46: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
-	(*ReadOptions)(nil),              // 48: pannier.host.v1.ReadOptions
-	(*ReadMeta)(nil),                 // 49: pannier.host.v1.ReadMeta
+	(*VolumeCondition)(nil),          // 8: pannier.host.v1.VolumeCondition
+	(*RegisterVolumeRequest)(nil),    // 9: pannier.host.v1.RegisterVolumeRequest
+	(*RegisterVolumeResponse)(nil),   // 10: pannier.host.v1.RegisterVolumeResponse
+	(*CreateVolumeRequest)(nil),      // 11: pannier.host.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),     // 12: pannier.host.v1.CreateVolumeResponse
+	(*GetVolumeRequest)(nil),         // 13: pannier.host.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),        // 14: pannier.host.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),       // 15: pannier.host.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),      // 16: pannier.host.v1.ListVolumesResponse
+	(*ExplainVolumeRequest)(nil),     // 17: pannier.host.v1.ExplainVolumeRequest
+	(*ExplainVolumeResponse)(nil),    // 18: pannier.host.v1.ExplainVolumeResponse
+	(*ExplainedClaim)(nil),           // 19: pannier.host.v1.ExplainedClaim
+	(*ListExternalRequest)(nil),      // 20: pannier.host.v1.ListExternalRequest
+	(*ListExternalResponse)(nil),     // 21: pannier.host.v1.ListExternalResponse
+	(*ExternalVolume)(nil),           // 22: pannier.host.v1.ExternalVolume
+	(*DeregisterVolumeRequest)(nil),  // 23: pannier.host.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeResponse)(nil), // 24: pannier.host.v1.DeregisterVolumeResponse
+	(*DeleteVolumeRequest)(nil),      // 25: pannier.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),     // 26: pannier.host.v1.DeleteVolumeResponse
+	(*ExpandVolumeRequest)(nil),      // 27: pannier.host.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),     // 28: pannier.host.v1.ExpandVolumeResponse
+	(*ModifyVolumeRequest)(nil),      // 29: pannier.host.v1.ModifyVolumeRequest
+	(*ModifyVolumeResponse)(nil),     // 30: pannier.host.v1.ModifyVolumeResponse
+	(*DetachVolumeRequest)(nil),      // 31: pannier.host.v1.DetachVolumeRequest
+	(*DetachVolumeResponse)(nil),     // 32: pannier.host.v1.DetachVolumeResponse
+	(*DetachedClaim)(nil),            // 33: pannier.host.v1.DetachedClaim
+	(*CreateSnapshotRequest)(nil),    // 34: pannier.host.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),   // 35: pannier.host.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                 // 36: pannier.host.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),    // 37: pannier.host.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),   // 38: pannier.host.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),     // 39: pannier.host.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 40: pannier.host.v1.ListSnapshotsResponse
+	nil,                              // 41: pannier.host.v1.VolumeSpec.SecretsEntry
+	nil,                              // 42: pannier.host.v1.VolumeSpec.ParametersEntry
+	nil,                              // 43: pannier.host.v1.VolumeSpec.ContextEntry
+	nil,                              // 44: pannier.host.v1.Topology.SegmentsEntry
+	nil,                              // 45: pannier.host.v1.Volume.MutableParametersEntry
+	nil,                              // 46: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	nil,                              // 47: pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	nil,                              // 48: pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	nil,                              // 49: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                              // 50: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	nil,                              // 51: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                              // 52: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),    // 53: google.protobuf.Timestamp
+	(*ReadOptions)(nil),              // 54: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                 // 55: pannier.host.v1.ReadMeta
 }
 var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	1,  // 0: pannier.host.v1.VolumeSpec.capabilities:type_name -> pannier.host.v1.VolumeCapability
 	2,  // 1: pannier.host.v1.VolumeSpec.mount_options:type_name -> pannier.host.v1.MountOptions
 	4,  // 2: pannier.host.v1.VolumeSpec.topology_request:type_name -> pannier.host.v1.TopologyRequest
-	38, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
-	39, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
-	40, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
-	41, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
+	41, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
+	42, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
+	43, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
+	44, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
 	3,  // 7: pannier.host.v1.TopologyRequest.required:type_name -> pannier.host.v1.Topology
 	3,  // 8: pannier.host.v1.TopologyRequest.preferred:type_name -> pannier.host.v1.Topology
 	0,  // 9: pannier.host.v1.Volume.spec:type_name -> pannier.host.v1.VolumeSpec
 	6,  // 10: pannier.host.v1.Volume.claims:type_name -> pannier.host.v1.Claim
 	3,  // 11: pannier.host.v1.Volume.topologies:type_name -> pannier.host.v1.Topology
-	47, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	47, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 14: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
-	47, // 15: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 16: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
-	0,  // 17: pannier.host.v1.RegisterVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
-	5,  // 18: pannier.host.v1.RegisterVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	0,  // 19: pannier.host.v1.CreateVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
-	5,  // 20: pannier.host.v1.CreateVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	48, // 21: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
-	5,  // 22: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	7,  // 23: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
-	49, // 24: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	48, // 25: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
-	5,  // 26: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
-	49, // 27: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	5,  // 28: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	18, // 29: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
-	6,  // 30: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
-	47, // 31: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
-	47, // 32: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
-	47, // 33: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
-	47, // 34: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
-	21, // 35: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
-	6,  // 36: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
-	42, // 37: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	5,  // 38: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	30, // 39: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
-	6,  // 40: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
-	43, // 41: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	44, // 42: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	33, // 43: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
-	47, // 44: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	45, // 45: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	46, // 46: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	33, // 47: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
-	8,  // 48: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
-	10, // 49: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
-	12, // 50: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
-	14, // 51: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
-	16, // 52: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
-	19, // 53: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	22, // 54: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	24, // 55: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
-	26, // 56: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
-	28, // 57: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
-	31, // 58: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
-	34, // 59: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
-	36, // 60: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	9,  // 61: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
-	11, // 62: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
-	13, // 63: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
-	15, // 64: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
-	17, // 65: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
-	20, // 66: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	23, // 67: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	25, // 68: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
-	27, // 69: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
-	29, // 70: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
-	32, // 71: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
-	35, // 72: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
-	37, // 73: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
-	61, // [61:74] is the sub-list for method output_type
-	48, // [48:61] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	53, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	53, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
+	45, // 14: pannier.host.v1.Volume.mutable_parameters:type_name -> pannier.host.v1.Volume.MutableParametersEntry
+	53, // 15: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
+	53, // 16: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
+	53, // 17: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
+	0,  // 18: pannier.host.v1.RegisterVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
+	5,  // 19: pannier.host.v1.RegisterVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	0,  // 20: pannier.host.v1.CreateVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
+	5,  // 21: pannier.host.v1.CreateVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	54, // 22: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 23: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	7,  // 24: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
+	55, // 25: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	8,  // 26: pannier.host.v1.GetVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
+	54, // 27: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 28: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
+	55, // 29: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	5,  // 30: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	19, // 31: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
+	8,  // 32: pannier.host.v1.ExplainVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
+	6,  // 33: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
+	53, // 34: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
+	53, // 35: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
+	53, // 36: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
+	53, // 37: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
+	22, // 38: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
+	6,  // 39: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
+	46, // 40: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	5,  // 41: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	47, // 42: pannier.host.v1.ModifyVolumeRequest.parameters:type_name -> pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	48, // 43: pannier.host.v1.ModifyVolumeRequest.secrets:type_name -> pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	5,  // 44: pannier.host.v1.ModifyVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	33, // 45: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
+	6,  // 46: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
+	49, // 47: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	50, // 48: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	36, // 49: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
+	53, // 50: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	51, // 51: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	52, // 52: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	36, // 53: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
+	9,  // 54: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
+	11, // 55: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
+	13, // 56: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
+	15, // 57: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
+	17, // 58: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
+	20, // 59: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
+	23, // 60: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	25, // 61: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	27, // 62: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	29, // 63: pannier.host.v1.VolumeService.ModifyVolume:input_type -> pannier.host.v1.ModifyVolumeRequest
+	31, // 64: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
+	34, // 65: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
+	37, // 66: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
+	39, // 67: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
+	10, // 68: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	12, // 69: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	14, // 70: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	16, // 71: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
+	18, // 72: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
+	21, // 73: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
+	24, // 74: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	26, // 75: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	28, // 76: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	30, // 77: pannier.host.v1.VolumeService.ModifyVolume:output_type -> pannier.host.v1.ModifyVolumeResponse
+	32, // 78: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
+	35, // 79: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
+	38, // 80: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
+	40, // 81: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
+	68, // [68:82] is the sub-list for method output_type
+	54, // [54:68] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_volume_proto_init() }
@@ -3049,7 +3296,7 @@ func file_pannier_host_v1_volume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_volume_proto_rawDesc), len(file_pannier_host_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

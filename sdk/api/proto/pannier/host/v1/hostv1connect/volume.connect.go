@@ -59,6 +59,9 @@ const (
 	// VolumeServiceExpandVolumeProcedure is the fully-qualified name of the VolumeService's
 	// ExpandVolume RPC.
 	VolumeServiceExpandVolumeProcedure = "/pannier.host.v1.VolumeService/ExpandVolume"
+	// VolumeServiceModifyVolumeProcedure is the fully-qualified name of the VolumeService's
+	// ModifyVolume RPC.
+	VolumeServiceModifyVolumeProcedure = "/pannier.host.v1.VolumeService/ModifyVolume"
 	// VolumeServiceDetachVolumeProcedure is the fully-qualified name of the VolumeService's
 	// DetachVolume RPC.
 	VolumeServiceDetachVolumeProcedure = "/pannier.host.v1.VolumeService/DetachVolume"
@@ -98,6 +101,8 @@ type VolumeServiceClient interface {
 	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
 	// ExpandVolume grows a volume, whether it is mounted or not.
 	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	// ModifyVolume changes a volume's mutable parameters at its driver. Those that are not given stay as they are.
+	ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error)
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
@@ -174,6 +179,12 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(volumeServiceMethods.ByName("ExpandVolume")),
 			connect.WithClientOptions(opts...),
 		),
+		modifyVolume: connect.NewClient[v1.ModifyVolumeRequest, v1.ModifyVolumeResponse](
+			httpClient,
+			baseURL+VolumeServiceModifyVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("ModifyVolume")),
+			connect.WithClientOptions(opts...),
+		),
 		detachVolume: connect.NewClient[v1.DetachVolumeRequest, v1.DetachVolumeResponse](
 			httpClient,
 			baseURL+VolumeServiceDetachVolumeProcedure,
@@ -212,6 +223,7 @@ type volumeServiceClient struct {
 	deregisterVolume *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
 	deleteVolume     *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
 	expandVolume     *connect.Client[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse]
+	modifyVolume     *connect.Client[v1.ModifyVolumeRequest, v1.ModifyVolumeResponse]
 	detachVolume     *connect.Client[v1.DetachVolumeRequest, v1.DetachVolumeResponse]
 	createSnapshot   *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
 	deleteSnapshot   *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
@@ -263,6 +275,11 @@ func (c *volumeServiceClient) ExpandVolume(ctx context.Context, req *connect.Req
 	return c.expandVolume.CallUnary(ctx, req)
 }
 
+// ModifyVolume calls pannier.host.v1.VolumeService.ModifyVolume.
+func (c *volumeServiceClient) ModifyVolume(ctx context.Context, req *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error) {
+	return c.modifyVolume.CallUnary(ctx, req)
+}
+
 // DetachVolume calls pannier.host.v1.VolumeService.DetachVolume.
 func (c *volumeServiceClient) DetachVolume(ctx context.Context, req *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
 	return c.detachVolume.CallUnary(ctx, req)
@@ -308,6 +325,8 @@ type VolumeServiceHandler interface {
 	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
 	// ExpandVolume grows a volume, whether it is mounted or not.
 	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	// ModifyVolume changes a volume's mutable parameters at its driver. Those that are not given stay as they are.
+	ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error)
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
@@ -380,6 +399,12 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(volumeServiceMethods.ByName("ExpandVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
+	volumeServiceModifyVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceModifyVolumeProcedure,
+		svc.ModifyVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("ModifyVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
 	volumeServiceDetachVolumeHandler := connect.NewUnaryHandler(
 		VolumeServiceDetachVolumeProcedure,
 		svc.DetachVolume,
@@ -424,6 +449,8 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 			volumeServiceDeleteVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceExpandVolumeProcedure:
 			volumeServiceExpandVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceModifyVolumeProcedure:
+			volumeServiceModifyVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceDetachVolumeProcedure:
 			volumeServiceDetachVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceCreateSnapshotProcedure:
@@ -475,6 +502,10 @@ func (UnimplementedVolumeServiceHandler) DeleteVolume(context.Context, *connect.
 
 func (UnimplementedVolumeServiceHandler) ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ExpandVolume is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ModifyVolume is not implemented"))
 }
 
 func (UnimplementedVolumeServiceHandler) DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {

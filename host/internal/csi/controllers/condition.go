@@ -1,0 +1,68 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// Condition reads the condition of a volume from a controller of its driver (ControllerGetVolume,
+// ControllerGetVolumeHealth); nil: the driver reports none. A volume that the driver does not have is abnormal.
+func (c *Controllers) Condition(ctx context.Context, v claim.Volume) (condition *storage.Condition, err error) {
+	err = c.callWithin(ctx, 0, reading(v), v.PluginID, anyController.of(v),
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+			condition, err = getCondition(ctx, s, d, v)
+			return err
+		})
+	return condition, err
+}
+
+// ConditionsHere reads the condition of a volume that is mounted at a place from the driver of this node: from its node
+// service, and from its controller if that is here too. nil: it reports none.
+func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mounts.Place) (node,
+	controller *storage.Condition, err error,
+) {
+	err = c.cfg.Calls.Call(ctx, v.PluginID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
+		if n := d.Fingerprint.Node; n != nil && n.VolumeStats && n.VolumeCondition {
+			target, staging := translate(d, at)
+			var stats storage.Stats
+			stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{
+				Volume: drivers.StorageVolume(v, v.Modes()), VolumePath: target, StagingPath: staging,
+			})
+			node = stats.Condition
+		}
+		if ctl := d.Fingerprint.Controller; ctl != nil && ctl.VolumeCondition {
+			var failed error
+			controller, failed = getCondition(ctx, s, d, v)
+			err = errors.Join(err, failed)
+		}
+		return err
+	})
+	return node, controller, done(reading(v), v.PluginID, err)
+}
+
+func reading(v claim.Volume) string {
+	return fmt.Sprintf("read the condition of volume %q (external id %q)", v.VolumeRef, v.ExternalID)
+}
+
+func getCondition(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume) (*storage.Condition, error) {
+	got, err := s.Get(ctx, d.Ref(), drivers.StorageVolume(v, v.Modes())) // the calls take no secrets
+	switch status.Code(err) {
+	case codes.OK:
+		return got.Condition, nil
+	case codes.NotFound:
+		return &storage.Condition{Abnormal: true, Message: "the driver does not have the volume any more"}, nil
+	case codes.Unimplemented:
+		return nil, nil
+	default:
+		return nil, err
+	}
+}
