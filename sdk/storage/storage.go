@@ -1,7 +1,7 @@
 // Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
-// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter and StatsReader, and serves it with sdk.Main(storage.Plugin(...)). The protocol is
-// pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries everything that it
-// needs.
+// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter and StatsReader, and serves it with
+// sdk.Main(storage.Plugin(...)). The protocol is pannier.plugin.storage.v1. A plugin keeps no state: each call names
+// its driver and carries everything that it needs.
 package storage
 
 import (

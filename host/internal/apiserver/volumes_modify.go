@@ -10,8 +10,8 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-// ModifyVolume changes mutable parameters of a volume at its driver, which decides which there are, and records them. It
-// can be repeated if it was interrupted.
+// ModifyVolume changes mutable parameters of a volume at its driver, which decides which there are, and records them.
+// It can be repeated if it was interrupted.
 func (s volumeService) ModifyVolume(ctx context.Context,
 	req *connect.Request[hostv1.ModifyVolumeRequest],
 ) (*connect.Response[hostv1.ModifyVolumeResponse], error) {
@@ -32,8 +32,8 @@ func (s volumeService) ModifyVolume(ctx context.Context,
 	}
 	maps.Copy(v.MutableParameters, parameters)
 	if _, err := s.put(ctx, v); err != nil {
-		return nil, fmt.Errorf("volume %q is modified at driver %q, but the ledger could not be updated: %w; modify it again to finish",
-			v.VolumeRef, v.PluginID, err)
+		return nil, fmt.Errorf("volume %q is modified at driver %q, but the ledger could not be updated: %w; modify it again "+
+			"to finish", v.VolumeRef, v.PluginID, err)
 	}
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.ModifyVolumeResponse{Volume: shown}), err

@@ -99,7 +99,9 @@ func (a *app) snapshotList() *cobra.Command {
 				return err
 			}
 			all := &hostv1.ListSnapshotsResponse{}
-			all.Snapshots, all.NextToken, err = entries(&page, func(size int32, token string) ([]*hostv1.Snapshot, string, error) {
+			all.Snapshots, all.NextToken, err = entries(&page, func(size int32, token string) ([]*hostv1.Snapshot, string,
+				error,
+			) {
 				resp, err := client.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
 					PluginId: driver, PerPage: size, PageToken: token, Secrets: secrets,
 				}))

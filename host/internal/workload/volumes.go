@@ -71,8 +71,8 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 	return out
 }
 
-// Mounted lists the volumes that are mounted on this node, each once with one of the places where it is. Of the volume it
-// has what its driver needs to be asked about it.
+// Mounted lists the volumes that are mounted on this node, each once with one of the places where it is. Of a volume
+// it has what its driver needs to be asked about it.
 func (m *Manager) Mounted() []conditions.Volume {
 	found := map[claim.VolumeRef]conditions.Volume{}
 	for _, i := range m.all() {

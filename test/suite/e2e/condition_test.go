@@ -96,7 +96,8 @@ func readAhead(t *testing.T, path string) string {
 	t.Helper()
 	var st unix.Stat_t
 	check.NoError(t, unix.Stat(path, &st))
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/read_ahead_kb", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/queue/read_ahead_kb", unix.Major(st.Dev),
+		unix.Minor(st.Dev)))
 	check.NoError(t, err)
 	return strings.TrimSpace(string(text))
 }

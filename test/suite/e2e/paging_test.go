@@ -19,7 +19,9 @@ func TestListThousands(t *testing.T) {
 	h := testhost.New(t, testhost.LocalDriver(t))
 	for i := range all {
 		// What csi-local keeps of a volume and a snapshot, whose ids are a hash of the name.
-		for _, item := range [][2]string{{"volumes", fmt.Sprintf("vol-%032x", i)}, {"snapshots", fmt.Sprintf("snap-%032x", i)}} {
+		for _, item := range [][2]string{
+			{"volumes", fmt.Sprintf("vol-%032x", i)}, {"snapshots", fmt.Sprintf("snap-%032x", i)},
+		} {
 			dir := filepath.Join(h.Path("data"), "volumes", item[0], item[1])
 			check.NoError(t, os.MkdirAll(dir, 0o700))
 			check.NoError(t, os.WriteFile(filepath.Join(dir, item[1]+".img"), nil, 0o600))

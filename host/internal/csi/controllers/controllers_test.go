@@ -408,11 +408,15 @@ func TestCreateAsksForRoom(t *testing.T) {
 		full     bool
 		says     []string // in the error; nil: none
 	}{
-		"enough":                {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 100}}},
-		"thin":                  {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1, MaximumVolume: 100}}},
-		"another rack has more": {driver: driver("d", measures), topology: both, rooms: []storage.Capacity{{}, {Available: 100}}},
-		"it does not answer":    {driver: driver("d", measures)},
-		"it cannot say":         {driver: driver("d"), rooms: []storage.Capacity{{}}},
+		"enough": {driver: driver("d", measures), rooms: []storage.Capacity{{Available: 100}}},
+		"thin": {
+			driver: driver("d", measures), rooms: []storage.Capacity{{Available: 1, MaximumVolume: 100}},
+		},
+		"another rack has more": {
+			driver: driver("d", measures), topology: both, rooms: []storage.Capacity{{}, {Available: 100}},
+		},
+		"it does not answer": {driver: driver("d", measures)},
+		"it cannot say":      {driver: driver("d"), rooms: []storage.Capacity{{}}},
 		"too little": {
 			driver: driver("d", measures), rooms: []storage.Capacity{{Available: 99}}, answers: full, full: true,
 			says: []string{"room for 99 bytes", "capacity_min is 100", "the disk is full"},

@@ -303,12 +303,13 @@ func TestGet(t *testing.T) {
 		"neither":           {without: []string{"GET_VOLUME", "GET_VOLUME_HEALTH"}, code: codes.Unimplemented},
 	} {
 		f := setup(t, brisk, faultydriver.Config{Without: tc.without})
-		if _, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: f.volume(), NodeID: "n"}); err != nil {
+		_, err := f.bridge.Attach(t.Context(), f.driver, storage.AttachRequest{Volume: f.volume(), NodeID: "n"})
+		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := f.bridge.Get(t.Context(), f.driver, f.volume())
-		if status.Code(err) != tc.code || (got.Condition != nil) != tc.health || (len(got.PublishedNodeIDs) == 1) != tc.nodes ||
-			err == nil && got.ExternalID != "vol-x" {
+		if status.Code(err) != tc.code || (got.Condition != nil) != tc.health ||
+			(len(got.PublishedNodeIDs) == 1) != tc.nodes || err == nil && got.ExternalID != "vol-x" {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 	}
