@@ -94,7 +94,7 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context,
 		return refuse("the volume was created with other parameters")
 	}
 	if err := checkMutable(req.GetMutableParameters()); err != nil {
-		return refuse(err.Error())
+		return refuse("mutable_parameters: " + err.Error())
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeCapabilities: req.GetVolumeCapabilities(),

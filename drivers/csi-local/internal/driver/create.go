@@ -160,7 +160,7 @@ func parseCreate(req *csi.CreateVolumeRequest) (wanted, error) {
 		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err := checkMutable(req.GetMutableParameters()); err != nil {
-		return wanted{}, status.Error(codes.InvalidArgument, err.Error())
+		return wanted{}, status.Errorf(codes.InvalidArgument, "mutable_parameters: %v", err)
 	}
 	w := wanted{mount: mount, capacityRange: req.GetCapacityRange(), Volume: store.Volume{
 		ID:         store.VolumeID(req.GetName()),

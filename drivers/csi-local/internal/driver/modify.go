@@ -42,7 +42,7 @@ func (d *Driver) ControllerModifyVolume(_ context.Context,
 		return nil, err
 	}
 	if err := checkMutable(req.GetMutableParameters()); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
+		return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %v", err)
 	}
 	if v.Mutable == nil {
 		v.Mutable = map[string]string{}
@@ -67,11 +67,11 @@ func (d *Driver) ControllerModifyVolume(_ context.Context,
 func checkMutable(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if key != readAheadParameter {
-			return fmt.Errorf("mutable parameter %q (%q) is unknown: the driver takes %q only", key,
+			return fmt.Errorf("%q (%q) is unknown: the driver takes %q only", key,
 				parameters[key], readAheadParameter)
 		}
 		if n, err := strconv.ParseUint(parameters[key], 10, 31); err != nil || n > maxReadAhead {
-			return fmt.Errorf("mutable parameter %q is %q: use a whole number of KiB from 0 to %d", key, parameters[key],
+			return fmt.Errorf("%q is %q: use a whole number of KiB from 0 to %d", key, parameters[key],
 				maxReadAhead)
 		}
 	}
