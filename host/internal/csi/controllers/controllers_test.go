@@ -486,6 +486,43 @@ func TestDriverName(t *testing.T) {
 	}
 }
 
+// A volume's name is what its driver shows, and still no other volume's.
+func TestVolumeName(t *testing.T) {
+	volume := func(namespace, id, name string) claim.Volume {
+		return claim.Volume{VolumeRef: claim.VolumeRef{Namespace: namespace, ID: id}, Name: name}
+	}
+	seen := map[string]claim.Volume{}
+	for _, c := range []struct {
+		cluster string
+		volume  claim.Volume
+		prefix  string
+	}{
+		{"c1", volume("default", "mysql", "mysql"), "default-mysql-"},
+		{"c1", volume("default", "pg", ""), "default-pg-"},
+		{"c1", volume("default", "db1", "database"), "database-"},
+		{"c1", volume("default", "db2", "database"), "database-"},
+		{"c1", volume("prod", "db1", "database"), "database-"},
+		{"c2", volume("default", "db1", "database"), "database-"},
+		{"c1", volume("default", "up", "../../etc/x y"), "etc-x-y-"},
+		{"c1", volume("default", "ü", "Bücher"), "B-cher-"},
+		{"c1", volume("default", "dots", "/../"), "default-dots-"},
+		{"c1", volume("default", "long", strings.Repeat("é", 200)+"x"), "x-"},
+		{"c1", volume("default", "longer", strings.Repeat("y", 200)), "yyy"},
+	} {
+		name := VolumeName(c.cluster, c.volume)
+		if !strings.HasPrefix(name, c.prefix) || len(name) > maxName || strings.Contains(name, "/") {
+			t.Errorf("%q in %s: %q", c.volume.Name, c.cluster, name)
+		}
+		if other, ok := seen[name]; ok {
+			t.Errorf("%v and %v have one name, %q", c.volume, other, name)
+		}
+		if again := VolumeName(c.cluster, c.volume); again != name {
+			t.Errorf("%q, then %q: a create cannot be repeated", name, again)
+		}
+		seen[name] = c.volume
+	}
+}
+
 func TestExpandOffline(t *testing.T) {
 	p := &plugin{}
 	c := open(p, driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller.OnlineExpand = false }))

@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -52,7 +53,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			}
 			short := c.short(ctx, s, d, v)
 			made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
-				Name:        driverName(cluster, "volume", v.Namespace, v.ID),
+				Name:        VolumeName(cluster, v),
 				CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
 				Capabilities: capabilities(v),
 				Parameters:   v.Parameters, Secrets: volume.Secrets,
@@ -227,16 +228,39 @@ func capabilities(v claim.Volume) []storage.Capability {
 // maxName is the longest name that every driver accepts, in bytes (CSI spec, "Size Limits").
 const maxName = 128
 
+// VolumeName is the name under which a driver makes a volume: its name, or its namespace and id if it has no name of
+// its own, and a hash of cluster, namespace and id.
+//
+// A driver answers a name that it knows with the volume that has it (CSI spec, CreateVolume), so the name alone would
+// give one namespace, or one cluster, the volume of another. Characters that mean something in a path or to a shell are
+// replaced, because drivers name directories, buckets and devices by it.
+func VolumeName(clusterID string, v claim.Volume) string {
+	label := ""
+	if v.Name != v.ID {
+		label = strings.Trim(strings.Map(func(r rune) rune {
+			if claim.CheckID("x"+string(r)) != nil {
+				return '-'
+			}
+			return r
+		}, v.Name), "-.")
+	}
+	return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.Namespace, v.ID)
+}
+
 // driverName is the name under which a driver makes something. The same parts always give the same
-// name, so that a create can be repeated; other parts give another name. The hash is needed because
-// joined parts are ambiguous: "a-b","c" and "a","b-c".
+// name, so that a create can be repeated; other parts give another name.
 func driverName(clusterID, kind string, parts ...string) string {
+	return hashed(strings.Join(parts, "-"), clusterID, kind, parts...)
+}
+
+// hashed adds a hash of the parts to a name, and shortens it to what every driver accepts. The hash is needed because
+// joined parts are ambiguous: "a-b","c" and "a","b-c".
+func hashed(name, clusterID, kind string, parts ...string) string {
 	h := sha256.New()
 	for _, s := range append([]string{clusterID, kind}, parts...) {
 		fmt.Fprintf(h, "%d:%s", len(s), s)
 	}
 	suffix := "-" + hex.EncodeToString(h.Sum(nil)[:8])
-	name := strings.Join(parts, "-")
 	return name[:min(len(name), maxName-len(suffix))] + suffix
 }
 
