@@ -175,8 +175,8 @@ func TestExpand(t *testing.T) {
 	})
 }
 
-// TestOddSizes stages volumes with sizes that are multiples only of the granule, and stages them again: unusable
-// remainders are no error.
+// TestOddSizes stages volumes with sizes that are multiples only of the granule or of a sector, and stages them again:
+// unusable remainders are no error.
 func TestOddSizes(t *testing.T) {
 	eachFS(t, func(t *testing.T, fsType string, size int64) {
 		r := newRig(t)
@@ -193,6 +193,19 @@ func TestOddSizes(t *testing.T) {
 				check.NoError(t, err)
 			}
 			r.unstage(id)
+		}
+		exact := size + 512*3
+		resp, err := r.CreateVolume(r.ctx, &csi.CreateVolumeRequest{
+			Name: "sectors", VolumeCapabilities: []*csi.VolumeCapability{c},
+			CapacityRange: &csi.CapacityRange{RequiredBytes: exact, LimitBytes: exact},
+		})
+		check.NoError(t, err)
+		if got := resp.GetVolume().GetCapacityBytes(); got != exact {
+			t.Errorf("%d bytes, asked for %d", got, exact)
+		}
+		for range 2 {
+			r.stage(resp.GetVolume().GetVolumeId(), c)
+			r.unstage(resp.GetVolume().GetVolumeId())
 		}
 	})
 }

@@ -237,8 +237,9 @@ func csiVolume(v store.Volume) *csi.Volume {
 const (
 	// defaultCapacity is the size of a volume without a requested capacity, in bytes.
 	defaultCapacity = 1 << 30
-	// granule is the unit of capacities, in bytes.
-	granule = 4096
+	// granule is what capacities are rounded up to, in bytes: a block of the file systems. Where that exceeds the limit,
+	// as with "10GB" for least and most, it is a sector, which is the least that a loop device can have.
+	granule, sector = 4096, 512
 )
 
 // disk is the room on the host's disk, in bytes.
@@ -263,13 +264,22 @@ func chooseCapacity(r *csi.CapacityRange, minimum, fallback int64) (int64, error
 			size = min(size, limit/granule*granule)
 		}
 	}
-	size = (max(size, minimum) + granule - 1) / granule * granule
-	if limit > 0 && size > limit {
-		return 0, status.Errorf(codes.OutOfRange,
-			"capacity_range limits to %d bytes, the volume needs at least %d: raise limit_bytes", limit, size)
+	size = max(size, minimum)
+	switch rounded, least := roundUp(size, granule), roundUp(size, sector); {
+	case limit == 0 || rounded <= limit:
+		return rounded, nil
+	case least <= limit:
+		return least, nil
+	case size <= limit:
+		return 0, status.Errorf(codes.OutOfRange, "capacity_range is %d to %d bytes, and a volume's size is a multiple of %d: "+
+			"raise limit_bytes (capacity_max) to %d", size, limit, sector, least)
+	default:
+		return 0, status.Errorf(codes.OutOfRange, "capacity_range limits to %d bytes, the volume needs at least %d: "+
+			"raise limit_bytes (capacity_max)", limit, least)
 	}
-	return size, nil
 }
+
+func roundUp(size, unit int64) int64 { return (size + unit - 1) / unit * unit }
 
 // fits checks whether extra bytes for a volume of size bytes are available. Volumes are sparse, and space for
 // later writes is not reserved.

@@ -33,6 +33,12 @@ func TestChooseCapacity(t *testing.T) {
 		{10 * k, 0, k, 10 * k, codes.OK},
 		{10*k + 1, 0, k, 11 * k, codes.OK},
 		{10*k + 1, 10*k + 2, k, 0, codes.OutOfRange},
+		{10*k + 1, 10*k + 512, k, 10*k + 512, codes.OK},
+		{10*k + 1, 11 * k, k, 11 * k, codes.OK},
+		{10_000_000_000, 10_000_000_000, k, 10_000_000_000, codes.OK},
+		{500_000_000, 500_000_000, k, 0, codes.OutOfRange},
+		{500_000_000, 500_000_256, k, 500_000_256, codes.OK},
+		{0, 512, 512, 512, codes.OK},
 		{k, 0, 10 * k, 10 * k, codes.OK},
 		{k, 5 * k, 10 * k, 0, codes.OutOfRange},
 		{10, 5, k, 0, codes.OutOfRange},
@@ -44,6 +50,10 @@ func TestChooseCapacity(t *testing.T) {
 		if got != tc.want || status.Code(err) != tc.code {
 			t.Errorf("%+v: got %d, %v", tc, got, err)
 		}
+	}
+	if _, err := chooseCapacity(&csi.CapacityRange{RequiredBytes: 500_000_000, LimitBytes: 500_000_000}, k, k); err == nil ||
+		!strings.Contains(err.Error(), "raise limit_bytes (capacity_max) to 500000256") {
+		t.Errorf("no multiple of a sector: %v", err)
 	}
 	if got, err := chooseCapacity(nil, k, 100*k); got != 100*k || err != nil {
 		t.Errorf("no range: %d, %v", got, err)
