@@ -27,6 +27,7 @@ import (
 var needs = map[string]need{
 	v1.VolumeServiceRegisterVolumeProcedure:   change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceCreateVolumeProcedure:     change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceCheckVolumeProcedure:      change(in(acl.CSIWriteVolume)),
 	v1.VolumeServiceGetVolumeProcedure:        query(in(acl.CSIReadVolume)),
 	v1.VolumeServiceListVolumesProcedure:      query(within(acl.CSIListVolume)),
 	v1.VolumeServiceExplainVolumeProcedure:    query(in(acl.CSIReadVolume)),

@@ -104,6 +104,7 @@ var who = map[string][]string{
 	},
 	"write": {
 		v1.VolumeServiceRegisterVolumeProcedure, v1.VolumeServiceCreateVolumeProcedure,
+		v1.VolumeServiceCheckVolumeProcedure,
 		v1.VolumeServiceDeregisterVolumeProcedure,
 		v1.VolumeServiceDeleteVolumeProcedure, v1.VolumeServiceExpandVolumeProcedure,
 		v1.VolumeServiceModifyVolumeProcedure, v1.VolumeServiceDetachVolumeProcedure,

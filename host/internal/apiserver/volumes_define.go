@@ -66,16 +66,8 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 func (s volumeService) CreateVolume(ctx context.Context,
 	req *connect.Request[hostv1.CreateVolumeRequest],
 ) (*connect.Response[hostv1.CreateVolumeResponse], error) {
-	v, err := s.definition(req.Msg.GetSpec())
+	v, err := s.creation(ctx, req.Msg.GetSpec())
 	if err != nil {
-		return nil, err
-	}
-	complete := v
-	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
-	if err := complete.Validate(); err != nil {
-		return nil, err
-	}
-	if err := s.mayUse(ctx, v); err != nil {
 		return nil, err
 	}
 	unlock, err := s.cfg.Controllers.Exclusive(ctx, v.VolumeRef)
@@ -83,29 +75,65 @@ func (s volumeService) CreateVolume(ctx context.Context,
 		return nil, err
 	}
 	defer unlock()
-	before, found, err := s.findVolume(ctx, v.VolumeRef)
+	exists, warnings, err := s.created(ctx, v)
 	if err != nil {
 		return nil, err
 	}
-	var warnings []string
-	switch {
-	case found:
-		if err := s.sameDefinition(before, v); err != nil {
-			return nil, err
-		}
-	case v.ExternalID != "":
-		return nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
-			"is the driver's to give when a volume is created: leave it out, or register the volume that exists")
-	default:
-		if len(v.Context) > 0 {
-			warnings = append(warnings, "context was not used: the driver gives one when a volume is created")
-		}
+	if !exists {
 		if err := s.create(ctx, v); err != nil {
 			return nil, err
 		}
 	}
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}), err
+}
+
+// CheckVolume does all that CreateVolume does before it asks the driver for the volume.
+func (s volumeService) CheckVolume(ctx context.Context,
+	req *connect.Request[hostv1.CheckVolumeRequest],
+) (*connect.Response[hostv1.CheckVolumeResponse], error) {
+	v, err := s.creation(ctx, req.Msg.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	exists, warnings, err := s.created(ctx, v)
+	resp := &hostv1.CheckVolumeResponse{Exists: exists, Warnings: warnings}
+	if err == nil && !exists {
+		resp.DriverName, err = s.cfg.Controllers.CheckCreate(ctx, v)
+	}
+	return connect.NewResponse(resp), err
+}
+
+// creation converts and checks the spec of a volume to create.
+func (s *Server) creation(ctx context.Context, spec *hostv1.VolumeSpec) (claim.Volume, error) {
+	v, err := s.definition(spec)
+	if err != nil {
+		return v, err
+	}
+	complete := v
+	complete.ExternalID = cmp.Or(v.ExternalID, "told by the driver")
+	if err := complete.Validate(); err != nil {
+		return v, err
+	}
+	return v, s.mayUse(ctx, v)
+}
+
+// created reports whether the volume to create is registered with the same definition. It is an error if it is
+// registered with another one, or names a volume at the driver.
+func (s *Server) created(ctx context.Context, v claim.Volume) (exists bool, warnings []string, err error) {
+	before, found, err := s.findVolume(ctx, v.VolumeRef)
+	switch {
+	case err != nil:
+		return false, nil, err
+	case found:
+		return true, nil, s.sameDefinition(before, v)
+	case v.ExternalID != "":
+		return false, nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "external_id",
+			"is the driver's to give when a volume is created: leave it out, or register the volume that exists")
+	case len(v.Context) > 0:
+		warnings = append(warnings, "context is not used: the driver gives one when a volume is created")
+	}
+	return false, warnings, nil
 }
 
 func (s volumeService) create(ctx context.Context, v claim.Volume) error {

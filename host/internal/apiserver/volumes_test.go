@@ -38,6 +38,40 @@ func TestMountFlagsOfADefinition(t *testing.T) {
 	}))
 }
 
+// A check refuses what a create refuses, and neither calls the driver nor changes the ledger.
+func TestCheckVolume(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	check := func(s *hostv1.VolumeSpec) (*connect.Response[hostv1.CheckVolumeResponse], error) {
+		return h.client.Volumes.CheckVolume(h.ctx, request(&hostv1.CheckVolumeRequest{Spec: s}))
+	}
+	named := spec("mysql", func(s *hostv1.VolumeSpec) { s.Name = "The database" })
+	resp, err := check(named)
+	if err != nil || resp.Msg.GetExists() || !strings.HasPrefix(resp.Msg.GetDriverName(), "The-database-") {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{})); err != nil ||
+		len(list.Msg.GetVolumes())+len(h.fake.volumes) > 0 {
+		t.Errorf("the check left %v and %v, %v", list.Msg.GetVolumes(), h.fake.volumes, err)
+	}
+	for says, change := range map[string]func(*hostv1.VolumeSpec){
+		"external_id":         func(s *hostv1.VolumeSpec) { s.ExternalId = "vol-1" },
+		"capability":          func(s *hostv1.VolumeSpec) { s.Capabilities = nil },
+		`driver "other"`:      func(s *hostv1.VolumeSpec) { s.PluginId = "other" },
+		"allowed_mount_flags": func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{"suid"} },
+	} {
+		if _, err := check(spec("mysql", change)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
+		}
+	}
+	h.create(t, named)
+	if resp, err := check(named); err != nil || !resp.Msg.GetExists() {
+		t.Errorf("of a created one: %v, %v", resp, err)
+	}
+	_, err = check(spec("mysql"))
+	wantError(t, err, connect.CodeAlreadyExists, "another definition", "name")
+}
+
 func TestAVolumesLife(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)

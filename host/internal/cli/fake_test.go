@@ -172,6 +172,23 @@ func (f *fake) CreateVolume(_ context.Context,
 	}), nil
 }
 
+func (f *fake) CheckVolume(_ context.Context,
+	r *connect.Request[hostv1.CheckVolumeRequest],
+) (*connect.Response[hostv1.CheckVolumeResponse], error) {
+	id := r.Msg.GetSpec().GetId()
+	if err := refuse(id); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.volumes[id] != nil {
+		return connect.NewResponse(&hostv1.CheckVolumeResponse{Exists: true}), nil
+	}
+	return connect.NewResponse(&hostv1.CheckVolumeResponse{
+		DriverName: "default-" + id + "-1", Warnings: []string{"context is not used"},
+	}), nil
+}
+
 func (f *fake) RegisterVolume(_ context.Context,
 	r *connect.Request[hostv1.RegisterVolumeRequest],
 ) (*connect.Response[hostv1.RegisterVolumeResponse], error) {

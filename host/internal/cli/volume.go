@@ -19,8 +19,9 @@ import (
 
 func (a *app) volumeCommand() *cobra.Command {
 	return a.noun("volume", "CSI volumes",
-		a.volumeInit(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(), a.volumeExplain(),
-		a.volumeExpand(), a.volumeModify(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(), a.volumeDelete())
+		a.volumeInit(), a.volumeValidate(), a.volumeCreate(), a.volumeRegister(), a.volumeStatus(), a.volumeList(),
+		a.volumeExplain(), a.volumeExpand(), a.volumeModify(), a.snapshotCommand(), a.volumeDetach(), a.volumeDeregister(),
+		a.volumeDelete())
 }
 
 //go:embed volume_init.hcl
@@ -60,17 +61,47 @@ func (a *app) volumeInit() *cobra.Command {
 	}
 }
 
-func (a *app) volumeCreate() *cobra.Command {
+func (a *app) volumeValidate() *cobra.Command {
 	return &cobra.Command{
+		Use: "validate FILE", Short: "Check a volume spec, without an agent",
+		Long: `Check a volume spec, without an agent: all that is wrong with it is reported with file and line.
+The files that secrets_from names are read. FILE may be one of Nomad's specs; - is standard input.
+pannier volume create -dry-run also asks the agent and the driver.`,
+		Example: "pannier volume validate volume.hcl",
+		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.do(func(_ context.Context, args []string) error {
+			spec, err := a.readVolume(args[0])
+			if err != nil {
+				return err
+			}
+			for key := range spec.GetSecrets() {
+				spec.Secrets[key] = "[REDACTED]"
+			}
+			return a.print(spec, func() error {
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("volume %q of driver %q in namespace %q is valid",
+					spec.GetId(), spec.GetPluginId(), spec.GetNamespace())))
+				return err
+			})
+		}),
+	}
+}
+
+func (a *app) volumeCreate() *cobra.Command {
+	var dryRun bool
+	cmd := &cobra.Command{
 		Use: "create FILE", Short: "Make a volume at its driver and register it",
 		Long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
-input. Repeating it gives the same volume.`,
-		Example: "pannier volume create volume.hcl",
+input. Repeating it gives the same volume. -dry-run makes nothing: the agent checks the
+definition, and that a healthy controller of the driver can create such a volume.`,
+		Example: "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
 		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readVolume(args[0])
 			if err != nil {
 				return err
+			}
+			if dryRun {
+				return a.checkVolume(ctx, client, spec)
 			}
 			resp, err := client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: spec}))
 			if err != nil {
@@ -80,6 +111,25 @@ input. Repeating it gives the same volume.`,
 			return a.print(resp.Msg, func() error { return a.madeVolume("is created", resp.Msg.GetVolume()) })
 		}),
 	}
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
+	return cmd
+}
+
+func (a *app) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
+	resp, err := client.Volumes.CheckVolume(ctx, connect.NewRequest(&hostv1.CheckVolumeRequest{Spec: spec}))
+	if err != nil {
+		return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+	}
+	a.warn(resp.Msg.GetWarnings())
+	return a.print(resp.Msg, func() error {
+		text := fmt.Sprintf("volume %q exists with this definition: it would stay as it is", spec.GetId())
+		if !resp.Msg.GetExists() {
+			text = fmt.Sprintf("volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
+				resp.Msg.GetDriverName())
+		}
+		_, err := fmt.Fprintln(a.out, printable(text))
+		return err
+	})
 }
 
 func (a *app) volumeRegister() *cobra.Command {

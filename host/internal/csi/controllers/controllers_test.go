@@ -486,6 +486,52 @@ func TestDriverName(t *testing.T) {
 	}
 }
 
+// A check says what a create would fail at, and calls no driver.
+func TestCheckCreate(t *testing.T) {
+	creates := func(d *drivers.Driver) { d.Fingerprint.Controller.CreateDelete = true }
+	for name, c := range map[string]struct {
+		driver drivers.Driver
+		change func(v *claim.Volume)
+		says   string // empty: it can be created
+	}{
+		"fine":          {driver: driver("d", creates)},
+		"no provisions": {driver: driver("d"), says: "it creates no volumes"},
+		"no controller": {driver: driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller = nil }), says: "it creates no"},
+		"unhealthy": {driver: driver("d", creates, func(d *drivers.Driver) {
+			d.Healthy, d.Message = false, "it is ill"
+		}), says: "it is ill"},
+		"another driver": {driver: driver("other", creates), says: `"d"`},
+		"no clones": {
+			driver: driver("d", creates), change: func(v *claim.Volume) { v.CloneID = "x" }, says: "leave clone_id out",
+		},
+		"no snapshots": {
+			driver: driver("d", creates), change: func(v *claim.Volume) { v.SnapshotID = "x" }, says: "leave snapshot_id out",
+		},
+		"mount flags": {
+			driver: driver("d", creates), change: func(v *claim.Volume) { v.MountOptions.Flags = []string{"suid"} },
+			says: "allowed_mount_flags",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &plugin{}
+			controllers := open(p, c.driver)
+			controllers.wait = 0
+			v := vol
+			if c.change != nil {
+				c.change(&v)
+			}
+			got, err := controllers.CheckCreate(t.Context(), v)
+			if c.says == "" && (err != nil || got != volumeName("c1", v)) ||
+				c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+				t.Errorf("%q, %v", got, err)
+			}
+			if len(p.created) > 0 {
+				t.Errorf("the driver was asked for %+v", p.created)
+			}
+		})
+	}
+}
+
 // A volume's name is what its driver shows, and still no other volume's.
 func TestVolumeName(t *testing.T) {
 	volume := func(namespace, id, name string) claim.Volume {
@@ -509,14 +555,14 @@ func TestVolumeName(t *testing.T) {
 		{"c1", volume("default", "long", strings.Repeat("é", 200)+"x"), "x-"},
 		{"c1", volume("default", "longer", strings.Repeat("y", 200)), "yyy"},
 	} {
-		name := VolumeName(c.cluster, c.volume)
+		name := volumeName(c.cluster, c.volume)
 		if !strings.HasPrefix(name, c.prefix) || len(name) > maxName || strings.Contains(name, "/") {
 			t.Errorf("%q in %s: %q", c.volume.Name, c.cluster, name)
 		}
 		if other, ok := seen[name]; ok {
 			t.Errorf("%v and %v have one name, %q", c.volume, other, name)
 		}
-		if again := VolumeName(c.cluster, c.volume); again != name {
+		if again := volumeName(c.cluster, c.volume); again != name {
 			t.Errorf("%q, then %q: a create cannot be repeated", name, again)
 		}
 		seen[name] = c.volume

@@ -53,7 +53,7 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			}
 			short := c.short(ctx, s, d, v)
 			made, err := s.Create(ctx, d.Ref(), storage.CreateRequest{
-				Name:        VolumeName(cluster, v),
+				Name:        volumeName(cluster, v),
 				CapacityMin: v.CapacityMin, CapacityMax: v.CapacityMax,
 				Capabilities: capabilities(v),
 				Parameters:   v.Parameters, Secrets: volume.Secrets,
@@ -77,6 +77,34 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			return nil
 		})
 	return v, err
+}
+
+// CheckCreate checks what can be known of a creation before the driver is asked for it: that a controller of the driver
+// is healthy and can create volumes, of the source that v has. It returns the name that the volume would have at the
+// driver.
+func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name string, err error) {
+	cluster, err := c.cfg.ClusterID(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the cluster's id: %w", err)
+	}
+	doing := fmt.Sprintf("check the creation of volume %q", v.VolumeRef)
+	err = c.call(ctx, doing, v.PluginID, provisioning.of(v),
+		func(_ context.Context, _ storage.Client, d drivers.Driver) error {
+			ctl := d.Fingerprint.Controller
+			switch {
+			case ctl == nil || !ctl.CreateDelete:
+				return status.Error(codes.Unimplemented,
+					"it creates no volumes: pannier volume register takes one that exists, by its external_id")
+			case v.CloneID != "" && !ctl.Clone:
+				return status.Error(codes.Unimplemented, "it clones no volumes: leave clone_id out")
+			case v.SnapshotID != "" && !ctl.CreateDeleteSnapshot:
+				return status.Error(codes.Unimplemented, "it has no snapshots: leave snapshot_id out")
+			case d.Endpoint != "": // of another node's driver the allowed flags are not known here
+				return d.CheckMountFlags(v.MountOptions.Flags)
+			}
+			return nil
+		})
+	return volumeName(cluster, v), err
 }
 
 // Delete deletes the volume at its driver. It may be repeated. secrets, if given, replace the
@@ -228,13 +256,13 @@ func capabilities(v claim.Volume) []storage.Capability {
 // maxName is the longest name that every driver accepts, in bytes (CSI spec, "Size Limits").
 const maxName = 128
 
-// VolumeName is the name under which a driver makes a volume: its name, or its namespace and id if it has no name of
+// volumeName is the name under which a driver makes a volume: its name, or its namespace and id if it has no name of
 // its own, and a hash of cluster, namespace and id.
 //
 // A driver answers a name that it knows with the volume that has it (CSI spec, CreateVolume), so the name alone would
 // give one namespace, or one cluster, the volume of another. Characters that mean something in a path or to a shell are
 // replaced, because drivers name directories, buckets and devices by it.
-func VolumeName(clusterID string, v claim.Volume) string {
+func volumeName(clusterID string, v claim.Volume) string {
 	label := ""
 	if v.Name != v.ID {
 		label = strings.Trim(strings.Map(func(r rune) rune {

@@ -1068,6 +1068,112 @@ func (x *CreateVolumeResponse) GetWarnings() []string {
 	return nil
 }
 
+type CheckVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Spec          *VolumeSpec            `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckVolumeRequest) Reset() {
+	*x = CheckVolumeRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckVolumeRequest) ProtoMessage() {}
+
+func (x *CheckVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckVolumeRequest.ProtoReflect.Descriptor instead.
+func (*CheckVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CheckVolumeRequest) GetSpec() *VolumeSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type CheckVolumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// exists: the volume is registered with this definition, so CreateVolume would return it.
+	Exists bool `protobuf:"varint,1,opt,name=exists,proto3" json:"exists,omitempty"`
+	// driver_name is the name under which the driver would make the volume; empty if it exists.
+	DriverName    string   `protobuf:"bytes,2,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
+	Warnings      []string `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckVolumeResponse) Reset() {
+	*x = CheckVolumeResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckVolumeResponse) ProtoMessage() {}
+
+func (x *CheckVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckVolumeResponse.ProtoReflect.Descriptor instead.
+func (*CheckVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CheckVolumeResponse) GetExists() bool {
+	if x != nil {
+		return x.Exists
+	}
+	return false
+}
+
+func (x *CheckVolumeResponse) GetDriverName() string {
+	if x != nil {
+		return x.DriverName
+	}
+	return ""
+}
+
+func (x *CheckVolumeResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type GetVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1079,7 +1185,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1197,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1210,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetVolumeRequest) GetNamespace() string {
@@ -1142,7 +1248,7 @@ type GetVolumeResponse struct {
 
 func (x *GetVolumeResponse) Reset() {
 	*x = GetVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1260,7 @@ func (x *GetVolumeResponse) String() string {
 func (*GetVolumeResponse) ProtoMessage() {}
 
 func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1273,7 @@ func (x *GetVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeResponse.ProtoReflect.Descriptor instead.
 func (*GetVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetVolumeResponse) GetVolume() *Volume {
@@ -1212,7 +1318,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1330,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1343,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListVolumesRequest) GetNamespace() string {
@@ -1278,7 +1384,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1290,7 +1396,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1409,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -1330,7 +1436,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1448,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1461,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainVolumeRequest) GetNamespace() string {
@@ -1386,7 +1492,7 @@ type ExplainVolumeResponse struct {
 
 func (x *ExplainVolumeResponse) Reset() {
 	*x = ExplainVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1504,7 @@ func (x *ExplainVolumeResponse) String() string {
 func (*ExplainVolumeResponse) ProtoMessage() {}
 
 func (x *ExplainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1517,7 @@ func (x *ExplainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainVolumeResponse) GetVolume() *Volume {
@@ -1470,7 +1576,7 @@ type ExplainedClaim struct {
 
 func (x *ExplainedClaim) Reset() {
 	*x = ExplainedClaim{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1588,7 @@ func (x *ExplainedClaim) String() string {
 func (*ExplainedClaim) ProtoMessage() {}
 
 func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1601,7 @@ func (x *ExplainedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedClaim.ProtoReflect.Descriptor instead.
 func (*ExplainedClaim) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainedClaim) GetClaim() *Claim {
@@ -1586,7 +1692,7 @@ type ListExternalRequest struct {
 
 func (x *ListExternalRequest) Reset() {
 	*x = ListExternalRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1704,7 @@ func (x *ListExternalRequest) String() string {
 func (*ListExternalRequest) ProtoMessage() {}
 
 func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1717,7 @@ func (x *ListExternalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalRequest.ProtoReflect.Descriptor instead.
 func (*ListExternalRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListExternalRequest) GetPluginId() string {
@@ -1645,7 +1751,7 @@ type ListExternalResponse struct {
 
 func (x *ListExternalResponse) Reset() {
 	*x = ListExternalResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1763,7 @@ func (x *ListExternalResponse) String() string {
 func (*ListExternalResponse) ProtoMessage() {}
 
 func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1776,7 @@ func (x *ListExternalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExternalResponse.ProtoReflect.Descriptor instead.
 func (*ListExternalResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListExternalResponse) GetVolumes() []*ExternalVolume {
@@ -1702,7 +1808,7 @@ type ExternalVolume struct {
 
 func (x *ExternalVolume) Reset() {
 	*x = ExternalVolume{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1820,7 @@ func (x *ExternalVolume) String() string {
 func (*ExternalVolume) ProtoMessage() {}
 
 func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1833,7 @@ func (x *ExternalVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExternalVolume.ProtoReflect.Descriptor instead.
 func (*ExternalVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExternalVolume) GetExternalId() string {
@@ -1790,7 +1896,7 @@ type DeregisterVolumeRequest struct {
 
 func (x *DeregisterVolumeRequest) Reset() {
 	*x = DeregisterVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1908,7 @@ func (x *DeregisterVolumeRequest) String() string {
 func (*DeregisterVolumeRequest) ProtoMessage() {}
 
 func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1921,7 @@ func (x *DeregisterVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeregisterVolumeRequest) GetNamespace() string {
@@ -1850,7 +1956,7 @@ type DeregisterVolumeResponse struct {
 
 func (x *DeregisterVolumeResponse) Reset() {
 	*x = DeregisterVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1968,7 @@ func (x *DeregisterVolumeResponse) String() string {
 func (*DeregisterVolumeResponse) ProtoMessage() {}
 
 func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1981,7 @@ func (x *DeregisterVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeregisterVolumeResponse) GetLeftBehind() []*Claim {
@@ -1897,7 +2003,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2015,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2028,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteVolumeRequest) GetNamespace() string {
@@ -1954,7 +2060,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1966,7 +2072,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1979,7 +2085,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
 }
 
 type ExpandVolumeRequest struct {
@@ -1995,7 +2101,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2113,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2126,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExpandVolumeRequest) GetNamespace() string {
@@ -2060,7 +2166,7 @@ type ExpandVolumeResponse struct {
 
 func (x *ExpandVolumeResponse) Reset() {
 	*x = ExpandVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2178,7 @@ func (x *ExpandVolumeResponse) String() string {
 func (*ExpandVolumeResponse) ProtoMessage() {}
 
 func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2191,7 @@ func (x *ExpandVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExpandVolumeResponse) GetVolume() *Volume {
@@ -2108,7 +2214,7 @@ type ModifyVolumeRequest struct {
 
 func (x *ModifyVolumeRequest) Reset() {
 	*x = ModifyVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +2226,7 @@ func (x *ModifyVolumeRequest) String() string {
 func (*ModifyVolumeRequest) ProtoMessage() {}
 
 func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2239,7 @@ func (x *ModifyVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ModifyVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ModifyVolumeRequest) GetNamespace() string {
@@ -2173,7 +2279,7 @@ type ModifyVolumeResponse struct {
 
 func (x *ModifyVolumeResponse) Reset() {
 	*x = ModifyVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2291,7 @@ func (x *ModifyVolumeResponse) String() string {
 func (*ModifyVolumeResponse) ProtoMessage() {}
 
 func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2304,7 @@ func (x *ModifyVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ModifyVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ModifyVolumeResponse) GetVolume() *Volume {
@@ -2221,7 +2327,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2339,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2352,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DetachVolumeRequest) GetNamespace() string {
@@ -2286,7 +2392,7 @@ type DetachVolumeResponse struct {
 
 func (x *DetachVolumeResponse) Reset() {
 	*x = DetachVolumeResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2404,7 @@ func (x *DetachVolumeResponse) String() string {
 func (*DetachVolumeResponse) ProtoMessage() {}
 
 func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2417,7 @@ func (x *DetachVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DetachVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DetachVolumeResponse) GetClaims() []*DetachedClaim {
@@ -2334,7 +2440,7 @@ type DetachedClaim struct {
 
 func (x *DetachedClaim) Reset() {
 	*x = DetachedClaim{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2452,7 @@ func (x *DetachedClaim) String() string {
 func (*DetachedClaim) ProtoMessage() {}
 
 func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2465,7 @@ func (x *DetachedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachedClaim.ProtoReflect.Descriptor instead.
 func (*DetachedClaim) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DetachedClaim) GetClaim() *Claim {
@@ -2396,7 +2502,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2408,7 +2514,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2421,7 +2527,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateSnapshotRequest) GetNamespace() string {
@@ -2470,7 +2576,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2588,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2601,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -2528,7 +2634,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2646,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2659,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -2616,7 +2722,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2628,7 +2734,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2641,7 +2747,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteSnapshotRequest) GetPluginId() string {
@@ -2673,7 +2779,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2791,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2804,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{40}
 }
 
 type ListSnapshotsRequest struct {
@@ -2713,7 +2819,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2831,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2844,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListSnapshotsRequest) GetPluginId() string {
@@ -2779,7 +2885,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2897,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2910,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -2944,7 +3050,14 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"c\n" +
 	"\x14CreateVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.pannier.host.v1.VolumeR\x06volume\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"r\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"E\n" +
+	"\x12CheckVolumeRequest\x12/\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\"j\n" +
+	"\x13CheckVolumeResponse\x12\x16\n" +
+	"\x06exists\x18\x01 \x01(\bR\x06exists\x12\x1f\n" +
+	"\vdriver_name\x18\x02 \x01(\tR\n" +
+	"driverName\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"r\n" +
 	"\x10GetVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x120\n" +
@@ -3105,11 +3218,11 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x127\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken2\xbd\n" +
-	"\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken2\x97\v\n" +
 	"\rVolumeService\x12a\n" +
 	"\x0eRegisterVolume\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12[\n" +
-	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12R\n" +
+	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12X\n" +
+	"\vCheckVolume\x12#.pannier.host.v1.CheckVolumeRequest\x1a$.pannier.host.v1.CheckVolumeResponse\x12R\n" +
 	"\tGetVolume\x12!.pannier.host.v1.GetVolumeRequest\x1a\".pannier.host.v1.GetVolumeResponse\x12X\n" +
 	"\vListVolumes\x12#.pannier.host.v1.ListVolumesRequest\x1a$.pannier.host.v1.ListVolumesResponse\x12^\n" +
 	"\rExplainVolume\x12%.pannier.host.v1.ExplainVolumeRequest\x1a&.pannier.host.v1.ExplainVolumeResponse\x12[\n" +
@@ -3135,7 +3248,7 @@ func file_pannier_host_v1_volume_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_volume_proto_rawDescData
 }
 
-var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*VolumeSpec)(nil),               // 0: pannier.host.v1.VolumeSpec
 	(*VolumeCapability)(nil),         // 1: pannier.host.v1.VolumeCapability
@@ -3150,138 +3263,143 @@ var file_pannier_host_v1_volume_proto_goTypes = []any{
 	(*RegisterVolumeResponse)(nil),   // 10: pannier.host.v1.RegisterVolumeResponse
 	(*CreateVolumeRequest)(nil),      // 11: pannier.host.v1.CreateVolumeRequest
 	(*CreateVolumeResponse)(nil),     // 12: pannier.host.v1.CreateVolumeResponse
-	(*GetVolumeRequest)(nil),         // 13: pannier.host.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),        // 14: pannier.host.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),       // 15: pannier.host.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),      // 16: pannier.host.v1.ListVolumesResponse
-	(*ExplainVolumeRequest)(nil),     // 17: pannier.host.v1.ExplainVolumeRequest
-	(*ExplainVolumeResponse)(nil),    // 18: pannier.host.v1.ExplainVolumeResponse
-	(*ExplainedClaim)(nil),           // 19: pannier.host.v1.ExplainedClaim
-	(*ListExternalRequest)(nil),      // 20: pannier.host.v1.ListExternalRequest
-	(*ListExternalResponse)(nil),     // 21: pannier.host.v1.ListExternalResponse
-	(*ExternalVolume)(nil),           // 22: pannier.host.v1.ExternalVolume
-	(*DeregisterVolumeRequest)(nil),  // 23: pannier.host.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeResponse)(nil), // 24: pannier.host.v1.DeregisterVolumeResponse
-	(*DeleteVolumeRequest)(nil),      // 25: pannier.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),     // 26: pannier.host.v1.DeleteVolumeResponse
-	(*ExpandVolumeRequest)(nil),      // 27: pannier.host.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),     // 28: pannier.host.v1.ExpandVolumeResponse
-	(*ModifyVolumeRequest)(nil),      // 29: pannier.host.v1.ModifyVolumeRequest
-	(*ModifyVolumeResponse)(nil),     // 30: pannier.host.v1.ModifyVolumeResponse
-	(*DetachVolumeRequest)(nil),      // 31: pannier.host.v1.DetachVolumeRequest
-	(*DetachVolumeResponse)(nil),     // 32: pannier.host.v1.DetachVolumeResponse
-	(*DetachedClaim)(nil),            // 33: pannier.host.v1.DetachedClaim
-	(*CreateSnapshotRequest)(nil),    // 34: pannier.host.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),   // 35: pannier.host.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),                 // 36: pannier.host.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),    // 37: pannier.host.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),   // 38: pannier.host.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),     // 39: pannier.host.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 40: pannier.host.v1.ListSnapshotsResponse
-	nil,                              // 41: pannier.host.v1.VolumeSpec.SecretsEntry
-	nil,                              // 42: pannier.host.v1.VolumeSpec.ParametersEntry
-	nil,                              // 43: pannier.host.v1.VolumeSpec.ContextEntry
-	nil,                              // 44: pannier.host.v1.Topology.SegmentsEntry
-	nil,                              // 45: pannier.host.v1.Volume.MutableParametersEntry
-	nil,                              // 46: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	nil,                              // 47: pannier.host.v1.ModifyVolumeRequest.ParametersEntry
-	nil,                              // 48: pannier.host.v1.ModifyVolumeRequest.SecretsEntry
-	nil,                              // 49: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                              // 50: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	nil,                              // 51: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                              // 52: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),    // 53: google.protobuf.Timestamp
-	(*ReadOptions)(nil),              // 54: pannier.host.v1.ReadOptions
-	(*ReadMeta)(nil),                 // 55: pannier.host.v1.ReadMeta
+	(*CheckVolumeRequest)(nil),       // 13: pannier.host.v1.CheckVolumeRequest
+	(*CheckVolumeResponse)(nil),      // 14: pannier.host.v1.CheckVolumeResponse
+	(*GetVolumeRequest)(nil),         // 15: pannier.host.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),        // 16: pannier.host.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),       // 17: pannier.host.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),      // 18: pannier.host.v1.ListVolumesResponse
+	(*ExplainVolumeRequest)(nil),     // 19: pannier.host.v1.ExplainVolumeRequest
+	(*ExplainVolumeResponse)(nil),    // 20: pannier.host.v1.ExplainVolumeResponse
+	(*ExplainedClaim)(nil),           // 21: pannier.host.v1.ExplainedClaim
+	(*ListExternalRequest)(nil),      // 22: pannier.host.v1.ListExternalRequest
+	(*ListExternalResponse)(nil),     // 23: pannier.host.v1.ListExternalResponse
+	(*ExternalVolume)(nil),           // 24: pannier.host.v1.ExternalVolume
+	(*DeregisterVolumeRequest)(nil),  // 25: pannier.host.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeResponse)(nil), // 26: pannier.host.v1.DeregisterVolumeResponse
+	(*DeleteVolumeRequest)(nil),      // 27: pannier.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),     // 28: pannier.host.v1.DeleteVolumeResponse
+	(*ExpandVolumeRequest)(nil),      // 29: pannier.host.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),     // 30: pannier.host.v1.ExpandVolumeResponse
+	(*ModifyVolumeRequest)(nil),      // 31: pannier.host.v1.ModifyVolumeRequest
+	(*ModifyVolumeResponse)(nil),     // 32: pannier.host.v1.ModifyVolumeResponse
+	(*DetachVolumeRequest)(nil),      // 33: pannier.host.v1.DetachVolumeRequest
+	(*DetachVolumeResponse)(nil),     // 34: pannier.host.v1.DetachVolumeResponse
+	(*DetachedClaim)(nil),            // 35: pannier.host.v1.DetachedClaim
+	(*CreateSnapshotRequest)(nil),    // 36: pannier.host.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),   // 37: pannier.host.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                 // 38: pannier.host.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),    // 39: pannier.host.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),   // 40: pannier.host.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),     // 41: pannier.host.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),    // 42: pannier.host.v1.ListSnapshotsResponse
+	nil,                              // 43: pannier.host.v1.VolumeSpec.SecretsEntry
+	nil,                              // 44: pannier.host.v1.VolumeSpec.ParametersEntry
+	nil,                              // 45: pannier.host.v1.VolumeSpec.ContextEntry
+	nil,                              // 46: pannier.host.v1.Topology.SegmentsEntry
+	nil,                              // 47: pannier.host.v1.Volume.MutableParametersEntry
+	nil,                              // 48: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	nil,                              // 49: pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	nil,                              // 50: pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	nil,                              // 51: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                              // 52: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	nil,                              // 53: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                              // 54: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),    // 55: google.protobuf.Timestamp
+	(*ReadOptions)(nil),              // 56: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                 // 57: pannier.host.v1.ReadMeta
 }
 var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	1,  // 0: pannier.host.v1.VolumeSpec.capabilities:type_name -> pannier.host.v1.VolumeCapability
 	2,  // 1: pannier.host.v1.VolumeSpec.mount_options:type_name -> pannier.host.v1.MountOptions
 	4,  // 2: pannier.host.v1.VolumeSpec.topology_request:type_name -> pannier.host.v1.TopologyRequest
-	41, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
-	42, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
-	43, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
-	44, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
+	43, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
+	44, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
+	45, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
+	46, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
 	3,  // 7: pannier.host.v1.TopologyRequest.required:type_name -> pannier.host.v1.Topology
 	3,  // 8: pannier.host.v1.TopologyRequest.preferred:type_name -> pannier.host.v1.Topology
 	0,  // 9: pannier.host.v1.Volume.spec:type_name -> pannier.host.v1.VolumeSpec
 	6,  // 10: pannier.host.v1.Volume.claims:type_name -> pannier.host.v1.Claim
 	3,  // 11: pannier.host.v1.Volume.topologies:type_name -> pannier.host.v1.Topology
-	53, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	53, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
-	45, // 14: pannier.host.v1.Volume.mutable_parameters:type_name -> pannier.host.v1.Volume.MutableParametersEntry
-	53, // 15: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
-	53, // 16: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
-	53, // 17: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
+	55, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	55, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
+	47, // 14: pannier.host.v1.Volume.mutable_parameters:type_name -> pannier.host.v1.Volume.MutableParametersEntry
+	55, // 15: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
+	55, // 16: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
+	55, // 17: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
 	0,  // 18: pannier.host.v1.RegisterVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 19: pannier.host.v1.RegisterVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	0,  // 20: pannier.host.v1.CreateVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 21: pannier.host.v1.CreateVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	54, // 22: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
-	5,  // 23: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	7,  // 24: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
-	55, // 25: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	8,  // 26: pannier.host.v1.GetVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
-	54, // 27: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
-	5,  // 28: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
-	55, // 29: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
-	5,  // 30: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	19, // 31: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
-	8,  // 32: pannier.host.v1.ExplainVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
-	6,  // 33: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
-	53, // 34: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
-	53, // 35: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
-	53, // 36: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
-	53, // 37: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
-	22, // 38: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
-	6,  // 39: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
-	46, // 40: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	5,  // 41: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	47, // 42: pannier.host.v1.ModifyVolumeRequest.parameters:type_name -> pannier.host.v1.ModifyVolumeRequest.ParametersEntry
-	48, // 43: pannier.host.v1.ModifyVolumeRequest.secrets:type_name -> pannier.host.v1.ModifyVolumeRequest.SecretsEntry
-	5,  // 44: pannier.host.v1.ModifyVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	33, // 45: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
-	6,  // 46: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
-	49, // 47: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	50, // 48: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	36, // 49: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
-	53, // 50: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	51, // 51: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	52, // 52: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	36, // 53: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
-	9,  // 54: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
-	11, // 55: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
-	13, // 56: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
-	15, // 57: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
-	17, // 58: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
-	20, // 59: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	23, // 60: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	25, // 61: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
-	27, // 62: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
-	29, // 63: pannier.host.v1.VolumeService.ModifyVolume:input_type -> pannier.host.v1.ModifyVolumeRequest
-	31, // 64: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
-	34, // 65: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
-	37, // 66: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
-	39, // 67: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	10, // 68: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
-	12, // 69: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
-	14, // 70: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
-	16, // 71: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
-	18, // 72: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
-	21, // 73: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	24, // 74: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	26, // 75: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
-	28, // 76: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
-	30, // 77: pannier.host.v1.VolumeService.ModifyVolume:output_type -> pannier.host.v1.ModifyVolumeResponse
-	32, // 78: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
-	35, // 79: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
-	38, // 80: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
-	40, // 81: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
-	68, // [68:82] is the sub-list for method output_type
-	54, // [54:68] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	0,  // 22: pannier.host.v1.CheckVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
+	56, // 23: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 24: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	7,  // 25: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
+	57, // 26: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	8,  // 27: pannier.host.v1.GetVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
+	56, // 28: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	5,  // 29: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
+	57, // 30: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	5,  // 31: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	21, // 32: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
+	8,  // 33: pannier.host.v1.ExplainVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
+	6,  // 34: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
+	55, // 35: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
+	55, // 36: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
+	55, // 37: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
+	55, // 38: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
+	24, // 39: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
+	6,  // 40: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
+	48, // 41: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	5,  // 42: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	49, // 43: pannier.host.v1.ModifyVolumeRequest.parameters:type_name -> pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	50, // 44: pannier.host.v1.ModifyVolumeRequest.secrets:type_name -> pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	5,  // 45: pannier.host.v1.ModifyVolumeResponse.volume:type_name -> pannier.host.v1.Volume
+	35, // 46: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
+	6,  // 47: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
+	51, // 48: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	52, // 49: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	38, // 50: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
+	55, // 51: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	53, // 52: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	54, // 53: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	38, // 54: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
+	9,  // 55: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
+	11, // 56: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
+	13, // 57: pannier.host.v1.VolumeService.CheckVolume:input_type -> pannier.host.v1.CheckVolumeRequest
+	15, // 58: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
+	17, // 59: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
+	19, // 60: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
+	22, // 61: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
+	25, // 62: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	27, // 63: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	29, // 64: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	31, // 65: pannier.host.v1.VolumeService.ModifyVolume:input_type -> pannier.host.v1.ModifyVolumeRequest
+	33, // 66: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
+	36, // 67: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
+	39, // 68: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
+	41, // 69: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
+	10, // 70: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	12, // 71: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	14, // 72: pannier.host.v1.VolumeService.CheckVolume:output_type -> pannier.host.v1.CheckVolumeResponse
+	16, // 73: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	18, // 74: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
+	20, // 75: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
+	23, // 76: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
+	26, // 77: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	28, // 78: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	30, // 79: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	32, // 80: pannier.host.v1.VolumeService.ModifyVolume:output_type -> pannier.host.v1.ModifyVolumeResponse
+	34, // 81: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
+	37, // 82: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
+	40, // 83: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
+	42, // 84: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
+	70, // [70:85] is the sub-list for method output_type
+	55, // [55:70] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_volume_proto_init() }
@@ -3296,7 +3414,7 @@ func file_pannier_host_v1_volume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_volume_proto_rawDesc), len(file_pannier_host_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -39,6 +39,9 @@ const (
 	// VolumeServiceCreateVolumeProcedure is the fully-qualified name of the VolumeService's
 	// CreateVolume RPC.
 	VolumeServiceCreateVolumeProcedure = "/pannier.host.v1.VolumeService/CreateVolume"
+	// VolumeServiceCheckVolumeProcedure is the fully-qualified name of the VolumeService's CheckVolume
+	// RPC.
+	VolumeServiceCheckVolumeProcedure = "/pannier.host.v1.VolumeService/CheckVolume"
 	// VolumeServiceGetVolumeProcedure is the fully-qualified name of the VolumeService's GetVolume RPC.
 	VolumeServiceGetVolumeProcedure = "/pannier.host.v1.VolumeService/GetVolume"
 	// VolumeServiceListVolumesProcedure is the fully-qualified name of the VolumeService's ListVolumes
@@ -84,6 +87,9 @@ type VolumeServiceClient interface {
 	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
 	// definition returns the same volume.
 	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	// CheckVolume says whether CreateVolume would be accepted, as far as that can be known without asking the driver to
+	// make the volume. It changes nothing.
+	CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error)
 	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
@@ -135,6 +141,12 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+VolumeServiceCreateVolumeProcedure,
 			connect.WithSchema(volumeServiceMethods.ByName("CreateVolume")),
+			connect.WithClientOptions(opts...),
+		),
+		checkVolume: connect.NewClient[v1.CheckVolumeRequest, v1.CheckVolumeResponse](
+			httpClient,
+			baseURL+VolumeServiceCheckVolumeProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("CheckVolume")),
 			connect.WithClientOptions(opts...),
 		),
 		getVolume: connect.NewClient[v1.GetVolumeRequest, v1.GetVolumeResponse](
@@ -216,6 +228,7 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 type volumeServiceClient struct {
 	registerVolume   *connect.Client[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse]
 	createVolume     *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
+	checkVolume      *connect.Client[v1.CheckVolumeRequest, v1.CheckVolumeResponse]
 	getVolume        *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
 	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
 	explainVolume    *connect.Client[v1.ExplainVolumeRequest, v1.ExplainVolumeResponse]
@@ -238,6 +251,11 @@ func (c *volumeServiceClient) RegisterVolume(ctx context.Context, req *connect.R
 // CreateVolume calls pannier.host.v1.VolumeService.CreateVolume.
 func (c *volumeServiceClient) CreateVolume(ctx context.Context, req *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
 	return c.createVolume.CallUnary(ctx, req)
+}
+
+// CheckVolume calls pannier.host.v1.VolumeService.CheckVolume.
+func (c *volumeServiceClient) CheckVolume(ctx context.Context, req *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error) {
+	return c.checkVolume.CallUnary(ctx, req)
 }
 
 // GetVolume calls pannier.host.v1.VolumeService.GetVolume.
@@ -308,6 +326,9 @@ type VolumeServiceHandler interface {
 	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
 	// definition returns the same volume.
 	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	// CheckVolume says whether CreateVolume would be accepted, as far as that can be known without asking the driver to
+	// make the volume. It changes nothing.
+	CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error)
 	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
 	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
 	// ListVolumes lists volumes by namespace, driver or node.
@@ -355,6 +376,12 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 		VolumeServiceCreateVolumeProcedure,
 		svc.CreateVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("CreateVolume")),
+		connect.WithHandlerOptions(opts...),
+	)
+	volumeServiceCheckVolumeHandler := connect.NewUnaryHandler(
+		VolumeServiceCheckVolumeProcedure,
+		svc.CheckVolume,
+		connect.WithSchema(volumeServiceMethods.ByName("CheckVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
 	volumeServiceGetVolumeHandler := connect.NewUnaryHandler(
@@ -435,6 +462,8 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 			volumeServiceRegisterVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceCreateVolumeProcedure:
 			volumeServiceCreateVolumeHandler.ServeHTTP(w, r)
+		case VolumeServiceCheckVolumeProcedure:
+			volumeServiceCheckVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceGetVolumeProcedure:
 			volumeServiceGetVolumeHandler.ServeHTTP(w, r)
 		case VolumeServiceListVolumesProcedure:
@@ -474,6 +503,10 @@ func (UnimplementedVolumeServiceHandler) RegisterVolume(context.Context, *connec
 
 func (UnimplementedVolumeServiceHandler) CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateVolume is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CheckVolume is not implemented"))
 }
 
 func (UnimplementedVolumeServiceHandler) GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
