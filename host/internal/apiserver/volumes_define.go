@@ -47,18 +47,42 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 		return nil, err
 	}
 	if found && before.PluginID == v.PluginID && before.ExternalID == v.ExternalID {
-		// What the driver returned at its creation, or was told since.
-		v.Capacity, v.Topologies, v.MutableParameters = before.Capacity, before.Topologies, before.MutableParameters
+		if v, err = keepPlace(before, v); err != nil {
+			return nil, err
+		}
+	}
+	if len(v.Topologies) == 0 { // nobody but the operator knows where it is
+		v.Topologies = v.Topology.Required
 	}
 	warnings, err := s.cfg.Controllers.Validate(ctx, v)
 	if err != nil {
 		return nil, err
+	}
+	if v.Capacity > 0 && v.CapacityMin > v.Capacity {
+		warnings = append(warnings, fmt.Sprintf("capacity_min is above the volume's capacity, %d bytes, and registering it does "+
+			"not grow it: pannier volume expand does", v.Capacity))
 	}
 	if v, err = s.put(ctx, v); err != nil {
 		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
 	}
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}), err
+}
+
+// keepPlace keeps what the driver returned at a volume's creation, or was told since, when it is registered anew. Where it
+// is does not change with a definition.
+func keepPlace(before, v claim.Volume) (claim.Volume, error) {
+	given := len(v.Topology.Required)+len(v.Topology.Preferred) > 0
+	if len(before.Topologies) > 0 && given && (!sameTopologies(before.Topology.Required, v.Topology.Required) ||
+		!sameTopologies(before.Topology.Preferred, v.Topology.Preferred)) {
+		return v, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "topology_request", "cannot change while the volume is "+
+			"registered: leave it out to keep what it has, or deregister the volume first")
+	}
+	if !given {
+		v.Topology = before.Topology
+	}
+	v.Capacity, v.Topologies, v.MutableParameters = before.Capacity, before.Topologies, before.MutableParameters
+	return v, nil
 }
 
 // CreateVolume makes a volume at its driver and registers it. If it exists with the same definition it is returned;

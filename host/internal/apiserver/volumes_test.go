@@ -277,6 +277,48 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 	}
 }
 
+// A registered volume is where its definition says, as the driver was never asked where to make it.
+func TestRegisteredTopology(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	register := func(racks ...string) (*hostv1.RegisterVolumeResponse, error) {
+		s := spec("old", func(s *hostv1.VolumeSpec) { s.ExternalId, s.TopologyRequest = "vol-7", &hostv1.TopologyRequest{} })
+		for _, rack := range racks {
+			s.TopologyRequest.Required = append(s.TopologyRequest.Required,
+				&hostv1.Topology{Segments: map[string]string{"rack": rack}})
+		}
+		resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	for _, racks := range [][]string{{"R1", "R2"}, nil, {"R1", "R2"}} {
+		resp, err := register(racks...)
+		check.NoError(t, err)
+		if got := resp.Volume.Topologies; len(got) != 2 || got[0].Segments["rack"] != "R1" || got[1].Segments["rack"] != "R2" {
+			t.Errorf("registered with %v: it is in %v", racks, got)
+		}
+	}
+	_, err := register("R3")
+	wantError(t, err, connect.CodeInvalidArgument, `volume "old"`, "topology_request", "deregister")
+}
+
+// Registering a larger definition grows a volume in Nomad. Here it does not, and says so.
+func TestRegisteredCapacity(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	made := h.create(t, spec("mysql"))
+	larger := spec("mysql", func(s *hostv1.VolumeSpec) {
+		s.ExternalId, s.CapacityMin, s.CapacityMax = made.Spec.ExternalId, 1<<40, 1<<41
+	})
+	resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: larger}))
+	check.NoError(t, err)
+	if w := resp.Msg.GetWarnings(); len(w) != 1 || !strings.Contains(w[0], "pannier volume expand") {
+		t.Errorf("warnings %q", w)
+	}
+}
+
 func TestExpandRefuses(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
