@@ -92,7 +92,7 @@ func (a *app) volumeCreate() *cobra.Command {
 		Use: "create FILE", Short: "Make a volume at its driver and register it",
 		Long: `Make a volume at its driver and register it. FILE is a volume spec; - is standard
 input. Repeating it gives the same volume. -dry-run makes nothing: the agent checks the
-definition, and that a healthy controller of the driver can create such a volume.`,
+definition, and that a healthy controller of the driver can create such a volume and has room.`,
 		Example: "pannier volume create volume.hcl\npannier volume create -dry-run volume.hcl",
 		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {

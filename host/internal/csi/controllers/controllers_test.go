@@ -489,6 +489,7 @@ func TestDriverName(t *testing.T) {
 // A check says what a create would fail at, and calls no driver.
 func TestCheckCreate(t *testing.T) {
 	creates := func(d *drivers.Driver) { d.Fingerprint.Controller.CreateDelete = true }
+	measures := func(d *drivers.Driver) { d.Fingerprint.Controller.GetCapacity = true }
 	for name, c := range map[string]struct {
 		driver drivers.Driver
 		change func(v *claim.Volume)
@@ -511,9 +512,16 @@ func TestCheckCreate(t *testing.T) {
 			driver: driver("d", creates), change: func(v *claim.Volume) { v.MountOptions.Flags = []string{"suid"} },
 			says: "allowed_mount_flags",
 		},
+		"room": {
+			driver: driver("d", creates, measures), change: func(v *claim.Volume) { v.CapacityMin = 1000 },
+		},
+		"no room": {
+			driver: driver("d", creates, measures), change: func(v *claim.Volume) { v.CapacityMin = 1001 },
+			says: "it has room for 1000 bytes and capacity_min is 1001",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &plugin{}
+			p := &plugin{rooms: []storage.Capacity{{Available: 1000}}}
 			controllers := open(p, c.driver)
 			controllers.wait = 0
 			v := vol

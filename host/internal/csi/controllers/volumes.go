@@ -80,8 +80,8 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 }
 
 // CheckCreate checks what can be known of a creation before the driver is asked for it: that a controller of the driver
-// is healthy and can create volumes, of the source that v has. It returns the name that the volume would have at the
-// driver.
+// is healthy, can create volumes of the source that v has, and has room. It returns the name that the volume would have
+// at the driver.
 func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name string, err error) {
 	cluster, err := c.cfg.ClusterID(ctx)
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name str
 	}
 	doing := fmt.Sprintf("check the creation of volume %q", v.VolumeRef)
 	err = c.call(ctx, doing, v.PluginID, provisioning.of(v),
-		func(_ context.Context, _ storage.Client, d drivers.Driver) error {
+		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 			ctl := d.Fingerprint.Controller
 			switch {
 			case ctl == nil || !ctl.CreateDelete:
@@ -99,8 +99,14 @@ func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name str
 				return status.Error(codes.Unimplemented, "it clones no volumes: leave clone_id out")
 			case v.SnapshotID != "" && !ctl.CreateDeleteSnapshot:
 				return status.Error(codes.Unimplemented, "it has no snapshots: leave snapshot_id out")
-			case d.Endpoint != "": // of another node's driver the allowed flags are not known here
-				return d.CheckMountFlags(v.MountOptions.Flags)
+			}
+			if d.Endpoint != "" { // of another node's driver the allowed flags are not known here
+				if err := d.CheckMountFlags(v.MountOptions.Flags); err != nil {
+					return err
+				}
+			}
+			if err := c.short(ctx, s, d, v); err != nil {
+				return status.Error(codes.ResourceExhausted, err.Error())
 			}
 			return nil
 		})
