@@ -51,7 +51,8 @@ func TestChooseCapacity(t *testing.T) {
 			t.Errorf("%+v: got %d, %v", tc, got, err)
 		}
 	}
-	if _, err := chooseCapacity(&csi.CapacityRange{RequiredBytes: 500_000_000, LimitBytes: 500_000_000}, k, k); err == nil ||
+	exact := &csi.CapacityRange{RequiredBytes: 500_000_000, LimitBytes: 500_000_000}
+	if _, err := chooseCapacity(exact, k, k); err == nil ||
 		!strings.Contains(err.Error(), "raise limit_bytes (capacity_max) to 500000256") {
 		t.Errorf("no multiple of a sector: %v", err)
 	}
