@@ -32,6 +32,13 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
 	},
 	{
+		name: "name-without-namespace", promise: "volumes that are created under one name are two at their driver",
+		file: "host/internal/csi/controllers/volumes.go",
+		old:  `return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.Namespace, v.ID)`,
+		new:  `return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.ID)`,
+		pkg:  "./host/internal/csi/controllers", run: "^TestVolumeName$",
+	},
+	{
 		name: "duplicates-unchecked", promise: "of volumes that are one at their driver, only one has claims",
 		file: "cluster/apply.go",
 		old:  "	n.oneByOne.Lock()\n	defer n.oneByOne.Unlock()\n",
