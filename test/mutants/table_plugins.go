@@ -3,6 +3,7 @@ package main
 const (
 	supervisorPkg = "./host/internal/pluginhost/supervisor"
 	devicesPkg    = "./host/internal/devices"
+	driversPkg    = "./host/internal/csi/drivers"
 )
 
 // plugins are planted bugs of how plugins' files and devices are taken.
@@ -41,5 +42,33 @@ var plugins = []mutant{
 		old:  "	return [2]key{{\"group \" + group, id}, {\"plugin \" + plugin, id}}\n",
 		new:  "	return [2]key{{\"plugin \" + plugin, id}, {\"plugin \" + plugin, id}}\n",
 		pkg:  devicesPkg, run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
+	},
+	{
+		name: "driver-restarted-in-use", promise: "a driver in use is not restarted for a changed configuration",
+		file: "host/internal/csi/drivers/registry.go",
+		old:  "rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) == 0 {",
+		new:  "rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) >= 0 {",
+		pkg:  driversPkg, run: "^TestChangedConfigurationWaits$",
+	},
+	{
+		name: "mounts-stopped-with-the-driver", promise: "children of a driver that serve mounts outlive it while it is in use",
+		file: "host/internal/system/process/stop.go",
+		old:  "m.PID != g.ref.PID && (!in[m.Parent] || ServesMounts(m.PID))",
+		new:  "m.PID != g.ref.PID && !in[m.Parent]",
+		pkg:  "./host/internal/system/process", run: "^TestStopKeepingMounts$",
+	},
+	{
+		name: "left-forgotten", promise: "what a driver leaves behind is known after a restart of the agent, and ended",
+		file: "host/internal/csi/drivers/left.go",
+		old:  "	i.rec.Left = append(i.rec.Left, ref)\n",
+		new:  "",
+		pkg:  driversPkg, run: "^TestWhatADriverLeaves$",
+	},
+	{
+		name: "journal-not-read", promise: "what is in use is known before the workloads are restored",
+		file: "host/internal/workload/volumes.go",
+		old:  "	if !restored {\n",
+		new:  "	if restored && !restored {\n",
+		pkg:  workloadPkg, run: "^TestInUseBeforeTheWorkloadsAreRestored$",
 	},
 }

@@ -52,6 +52,18 @@ func (s driverService) DeregisterDriver(ctx context.Context,
 	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
 }
 
+// RestartDriver restarts a driver that this node runs.
+func (s driverService) RestartDriver(ctx context.Context,
+	req *connect.Request[hostv1.RestartDriverRequest],
+) (*connect.Response[hostv1.RestartDriverResponse], error) {
+	d, err := s.cfg.Drivers.Restart(ctx, req.Msg.GetId(), req.Msg.GetForce())
+	if err != nil {
+		return nil, err
+	}
+	shown, err := s.shownDriver(ctx, d.ID)
+	return connect.NewResponse(&hostv1.RestartDriverResponse{Driver: shown}), err
+}
+
 // ListDrivers lists the drivers of this node and of the ledger, by id.
 func (s driverService) ListDrivers(ctx context.Context,
 	_ *connect.Request[hostv1.ListDriversRequest],
@@ -156,6 +168,10 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, timestamp(here.ChangedAt)
 	shown.Provider, shown.ProviderVersion = fp.Provider, fp.Version
 	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
+	shown.ConfigurationWaits = here.Waiting
+	for _, pid := range here.Left {
+		shown.LeftPids = append(shown.LeftPids, int64(pid))
+	}
 	shown.MountDir, shown.StagePublishBaseDir = here.MountDir, here.StagePublishBaseDir
 	shown.ControllerCapabilities = controllerCapabilities(fp.Controller)
 	if n := fp.Node; n != nil {

@@ -50,6 +50,7 @@ var needs = map[string]need{
 
 	v1.DriverServiceRegisterDriverProcedure:   change(to(acl.Plugin, acl.Write)),
 	v1.DriverServiceDeregisterDriverProcedure: change(to(acl.Plugin, acl.Write)),
+	v1.DriverServiceRestartDriverProcedure:    change(to(acl.Plugin, acl.Write), forced(to(acl.Operator, acl.Write))),
 	v1.DriverServiceListDriversProcedure:      query(to(acl.Plugin, acl.List)),
 	v1.DriverServiceGetDriverProcedure:        query(to(acl.Plugin, acl.Read)),
 

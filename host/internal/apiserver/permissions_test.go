@@ -112,6 +112,7 @@ var who = map[string][]string{
 		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure,
 		v1.WorkloadServiceStopWorkloadProcedure,
 		v1.DriverServiceRegisterDriverProcedure, v1.DriverServiceDeregisterDriverProcedure,
+		v1.DriverServiceRestartDriverProcedure,
 		v1.PluginServiceSwapPluginProcedure, v1.PluginServiceRollbackPluginProcedure, v1.PluginServicePinPluginProcedure,
 		v1.PluginServiceUnpinPluginProcedure, v1.PluginServiceVerifyPluginProcedure, v1.PluginServiceRemovePluginProcedure,
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure,

@@ -18,7 +18,7 @@ import (
 
 func (a *app) driverCommand() *cobra.Command {
 	return a.noun("driver", "CSI drivers on this node",
-		a.driverRegister(), a.driverDeregister(), a.driverStatus())
+		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverStatus())
 }
 
 func (a *app) driverRegister() *cobra.Command {
@@ -89,6 +89,38 @@ it, unless -force is given.`,
 	return cmd
 }
 
+func (a *app) driverRestart() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "restart ID", Short: "Restart a driver that the agent runs",
+		Long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
+while the driver is in use, unless -force is given: volumes stay mounted then, except file
+systems that the driver's own process serves.`,
+		Example: "pannier driver restart local",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.Drivers.RestartDriver(ctx,
+				connect.NewRequest(&hostv1.RestartDriverRequest{Id: args[0], Force: force}))
+			if err != nil {
+				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				return hint(err, ExitRefused, "pannier driver status %s", args[0])
+			}
+			return a.print(resp.Msg, func() error {
+				d := resp.Msg.GetDriver()
+				state := "healthy"
+				if !d.GetHealthy() {
+					state = "not healthy yet: " + d.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
+				}
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("driver %q is restarted as process %d, %s", d.GetId(),
+					d.GetPid(), state)))
+				return err
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "restart it even while it is in use")
+	return cmd
+}
+
 func (a *app) driverStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [ID]", Short: "List the drivers, or show one",
@@ -136,6 +168,9 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 	t.row("Source", d.GetSource())
 	if d.GetPid() != 0 {
 		t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+	}
+	if left := d.GetLeftPids(); len(left) > 0 {
+		t.row("Kept for mounts", "processes "+strings.Trim(fmt.Sprint(left), "[]"))
 	}
 	t.row("Node id", d.GetNodeId())
 	if d.GetMaxVolumes() > 0 {

@@ -68,6 +68,7 @@ type Manager struct {
 
 	mu        sync.Mutex
 	closed    bool
+	restored  bool   // workloads has those of the journal
 	draining  string // why no workload may be started; empty: they may
 	workloads map[claim.WorkloadRef]*instance
 	leftovers []string // mounts that no record explains and that cannot be unmounted yet

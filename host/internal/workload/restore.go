@@ -83,6 +83,9 @@ func (m *Manager) restoreAll(ctx context.Context, found []*record) ([]*instance,
 		m.workloads[i.ref] = i
 		m.mu.Unlock()
 	}
+	m.mu.Lock()
+	m.restored = true
+	m.mu.Unlock()
 	return restored, nil
 }
 

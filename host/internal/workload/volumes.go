@@ -9,6 +9,9 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/conditions"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 )
 
 // Detach unmounts a volume on this node for the holder of a claim. A workload that this node knows
@@ -95,17 +98,49 @@ func (m *Manager) Mounted() []conditions.Volume {
 }
 
 // WorkloadsUsing names the workloads, and their volumes, that have anything mounted or attached by a
-// driver.
+// driver, and the driver's mounts that belong to none of them. Before Open it reads the journal.
 func (m *Manager) WorkloadsUsing(driver string) []string {
 	var out []string
-	for _, i := range m.all() {
-		i.mu.Lock()
-		for _, v := range i.rec.Volumes {
+	var known []string // paths of volumes
+	use := func(ref claim.WorkloadRef, volumes []*volumesteps.Record) {
+		for _, v := range volumes {
 			if v.Driver == driver && len(v.Steps) > 0 {
-				out = append(out, fmt.Sprintf("volume %q of workload %q", v.Ref, i.ref))
+				out = append(out, fmt.Sprintf("volume %q of workload %q", v.Ref, ref))
+				known = append(known, v.Target, v.Staging)
 			}
 		}
-		i.mu.Unlock()
+	}
+	if err := m.eachRecord(use); err != nil {
+		return append(out, fmt.Sprintf("workloads that cannot be read: %v", err))
+	}
+	there, err := mounts.Below(m.Layout.Driver(driver))
+	if err != nil {
+		return append(out, fmt.Sprintf("mounts that cannot be read: %v", err))
+	}
+	for _, mount := range there {
+		_, ours := m.Layout.Volume(mount.Path)
+		if ours && !slices.ContainsFunc(known, func(k string) bool { return k != "" && mountuse.Within(mount.Path, k) }) {
+			out = append(out, "the mount at "+mount.Path)
+		}
 	}
 	return out
+}
+
+// eachRecord calls read for the volumes of each workload, under its lock.
+func (m *Manager) eachRecord(read func(ref claim.WorkloadRef, volumes []*volumesteps.Record)) error {
+	m.mu.Lock()
+	restored := m.restored
+	m.mu.Unlock()
+	if !restored {
+		return m.journal.View(func(tx *journal.Tx) error {
+			return records.Each(tx, func(_ string, rec *record) error {
+				read(rec.Spec.WorkloadRef, rec.Volumes)
+				return nil
+			})
+		})
+	}
+	for _, i := range m.all() {
+		i.View(func() { read(i.ref, i.rec.Volumes) })
+	}
+	return nil
 }

@@ -221,6 +221,28 @@ func TestPlacementsAndWorkloadsUsing(t *testing.T) {
 	}
 }
 
+// Which drivers are in use is decided before the workloads are restored: from the journal and the mount table.
+func TestInUseBeforeTheWorkloadsAreRestored(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	h = h.next(t)
+	path := h.Layout.Target(plain, ref("old"), volumeRef("gone"), usage(), "r")
+	check.NoError(t, os.MkdirAll(path, 0o700))
+	check.NoError(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
+	for driver, want := range map[string][]string{
+		full: {`volume "a" of workload "w"`}, plain: {"the mount at " + path}, staged: nil,
+	} {
+		if got := h.WorkloadsUsing(driver); !reflect.DeepEqual(got, want) {
+			t.Errorf("through %s: %q, want %q", driver, got, want)
+		}
+	}
+	h.open(t)
+	h.running(t, "w")
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 func TestLeftovers(t *testing.T) {
 	h := newHost(t)
 	for _, id := range []string{"known", "claimed", "gone", "busy"} {

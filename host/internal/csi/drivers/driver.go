@@ -22,6 +22,8 @@ var (
 	ErrDeclared = errcode.FailedPrecondition.New("driver is declared in the configuration")
 	// ErrInUse: volumes are mounted through the driver.
 	ErrInUse = errcode.FailedPrecondition.New("driver is in use")
+	// ErrNotRun: the host does not run the driver's process.
+	ErrNotRun = errcode.FailedPrecondition.New("the agent does not run this driver")
 	// ErrInvalid: the spec has mistakes.
 	ErrInvalid = errcode.InvalidArgument.New("invalid driver")
 	// ErrClosed: the registry was closed.
@@ -48,6 +50,10 @@ type Driver struct {
 	// Retired is set for a driver that is gone from the configuration and is kept only because
 	// volumes are mounted through it.
 	Retired bool
+	// Waiting is set while a changed configuration waits until the driver is not in use; Message says how to apply it.
+	Waiting bool
+	// Left are processes that earlier ones of the driver have left, since they may serve mounts.
+	Left []int
 	// ChangedAt is when Healthy last changed, or else when the driver appeared.
 	ChangedAt time.Time
 

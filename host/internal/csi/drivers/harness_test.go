@@ -226,6 +226,7 @@ var testTiming = timing{
 	restartMin:       20 * time.Millisecond, restartMax: 500 * time.Millisecond, stable: 10 * time.Second,
 	retryMin: 5 * time.Millisecond, retryMax: 50 * time.Millisecond, unknownAfter: 300 * time.Millisecond,
 	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second, measureEvery: 10 * time.Millisecond,
+	tendEvery: 10 * time.Millisecond, leftGrace: time.Minute,
 }
 
 // newHost makes a host on dataDir. It is closed with the test, including its processes, and its events and log are

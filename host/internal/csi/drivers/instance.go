@@ -20,8 +20,11 @@ import (
 
 // Why an instance is ended: the cause of its context.
 var (
-	errLeave = errors.New("the driver keeps running")
-	errStop  = errors.New("the driver is stopped")
+	errLeave   = errors.New("the driver keeps running")
+	errStop    = errors.New("it is not needed any more")
+	errForced  = errors.New("it is deregistered by force")
+	errRestart = errors.New("a restart was asked for")
+	errChanged = errors.New("its configuration has changed")
 )
 
 // instance is one driver under one spec, and the owner of its goroutines.
@@ -34,7 +37,8 @@ type instance struct {
 	rec         record
 	proc        *process.Process
 	startedOnce bool
-	fresh       bool // this host started proc
+	fresh       bool      // this host started proc
+	unusedSince time.Time // of a driver with processes in rec.Left; zero: it is in use
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -56,6 +60,11 @@ type instance struct {
 	// started.
 	known, retired, unused bool
 
+	// Set before start: the spec that waits until the driver is not in use, or its process has ended, as superseded
+	// says; nil: none.
+	waiting    *Spec
+	superseded chan struct{}
+
 	suspended bool // its process is stopped until Resume; guarded by Registry.changes
 }
 
@@ -64,7 +73,7 @@ func newInstance(r *Registry, rec record) *instance {
 		r: r, spec: rec.Spec, rec: rec,
 		log:  r.cfg.Logger.Named("driver." + rec.Spec.ID),
 		ran:  make(chan struct{}),
-		left: make(chan struct{}),
+		left: make(chan struct{}), superseded: make(chan struct{}),
 	}
 	i.ctx, i.cancel = context.WithCancelCause(context.Background())
 	i.state = "waiting for the driver's first answer"
@@ -83,25 +92,24 @@ func (i *instance) start() {
 	})
 	i.r.running.Go(func() {
 		defer close(i.left)
-		if i.spec.Source == SourceRegistered || i.retired {
+		switch {
+		case i.spec.Source == SourceRegistered || i.retired:
 			i.leave(i.ctx)
+		case i.waiting != nil:
+			i.apply(i.ctx)
 		}
 	})
 }
 
-// end ends the instance's goroutines and waits for them. With stopProcess it stops the driver's
-// process too.
-func (i *instance) end(stopProcess bool) error {
-	i.endRun(stopProcess)
+// end ends the instance's goroutines and waits for them. Unless the cause is errLeave it stops the
+// driver's process too.
+func (i *instance) end(cause error) error {
+	i.endRun(cause)
 	<-i.left
 	return i.err
 }
 
-func (i *instance) endRun(stopProcess bool) {
-	cause := errLeave
-	if stopProcess {
-		cause = errStop
-	}
+func (i *instance) endRun(cause error) {
 	i.cancel(cause)
 	<-i.ran
 }
@@ -109,20 +117,25 @@ func (i *instance) endRun(stopProcess bool) {
 // run follows the driver, and runs its process if it has a command. A process that an earlier
 // configuration started and this one does not need is stopped.
 func (i *instance) run(ctx context.Context) error {
+	if len(i.rec.Left) > 0 {
+		i.showLeft()
+	}
 	switch {
 	case i.retired && i.unused:
 		<-ctx.Done() // it is about to leave
 	case len(i.spec.Command) > 0:
 		i.supervise(ctx)
 	default:
-		if err := i.stopProcess(ctx, "it has no command any more"); err != nil {
+		if err := i.stopProcess(ctx, "it has no command any more", true); err != nil {
 			i.log.Error("the driver's process of an earlier configuration runs on", "error", err)
 		}
-		i.watch(ctx)
+		i.watchAndTend(ctx)
 	}
-	undo := i.fresh && i.r.undo.Load() && len(i.r.cfg.InUse(i.spec.ID)) == 0
-	if errors.Is(context.Cause(ctx), errStop) || undo {
-		return i.stopProcess(ctx, "it is not needed any more")
+	if cause := context.Cause(ctx); !errors.Is(cause, errLeave) {
+		return i.stopProcess(ctx, cause.Error(), !errors.Is(cause, errForced))
+	}
+	if i.fresh && i.r.undo.Load() && !i.inUse() {
+		return i.stopProcess(ctx, errStop.Error(), true)
 	}
 	if i.proc != nil {
 		i.proc.Release()
@@ -196,7 +209,7 @@ func (i *instance) event(kind, message string, details map[string]string) {
 	})
 	log := i.log.Info
 	switch kind {
-	case "unhealthy", "exited", "failed", "crash-loop", "kept":
+	case "unhealthy", "exited", "failed", "crash-loop", "kept", "configuration-waits":
 		log = i.log.Warn
 	}
 	log(kind, "message", message)
@@ -280,7 +293,7 @@ func (i *instance) tryLeave(ctx context.Context, why string) bool {
 	if ctx.Err() != nil {
 		return true
 	}
-	i.endRun(true)
+	i.endRun(errStop)
 	if i.err != nil {
 		// The record stays, so that the next host finds the process and tries again.
 		i.log.Error("the driver's process could not be stopped", "error", i.err)

@@ -38,6 +38,11 @@ func (i *instance) supervise(ctx context.Context) {
 	}
 	for {
 		fresh, err := i.findOrStart(ctx)
+		if errors.Is(err, errChanged) {
+			close(i.superseded)
+			<-ctx.Done()
+			return
+		}
 		why := fmt.Sprintf("it cannot be started: %v", err)
 		if err == nil {
 			why = i.follow(ctx, fresh, onStable)
@@ -58,8 +63,8 @@ func (i *instance) supervise(ctx context.Context) {
 // called once the process has run long enough. When ctx ends first, the process keeps running, in
 // i.proc.
 func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why string) {
-	if why := i.observe(ctx, fresh, onStable); why != "" {
-		if err := i.stopProcess(ctx, why); err != nil {
+	if why, above := i.observe(ctx, fresh, onStable); why != "" {
+		if err := i.stopProcess(ctx, why, !above); err != nil {
 			i.log.Error("the driver's process could not be stopped", "error", err)
 		}
 		return why
@@ -74,7 +79,7 @@ func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why
 
 // observe returns when the process has ended or ctx has, or with a reason to end the process: it is
 // above a limit, or it is fresh and was never healthy within the driver's health timeout.
-func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (why string) {
+func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (why string, above bool) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -91,22 +96,26 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 	if i.spec.Limits == (process.Limits{}) {
 		measure.Stop()
 	}
+	tend := time.NewTicker(i.r.timing.tendEvery)
+	defer tend.Stop()
 	for {
 		select {
 		case <-stable.C:
 			onStable()
 		case <-healthTimeout.C:
 			if why := i.late(); why != "" && fresh {
-				return why
+				return why, false
 			}
 		case <-measure.C:
 			if why := exceeded(i.spec.Limits, i.proc.Usage()); why != "" {
-				return why
+				return why, true
 			}
+		case <-tend.C:
+			i.tend(ctx)
 		case <-i.proc.Done():
-			return ""
+			return "", false
 		case <-ctx.Done():
-			return ""
+			return "", false
 		}
 	}
 }
@@ -136,10 +145,13 @@ func (i *instance) late() (why string) {
 }
 
 // bury cleans up after a process that ended by itself. Processes left in its group may serve a file
-// system: they stay while a volume is mounted through the driver, and end with the mount.
+// system: they stay while the driver is in use.
 func (i *instance) bury(ctx context.Context) {
-	if len(i.r.cfg.InUse(i.spec.ID)) > 0 {
+	ref := i.proc.Ref()
+	i.rec.Launch = nil
+	if i.inUse() {
 		i.proc.Release()
+		i.keepLeft(ref)
 	} else {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 		defer cancel()
@@ -147,7 +159,7 @@ func (i *instance) bury(ctx context.Context) {
 			i.log.Error("what the driver's process left behind could not be stopped", "error", err)
 		}
 	}
-	i.proc, i.rec.Launch = nil, nil
+	i.proc = nil
 }
 
 // ended records that there is no process, and when the next one starts.
@@ -185,13 +197,14 @@ func (i *instance) tailLog(ctx context.Context) {
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // findOrStart sets i.proc to the process that an earlier host started, if its command is still the
-// spec's, else to a new one (fresh).
+// spec's or another one waits, else to a new one (fresh). It starts none while another
+// configuration waits (errChanged).
 func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 	if err := i.find(ctx); err != nil {
 		return false, err
 	}
-	if i.proc != nil && i.rec.Launch.Runs != runs(i.spec) {
-		if err := i.stopProcess(ctx, "its configuration has changed"); err != nil {
+	if i.proc != nil && i.waiting == nil && i.rec.Launch.Runs != runs(i.spec) {
+		if err := i.stopProcess(ctx, errChanged.Error(), true); err != nil {
 			return false, err
 		}
 	}
@@ -199,6 +212,9 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 		i.fresh = false
 		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
 		return false, i.save() // it may have been an intent only
+	}
+	if i.waiting != nil {
+		return false, errChanged
 	}
 	if err := i.startProcess(ctx); err != nil {
 		return true, err
@@ -218,7 +234,8 @@ func (i *instance) find(ctx context.Context) error {
 	if errors.Is(err, process.ErrGone) {
 		ref := i.rec.Launch.Process
 		i.rec.Launch = nil
-		if len(i.r.cfg.InUse(i.spec.ID)) > 0 {
+		if i.inUse() {
+			i.keepLeft(ref)
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(ctx, i.r.timing.stopGrace)
@@ -262,7 +279,7 @@ func (i *instance) startProcess(ctx context.Context) error {
 	i.proc = proc
 	i.rec.Launch.Process = proc.Ref()
 	if err := i.save(); err != nil {
-		return errors.Join(err, i.stopProcess(ctx, "it could not be recorded"))
+		return errors.Join(err, i.stopProcess(ctx, "it could not be recorded", true))
 	}
 	return nil
 }
@@ -353,23 +370,38 @@ func (i *instance) begun(kind, message string) {
 }
 
 // stopProcess stops the driver's process and its process group, if there is one, and records that
-// there is none. It has its own deadline when ctx has ended. On an error the record stays, so that
-// the process can still be found.
-func (i *instance) stopProcess(ctx context.Context, why string) error {
+// there is none. With keepMounts, the children of a driver in use that serve mounts stay; else what
+// earlier processes have left is stopped too. It has its own deadline when ctx has ended. On an error
+// the record stays, so that the process can still be found.
+func (i *instance) stopProcess(ctx context.Context, why string, keepMounts bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 	defer cancel()
 	if err := i.find(ctx); err != nil {
 		return err
 	}
+	keepMounts = keepMounts && i.inUse()
+	if !keepMounts {
+		if err := i.endLeft(ctx); err != nil {
+			return fmt.Errorf("stop what is left of driver %q: %w", i.spec.ID, err)
+		}
+	}
 	if i.proc == nil {
 		return nil
 	}
-	pid := i.proc.PID()
-	if err := i.proc.Stop(ctx); err != nil {
+	pid, ref := i.proc.PID(), i.proc.Ref()
+	stop := func(ctx context.Context) ([]int, error) { return nil, i.proc.Stop(ctx) }
+	if keepMounts {
+		stop = i.proc.StopKeepingMounts
+	}
+	kept, err := stop(ctx)
+	if err != nil {
 		i.proc = nil // Stop has released it; the record finds it again
 		return fmt.Errorf("stop driver %q: %w", i.spec.ID, err)
 	}
 	i.proc, i.rec.Launch = nil, nil
+	if len(kept) > 0 {
+		i.keepLeft(ref)
+	}
 	i.update(func(d *Driver) {
 		d.PID, d.Healthy = 0, false
 		i.state = "stopped: " + why

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -22,6 +23,27 @@ type record struct {
 	// Launch is written before a process is started (an intent) and after: a host that died in
 	// between finds the process by the intent's token.
 	Launch *launch `json:"launch,omitempty"`
+	// Left are earlier processes of the driver of which something is left, such as children that serve mounts. It is
+	// ended when the driver is not in use any more.
+	Left []process.Ref `json:"left,omitempty"`
+}
+
+// runningAs returns a new spec with the settings of the process that runs, and the names of those that differ.
+func (r record) runningAs(spec Spec) (effective Spec, changed []string) {
+	differs := func(name string, is bool) {
+		if is {
+			changed = append(changed, name)
+		}
+	}
+	was := r.Spec
+	differs("command", !slices.Equal(was.Command, spec.Command))
+	differs("user", was.User != spec.User)
+	differs("endpoint", was.Endpoint != spec.Endpoint)
+	differs("checksum", was.Checksum != spec.Checksum)
+	differs("limits", was.Limits != spec.Limits)
+	spec.Command, spec.User, spec.Endpoint, spec.Checksum, spec.Limits = was.Command, was.User, was.Endpoint, was.Checksum,
+		was.Limits
+	return spec, changed
 }
 
 // launch is one start of the driver's process.

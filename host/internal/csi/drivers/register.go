@@ -46,7 +46,7 @@ func (r *Registry) replace(ctx context.Context, spec Spec) error {
 	if before == nil {
 		i.event("registered", "registered at run time, at "+spec.Endpoint, nil)
 	} else {
-		if err := before.end(false); err != nil {
+		if err := before.end(errLeave); err != nil {
 			return err
 		}
 		i.event("updated", "registered again with other settings, at "+spec.Endpoint, nil)
@@ -90,7 +90,7 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 		changed := r.Changed()
 		d, err := r.Get(spec.ID)
 		if err != nil {
-			return Driver{}, fmt.Errorf("register driver %q: it was deregistered meanwhile", spec.ID)
+			return Driver{}, fmt.Errorf("driver %q was deregistered meanwhile", spec.ID)
 		}
 		if d.Healthy {
 			return d, nil
@@ -99,7 +99,7 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 		case <-changed:
 		case <-wait.Done():
 			if ctx.Err() != nil {
-				return d, fmt.Errorf("driver %q is registered, but has not answered yet: %w", spec.ID, context.Cause(ctx))
+				return d, fmt.Errorf("driver %q is there, but has not answered yet: %w", spec.ID, context.Cause(ctx))
 			}
 			return d, nil
 		}
@@ -108,8 +108,9 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 
 // Deregister removes a driver that was registered at run time, or is gone from the configuration.
 // The process of the former is not the host's and keeps running; that of the latter is stopped.
-// While volumes are mounted through the driver it fails with ErrInUse, unless force is set: they can
-// then be released only after the driver is registered again.
+// While volumes are mounted through the driver it fails with ErrInUse, unless force is set: then its
+// children that serve mounts are stopped as well, and the volumes can be released only by force
+// (workload.Manager.Stop), or after the driver is registered again.
 func (r *Registry) Deregister(ctx context.Context, id string, force bool) error {
 	release, err := r.lock(ctx)
 	if err != nil {
@@ -124,14 +125,20 @@ func (r *Registry) Deregister(ctx context.Context, id string, force bool) error 
 	if i.spec.Source == SourceConfig && !i.retired {
 		return fmt.Errorf("deregister driver %q: %w: remove its csi_driver block and restart the agent", id, ErrDeclared)
 	}
-	message := "deregistered by request"
+	message, cause := "deregistered by request", errLeave // the process is not the host's
+	if i.retired {
+		cause = errStop
+	}
 	if users := r.cfg.InUse(id); len(users) > 0 {
 		if !force {
 			return fmt.Errorf("deregister driver %q: %w: release %s first, or force it", id, ErrInUse, strings.Join(users, ", "))
 		}
 		message = "deregistered by force, although in use by " + strings.Join(users, ", ")
+		if i.retired {
+			cause = errForced
+		}
 	}
-	if err := i.end(i.retired); err != nil {
+	if err := i.end(cause); err != nil {
 		return err
 	}
 	return r.drop(i, message)

@@ -10,6 +10,7 @@
 //     watch.
 //   - leave removes a registered driver that has stopped, and one that is gone from the
 //     configuration. Neither is removed while a volume is mounted through it.
+//   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
 // What must stay true:
 //
@@ -18,7 +19,10 @@
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
 //   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
 //   - Processes outlive a crash of the host. Only Close with stop or after StopStarted, a
-//     deregistration or a changed command ends one.
+//     deregistration, a restart by request, or a changed configuration of a driver that is not in
+//     use ends one.
+//   - While a driver is in use, its children that serve mounts outlive its process, however that
+//     ends. The record lists them, and they are ended when the driver is not in use any more.
 //   - The package knows neither go-plugin nor raft, and does not speak CSI.
 package drivers
 
@@ -52,8 +56,8 @@ type Config struct {
 	// The second result releases it.
 	Storage func(ctx context.Context) (storage.Client, func(), error)
 	Events  *events.Bus
-	// InUse names what is mounted through a driver, for decisions and messages. It may read the
-	// registry and must not change it.
+	// InUse names what is mounted through a driver, for decisions and messages, also before the
+	// workloads of an earlier host are restored. It may read the registry and must not change it.
 	InUse func(driverID string) []string
 	// DieWithHost ends the drivers' processes when the host's process ends, however that happens.
 	DieWithHost bool
@@ -90,6 +94,8 @@ type timing struct {
 	leaveEvery       time.Duration // between two checks whether a driver should leave
 	stopGrace        time.Duration // between SIGTERM and SIGKILL
 	measureEvery     time.Duration // between two checks of a process's limits
+	tendEvery        time.Duration // between two looks at what earlier processes have left
+	leftGrace        time.Duration // for that to end by itself once the driver is not in use
 }
 
 var defaultTiming = timing{
@@ -103,6 +109,8 @@ var defaultTiming = timing{
 	leaveEvery:       time.Second,
 	stopGrace:        10 * time.Second,
 	measureEvery:     time.Second,
+	tendEvery:        5 * time.Second,
+	leftGrace:        time.Minute,
 }
 
 // New makes a Registry with no driver; Open fills it.
@@ -139,13 +147,12 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	}
 	defer release()
 	for _, spec := range specs {
-		rec := records[spec.ID]
+		i := r.declare(records[spec.ID], spec)
 		delete(records, spec.ID)
-		rec.Spec = spec
-		if err := rec.save(r.cfg.DataDir); err != nil {
+		if err := i.save(); err != nil {
 			return errors.Join(err, r.stopAll(false))
 		}
-		r.add(newInstance(r, rec))
+		r.add(i)
 	}
 	for _, id := range slices.Sorted(maps.Keys(records)) {
 		i := newInstance(r, records[id])
@@ -156,6 +163,20 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 		r.add(i)
 	}
 	return nil
+}
+
+// declare makes the instance of a declared driver. While the driver is in use, a process that runs under another
+// configuration keeps running, and the declared one waits.
+func (r *Registry) declare(rec record, spec Spec) *instance {
+	if rec.Launch == nil || rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) == 0 {
+		rec.Spec = spec
+		return newInstance(r, rec)
+	}
+	var changed []string
+	rec.Spec, changed = rec.runningAs(spec)
+	i := newInstance(r, rec)
+	i.wait(spec, changed)
+	return i
 }
 
 // checkDeclared fills in defaults and checks the declared specs.
@@ -249,8 +270,12 @@ func (r *Registry) stopAll(stopProcess bool) error {
 	all := r.all()
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
+	cause := errLeave
+	if stopProcess {
+		cause = errStop
+	}
 	for n, i := range all {
-		wg.Go(func() { errs[n] = i.end(stopProcess) })
+		wg.Go(func() { errs[n] = i.end(cause) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -311,10 +336,10 @@ func (r *Registry) Suspend(ctx context.Context, why string) error {
 	}
 	var errs []error
 	for _, i := range own {
-		if err := i.end(true); err != nil {
+		if err := i.end(errStop); err != nil {
 			// It is followed again, and stopped by the next attempt.
 			errs = append(errs, fmt.Errorf("stop driver %q: %w", i.spec.ID, err))
-			r.add(newInstance(r, i.rec))
+			r.add(i.successor())
 			continue
 		}
 		i.suspended = true
@@ -333,7 +358,7 @@ func (r *Registry) Resume(ctx context.Context) error {
 	defer release()
 	for _, i := range r.all() {
 		if i.suspended {
-			r.add(newInstance(r, i.rec))
+			r.add(i.successor())
 		}
 	}
 	return nil

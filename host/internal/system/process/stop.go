@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +23,24 @@ const afterKill = 10 * time.Second
 // SIGTERM, then SIGKILL when ctx ends. It returns when nothing is left, or with an error that names what cannot be
 // killed.
 func (p *Process) Stop(ctx context.Context) error {
-	err := stopGroup(ctx, p.ref)
+	return p.stopped(stopGroup(ctx, p.ref))
+}
+
+// StopKeepingMounts is Stop for a process whose children may serve FUSE file systems that are in use. It stops the
+// process and its descendants, except those that have /dev/fuse open and what these have started; a child that has
+// become a daemon stays as well, since it may be what such a process works with. kept lists what stays, to be ended
+// later with Clean. If none of them has /dev/fuse open, everything is stopped.
+func (p *Process) StopKeepingMounts(ctx context.Context) (kept []int, err error) {
+	if !slices.ContainsFunc(members(p.ref), func(m procfs.Stat) bool { return m.PID != p.PID() && ServesMounts(m.PID) }) {
+		return nil, p.Stop(ctx)
+	}
+	g := &group{ref: p.ref, known: map[int]procfs.Stat{}, keepMounts: true}
+	err = p.stopped(g.stop(ctx))
+	return Left(p.ref), err
+}
+
+// stopped releases a process after its stop.
+func (p *Process) stopped(err error) error {
 	if err == nil && p.isReleased() {
 		return nil
 	}
@@ -30,6 +49,29 @@ func (p *Process) Stop(ctx context.Context) error {
 	}
 	p.Release()
 	return err
+}
+
+// Left lists what is left of the process of a Ref, of its group and of its descendants.
+func Left(ref Ref) (pids []int) {
+	if ref.BootID != bootID() {
+		return nil
+	}
+	for _, m := range members(ref) {
+		pids = append(pids, m.PID)
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// ServesMounts reports whether a process has /dev/fuse open: if it ends, so do the FUSE file systems that it serves
+// (fuse(4)).
+func ServesMounts(pid int) bool {
+	dir := procfs.Dir(pid) + "/fd"
+	fds, _ := procfs.Numbers(dir)
+	return slices.ContainsFunc(fds, func(fd int) bool {
+		file, err := os.Readlink(dir + "/" + strconv.Itoa(fd))
+		return err == nil && file == "/dev/fuse"
+	})
 }
 
 // Clean stops what is left of the group of a Ref whose leader is gone.
@@ -50,7 +92,11 @@ func (p *Process) isReleased() bool {
 }
 
 func stopGroup(ctx context.Context, ref Ref) error {
-	g := &group{ref: ref, known: map[int]procfs.Stat{}}
+	return (&group{ref: ref, known: map[int]procfs.Stat{}}).stop(ctx)
+}
+
+// stop asks the members to end, and kills them when ctx ends.
+func (g *group) stop(ctx context.Context) error {
 	asked := map[int]bool{}
 	gone := g.wait(ctx, func(m procfs.Stat) {
 		if !asked[m.PID] { // once each, also those forked meanwhile
@@ -59,17 +105,19 @@ func stopGroup(ctx context.Context, ref Ref) error {
 		}
 	})
 	if gone {
-		removeCgroups(ref)
+		g.removeCgroups()
 		return nil
 	}
-	killCgroups(ref)
+	if !g.keepMounts {
+		killCgroups(g.ref)
+	}
 	killCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterKill)
 	defer cancel()
 	if g.wait(killCtx, func(m procfs.Stat) { _ = Signal(m.PID, m.StartTime, unix.SIGKILL) }) {
-		removeCgroups(ref)
+		g.removeCgroups()
 		return nil
 	}
-	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", ref.PID, afterKill,
+	return fmt.Errorf("stop process %d: still there %v after SIGKILL: %v", g.ref.PID, afterKill,
 		slices.Sorted(maps.Keys(g.known)))
 }
 
@@ -80,6 +128,15 @@ func stopGroup(ctx context.Context, ref Ref) error {
 type group struct {
 	ref   Ref
 	known map[int]procfs.Stat
+	// keepMounts leaves members alone that serve mounts (StopKeepingMounts).
+	keepMounts bool
+}
+
+// removeCgroups removes the control groups, unless members that were kept are in them.
+func (g *group) removeCgroups() {
+	if !g.keepMounts {
+		removeCgroups(g.ref)
+	}
 }
 
 // wait calls each for every member, repeatedly until none is left or ctx ends.
@@ -108,9 +165,32 @@ func (g *group) look() {
 			delete(g.known, pid)
 		}
 	}
-	for _, m := range members(g.ref) {
+	all := members(g.ref)
+	if g.keepMounts {
+		all = g.tree(all)
+	}
+	for _, m := range all {
 		g.known[m.PID] = m
 	}
+}
+
+// tree returns of all members the leader and its descendants, as far as no process between them serves mounts.
+func (g *group) tree(all []procfs.Stat) (found []procfs.Stat) {
+	in := map[int]bool{}
+	for pid := range g.known {
+		in[pid] = true // its children may have been forked since
+	}
+	for more := true; more; {
+		more = false
+		for _, m := range all {
+			if in[m.PID] || m.PID != g.ref.PID && (!in[m.Parent] || ServesMounts(m.PID)) {
+				continue
+			}
+			in[m.PID], more = true, true
+			found = append(found, m)
+		}
+	}
+	return found
 }
 
 // members lists the processes of ref: those of its group while its leader lives, those with its token wherever they

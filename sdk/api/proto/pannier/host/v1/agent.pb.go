@@ -612,7 +612,12 @@ type Driver struct {
 	NodesExpected       int64                  `protobuf:"varint,22,opt,name=nodes_expected,json=nodesExpected,proto3" json:"nodes_expected,omitempty"`
 	// capacity is the room for new volumes that this node can use. GetDriver alone returns it, if the driver here
 	// reports it.
-	Capacity      *DriverCapacity `protobuf:"bytes,23,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Capacity *DriverCapacity `protobuf:"bytes,23,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	// configuration_waits is set while a changed configuration waits until the driver is not in use, or is restarted by
+	// force.
+	ConfigurationWaits bool `protobuf:"varint,24,opt,name=configuration_waits,json=configurationWaits,proto3" json:"configuration_waits,omitempty"`
+	// left_pids are processes that earlier ones of the driver have left, since they may serve mounts.
+	LeftPids      []int64 `protobuf:"varint,25,rep,packed,name=left_pids,json=leftPids,proto3" json:"left_pids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -804,6 +809,20 @@ func (x *Driver) GetNodesExpected() int64 {
 func (x *Driver) GetCapacity() *DriverCapacity {
 	if x != nil {
 		return x.Capacity
+	}
+	return nil
+}
+
+func (x *Driver) GetConfigurationWaits() bool {
+	if x != nil {
+		return x.ConfigurationWaits
+	}
+	return false
+}
+
+func (x *Driver) GetLeftPids() []int64 {
+	if x != nil {
+		return x.LeftPids
 	}
 	return nil
 }
@@ -1087,6 +1106,103 @@ func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
+type RestartDriverRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// force restarts it even while it is in use.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartDriverRequest) Reset() {
+	*x = RestartDriverRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartDriverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartDriverRequest) ProtoMessage() {}
+
+func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
+func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RestartDriverRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestartDriverRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type RestartDriverResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Driver        *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartDriverResponse) Reset() {
+	*x = RestartDriverResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartDriverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartDriverResponse) ProtoMessage() {}
+
+func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
+func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RestartDriverResponse) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
 type ListDriversRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1095,7 +1211,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1223,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1236,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 type ListDriversResponse struct {
@@ -1132,7 +1248,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1260,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1273,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -1176,7 +1292,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1304,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1317,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1220,7 +1336,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1232,7 +1348,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1245,7 +1361,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -1263,7 +1379,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1391,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1404,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 type ListPluginsResponse struct {
@@ -1300,7 +1416,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1428,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1441,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -1371,7 +1487,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1499,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1512,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Plugin) GetName() string {
@@ -1552,7 +1668,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1680,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1693,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -1642,7 +1758,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1654,7 +1770,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1667,7 +1783,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -1700,7 +1816,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1828,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1841,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -1745,7 +1861,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1873,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1886,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -1789,7 +1905,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1801,7 +1917,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1814,7 +1930,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -1834,7 +1950,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1846,7 +1962,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1859,7 +1975,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -1880,7 +1996,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2008,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2021,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -1932,7 +2048,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2060,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2073,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -1976,7 +2092,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2104,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2117,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -2021,7 +2137,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2149,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2162,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -2065,7 +2181,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2193,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2206,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -2108,7 +2224,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2120,7 +2236,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2249,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 type VerifyPluginRequest struct {
@@ -2146,7 +2262,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2274,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2287,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2200,7 +2316,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2328,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2341,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2290,7 +2406,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2418,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2431,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -2349,7 +2465,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2477,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2490,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -2442,7 +2558,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf1\a\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2469,7 +2585,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x14controllers_expected\x18\x14 \x01(\x03R\x13controllersExpected\x12#\n" +
 	"\rnodes_healthy\x18\x15 \x01(\x03R\fnodesHealthy\x12%\n" +
 	"\x0enodes_expected\x18\x16 \x01(\x03R\rnodesExpected\x12;\n" +
-	"\bcapacity\x18\x17 \x01(\v2\x1f.pannier.host.v1.DriverCapacityR\bcapacity\x1a;\n" +
+	"\bcapacity\x18\x17 \x01(\v2\x1f.pannier.host.v1.DriverCapacityR\bcapacity\x12/\n" +
+	"\x13configuration_waits\x18\x18 \x01(\bR\x12configurationWaits\x12\x1b\n" +
+	"\tleft_pids\x18\x19 \x03(\x03R\bleftPids\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
@@ -2489,7 +2607,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x17DeregisterDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x1a\n" +
-	"\x18DeregisterDriverResponse\"\x14\n" +
+	"\x18DeregisterDriverResponse\"<\n" +
+	"\x14RestartDriverRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"H\n" +
+	"\x15RestartDriverResponse\x12/\n" +
+	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListDriversRequest\"H\n" +
 	"\x13ListDriversResponse\x121\n" +
 	"\adrivers\x18\x01 \x03(\v2\x17.pannier.host.v1.DriverR\adrivers\"\"\n" +
@@ -2582,10 +2705,11 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
-	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse2\x89\x03\n" +
+	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse2\xe9\x03\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
-	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12X\n" +
+	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
+	"\rRestartDriver\x12%.pannier.host.v1.RestartDriverRequest\x1a&.pannier.host.v1.RestartDriverResponse\x12X\n" +
 	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
 	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xe1\x05\n" +
 	"\rPluginService\x12X\n" +
@@ -2611,7 +2735,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -2626,102 +2750,107 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*RegisterDriverResponse)(nil),   // 10: pannier.host.v1.RegisterDriverResponse
 	(*DeregisterDriverRequest)(nil),  // 11: pannier.host.v1.DeregisterDriverRequest
 	(*DeregisterDriverResponse)(nil), // 12: pannier.host.v1.DeregisterDriverResponse
-	(*ListDriversRequest)(nil),       // 13: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 14: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 15: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 16: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 17: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 18: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 19: pannier.host.v1.Plugin
-	(*PluginSwap)(nil),               // 20: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 21: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 22: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 23: pannier.host.v1.SwapPluginResponse
-	(*RollbackPluginRequest)(nil),    // 24: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 25: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 26: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 27: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 28: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 29: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 30: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 31: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 32: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 33: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 34: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 35: pannier.host.v1.PluginLogResponse
-	nil,                              // 36: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 37: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 38: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 39: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 41: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 42: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 43: google.protobuf.Duration
+	(*RestartDriverRequest)(nil),     // 13: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 14: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 15: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 16: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 17: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 18: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 19: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 20: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 21: pannier.host.v1.Plugin
+	(*PluginSwap)(nil),               // 22: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 23: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 24: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 25: pannier.host.v1.SwapPluginResponse
+	(*RollbackPluginRequest)(nil),    // 26: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 27: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 28: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 29: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 30: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 31: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 32: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 33: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 34: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 35: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 36: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 37: pannier.host.v1.PluginLogResponse
+	nil,                              // 38: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 39: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 40: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 41: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 43: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 44: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 45: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	40, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	19, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	42, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	21, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	36, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	41, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	42, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	38, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	43, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	44, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	40, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	37, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	38, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	40, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	42, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	39, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	40, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	42, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
 	8,  // 11: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
 	7,  // 12: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 13: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	7,  // 14: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	19, // 15: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	40, // 16: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	40, // 17: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	39, // 18: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	20, // 19: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	40, // 20: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	21, // 21: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	21, // 22: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	43, // 23: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	19, // 24: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	19, // 25: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	19, // 26: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	19, // 27: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 28: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 29: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 30: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	9,  // 31: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	11, // 32: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	13, // 33: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	15, // 34: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	17, // 35: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	22, // 36: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	24, // 37: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	26, // 38: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	28, // 39: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	30, // 40: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	32, // 41: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	34, // 42: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 43: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 44: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 45: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	10, // 46: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	12, // 47: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	14, // 48: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	16, // 49: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	18, // 50: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	23, // 51: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	25, // 52: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	27, // 53: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	29, // 54: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	31, // 55: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	33, // 56: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	35, // 57: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	43, // [43:58] is the sub-list for method output_type
-	28, // [28:43] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	7,  // 13: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 14: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	7,  // 15: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	21, // 16: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	42, // 17: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	42, // 18: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	41, // 19: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	22, // 20: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	42, // 21: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	23, // 22: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	23, // 23: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	45, // 24: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	21, // 25: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 26: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 27: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 28: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 29: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 30: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 31: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	9,  // 32: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	11, // 33: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	13, // 34: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	15, // 35: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	17, // 36: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	19, // 37: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	24, // 38: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	26, // 39: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	28, // 40: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	30, // 41: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	32, // 42: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	34, // 43: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	36, // 44: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 45: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 46: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 47: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	10, // 48: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	12, // 49: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	14, // 50: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	16, // 51: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	18, // 52: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	20, // 53: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	25, // 54: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	27, // 55: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	29, // 56: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	31, // 57: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	33, // 58: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	35, // 59: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	37, // 60: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	45, // [45:61] is the sub-list for method output_type
+	29, // [29:45] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -2737,7 +2866,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -49,6 +49,9 @@ const (
 	// DriverServiceDeregisterDriverProcedure is the fully-qualified name of the DriverService's
 	// DeregisterDriver RPC.
 	DriverServiceDeregisterDriverProcedure = "/pannier.host.v1.DriverService/DeregisterDriver"
+	// DriverServiceRestartDriverProcedure is the fully-qualified name of the DriverService's
+	// RestartDriver RPC.
+	DriverServiceRestartDriverProcedure = "/pannier.host.v1.DriverService/RestartDriver"
 	// DriverServiceListDriversProcedure is the fully-qualified name of the DriverService's ListDrivers
 	// RPC.
 	DriverServiceListDriversProcedure = "/pannier.host.v1.DriverService/ListDrivers"
@@ -215,6 +218,10 @@ type DriverServiceClient interface {
 	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
 	// through it, unless forced.
 	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	// RestartDriver stops the process of a driver that the agent runs and starts it again, with its present
+	// configuration. Refused while the driver is in use, unless forced; its children that serve mounts stay then. It
+	// returns when the driver is healthy, or after its health timeout.
+	RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error)
 	// ListDrivers lists the drivers of this node and in the ledger.
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
 	// GetDriver returns one driver.
@@ -244,6 +251,12 @@ func NewDriverServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(driverServiceMethods.ByName("DeregisterDriver")),
 			connect.WithClientOptions(opts...),
 		),
+		restartDriver: connect.NewClient[v1.RestartDriverRequest, v1.RestartDriverResponse](
+			httpClient,
+			baseURL+DriverServiceRestartDriverProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("RestartDriver")),
+			connect.WithClientOptions(opts...),
+		),
 		listDrivers: connect.NewClient[v1.ListDriversRequest, v1.ListDriversResponse](
 			httpClient,
 			baseURL+DriverServiceListDriversProcedure,
@@ -263,6 +276,7 @@ func NewDriverServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 type driverServiceClient struct {
 	registerDriver   *connect.Client[v1.RegisterDriverRequest, v1.RegisterDriverResponse]
 	deregisterDriver *connect.Client[v1.DeregisterDriverRequest, v1.DeregisterDriverResponse]
+	restartDriver    *connect.Client[v1.RestartDriverRequest, v1.RestartDriverResponse]
 	listDrivers      *connect.Client[v1.ListDriversRequest, v1.ListDriversResponse]
 	getDriver        *connect.Client[v1.GetDriverRequest, v1.GetDriverResponse]
 }
@@ -275,6 +289,11 @@ func (c *driverServiceClient) RegisterDriver(ctx context.Context, req *connect.R
 // DeregisterDriver calls pannier.host.v1.DriverService.DeregisterDriver.
 func (c *driverServiceClient) DeregisterDriver(ctx context.Context, req *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
 	return c.deregisterDriver.CallUnary(ctx, req)
+}
+
+// RestartDriver calls pannier.host.v1.DriverService.RestartDriver.
+func (c *driverServiceClient) RestartDriver(ctx context.Context, req *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error) {
+	return c.restartDriver.CallUnary(ctx, req)
 }
 
 // ListDrivers calls pannier.host.v1.DriverService.ListDrivers.
@@ -294,6 +313,10 @@ type DriverServiceHandler interface {
 	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
 	// through it, unless forced.
 	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	// RestartDriver stops the process of a driver that the agent runs and starts it again, with its present
+	// configuration. Refused while the driver is in use, unless forced; its children that serve mounts stay then. It
+	// returns when the driver is healthy, or after its health timeout.
+	RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error)
 	// ListDrivers lists the drivers of this node and in the ledger.
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
 	// GetDriver returns one driver.
@@ -319,6 +342,12 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(driverServiceMethods.ByName("DeregisterDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
+	driverServiceRestartDriverHandler := connect.NewUnaryHandler(
+		DriverServiceRestartDriverProcedure,
+		svc.RestartDriver,
+		connect.WithSchema(driverServiceMethods.ByName("RestartDriver")),
+		connect.WithHandlerOptions(opts...),
+	)
 	driverServiceListDriversHandler := connect.NewUnaryHandler(
 		DriverServiceListDriversProcedure,
 		svc.ListDrivers,
@@ -337,6 +366,8 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 			driverServiceRegisterDriverHandler.ServeHTTP(w, r)
 		case DriverServiceDeregisterDriverProcedure:
 			driverServiceDeregisterDriverHandler.ServeHTTP(w, r)
+		case DriverServiceRestartDriverProcedure:
+			driverServiceRestartDriverHandler.ServeHTTP(w, r)
 		case DriverServiceListDriversProcedure:
 			driverServiceListDriversHandler.ServeHTTP(w, r)
 		case DriverServiceGetDriverProcedure:
@@ -356,6 +387,10 @@ func (UnimplementedDriverServiceHandler) RegisterDriver(context.Context, *connec
 
 func (UnimplementedDriverServiceHandler) DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.DeregisterDriver is not implemented"))
+}
+
+func (UnimplementedDriverServiceHandler) RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.RestartDriver is not implemented"))
 }
 
 func (UnimplementedDriverServiceHandler) ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
