@@ -84,7 +84,8 @@ type Claim struct {
 	Index      uint64    `json:"index,omitempty"`
 	TakenAt    time.Time `json:"taken_at,omitzero"`
 	ModifiedAt time.Time `json:"modified_at,omitzero"`
-	// ForcedBy is the operator who vouched that the node is down, ForcedAt when.
+	// ForcedBy is the operator who vouched that the node is down, or had it unmount the volume without its driver;
+	// ForcedAt when.
 	ForcedBy string    `json:"forced_by,omitempty"`
 	ForcedAt time.Time `json:"forced_at,omitzero"`
 }

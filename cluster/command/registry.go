@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
@@ -11,7 +12,7 @@ import (
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
 // hosts needs; level 3 has the namespaces that a node is bound to, volumes that are
-// refused because another one has their external id, and mutable parameters of volumes.
+// refused because another one has their external id, mutable parameters of volumes, and who forced a release.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
@@ -50,6 +51,13 @@ func (c *PutSigningKey) level() int {
 func (c *StartWorkload) level() int {
 	if c.RunID != "" {
 		return 2
+	}
+	return 1
+}
+
+func (c *AdvanceClaims) level() int {
+	if slices.ContainsFunc(c.Items, func(a Advance) bool { return a.ForcedBy != "" }) {
+		return 3
 	}
 	return 1
 }

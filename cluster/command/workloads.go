@@ -135,6 +135,8 @@ type Advance struct {
 	Workload claim.WorkloadRef `json:"workload"`
 	Index    uint64            `json:"index,omitempty"` // the claim's fencing token; 0: the present claim
 	To       claim.State       `json:"to"`
+	// ForcedBy is the operator who had the claim's node unmount the volume without its driver; empty if nobody had to.
+	ForcedBy string `json:"forced_by,omitempty"`
 }
 
 // AdvanceClaimsResult answers AdvanceClaims, item by item.

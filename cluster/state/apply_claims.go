@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -44,8 +45,8 @@ func (tx *writeTx) AdvanceClaims(c *command.AdvanceClaims) (any, error) {
 			*one = command.Advanced{Gone: true}
 		case one.Claim.State != item.To || c.By != "":
 			one.Claim.State, one.Claim.ModifiedAt = item.To, c.At
-			if c.By != "" {
-				one.Claim.ForcedBy, one.Claim.ForcedAt = c.By, c.At
+			if by := cmp.Or(c.By, item.ForcedBy); by != "" {
+				one.Claim.ForcedBy, one.Claim.ForcedAt = by, c.At
 			}
 			if err := tx.putClaim(&one.Claim); err != nil {
 				return nil, err
@@ -92,7 +93,7 @@ func checkItems(items []command.Advance) error {
 	}
 	seen := map[string]bool{}
 	for _, item := range items {
-		if err := errors.Join(item.Volume.Validate(), item.Workload.Validate()); err != nil {
+		if err := errors.Join(item.Volume.Validate(), item.Workload.Validate(), claim.CheckBy(item.ForcedBy)); err != nil {
 			return err
 		}
 		if !item.To.Valid() {

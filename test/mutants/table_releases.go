@@ -32,4 +32,25 @@ var releases = []mutant{
 		new:  "		if w.answers(ctx, c) && c.Node == \"\" {\n",
 		pkg:  watcherPkg, run: "^TestDetach",
 	},
+	{
+		name: "live-mount-detached-by-force", promise: "a forced release waits for what has the volume in use",
+		file: "host/internal/csi/mounts/dir.go",
+		old:  "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)\n",
+		new:  "	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)\n",
+		pkg:  workloadPkg, run: "^TestForcedReleaseOfABusyVolume$",
+	},
+	{
+		name: "forced-without-an-operator", promise: "a volume is unmounted without its driver only for an operator",
+		file: "host/internal/workload/volumesteps/force.go",
+		old:  "	if by == \"\" {\n		return v.suggestForce(path, err)\n	}\n",
+		new:  "	if by == \"\" {\n		by = \"nobody\"\n	}\n",
+		pkg:  workloadPkg, run: "^TestReleaseIsNotForced$",
+	},
+	{
+		name: "force-forgotten", promise: "a forced release is forced after a restart of the agent too",
+		file: "host/internal/workload/record.go",
+		old:  "`json:\"forced_by,omitempty\"` // see step.Workload",
+		new:  "`json:\"-\"` // see step.Workload",
+		pkg:  workloadPkg, run: "^TestForcedReleaseOfABusyVolume$",
+	},
 }

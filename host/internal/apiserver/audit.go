@@ -32,6 +32,7 @@ type auditEntry struct {
 	For         string  `json:"for,omitempty"`     // the original caller, as named by the agent that forwarded the call
 	RPC         string  `json:"rpc"`               // such as VolumeService/GetVolume
 	Subject     string  `json:"subject,omitempty"` // what the request names, with its namespace
+	Force       bool    `json:"force,omitempty"`   // the caller vouches for the change
 	// Phase is began or ended for a stream, and empty for a unary call.
 	Phase   string `json:"phase,omitempty"`
 	Allowed bool   `json:"allowed"`
@@ -184,6 +185,9 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 	e := auditEntry{
 		Time: time.Now().UTC(), Node: s.cfg.Name, Accessor: c.Accessor, Token: c.Name,
 		RPC: label(procedure), Subject: shortened(object(msg)), Phase: phase, Allowed: allowed,
+	}
+	if m, ok := msg.(interface{ GetForce() bool }); ok {
+		e.Force = m.GetForce()
 	}
 	switch {
 	case c.cert != nil:

@@ -315,6 +315,8 @@ type Workloads interface {
 	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
+	// Force lets the release of a workload unmount what drivers do not.
+	Force(ref claim.WorkloadRef, by string) error
 	Running(ref claim.WorkloadRef, pid, caller int) error
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload

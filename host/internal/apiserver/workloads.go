@@ -76,6 +76,11 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 			leave(err)
 		}
 	}
+	if req.Msg.GetForce() {
+		if err := s.cfg.Workloads.Force(ref, callerOf(ctx).who()); err != nil {
+			return err
+		}
+	}
 	w, err := s.cfg.Workloads.Stop(ctx, ref, fmt.Sprintf("stopped by %s", callerOf(ctx).who()), progress)
 	if err != nil {
 		return err

@@ -281,7 +281,8 @@ func (r *run) release(ctx context.Context) {
 	p := r.progress()
 	defer p.close()
 	err = r.interruptible(ctx, func(ctx context.Context) error {
-		_, err := r.stop(ctx, r.client, p, r.spec.GetNamespace(), r.spec.GetId())
+		_, err := r.stop(ctx, r.client, p,
+			&hostv1.StopWorkloadRequest{Namespace: r.spec.GetNamespace(), Id: r.spec.GetId()})
 		return err
 	})
 	status := "pannier workload status " + r.spec.GetId()

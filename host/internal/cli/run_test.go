@@ -202,7 +202,7 @@ func TestPatienceEnds(t *testing.T) {
 	// The wait ends with the context.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err = a.stop(ctx, none, p, "default", "w"); err == nil {
+	if _, err = a.stop(ctx, none, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil {
 		t.Fatal("no error")
 	}
 }
@@ -266,7 +266,7 @@ func TestPatienceWithAResetConnection(t *testing.T) {
 	a := &app{err: io.Discard, patience: 250 * time.Millisecond}
 	p := a.progress()
 	defer p.close()
-	if _, err = a.stop(t.Context(), client, p, "default", "w"); err == nil || resets.Load() < 2 {
+	if _, err = a.stop(t.Context(), client, p, &hostv1.StopWorkloadRequest{Namespace: "default", Id: "w"}); err == nil || resets.Load() < 2 {
 		t.Errorf("%v after %d resets, want several", err, resets.Load())
 	}
 	if code, _ := classify(err); code != ExitUnreachable {

@@ -56,11 +56,16 @@ written as flags of docker run, with -o systemd as lines of a unit.`,
 }
 
 func (a *app) workloadStop() *cobra.Command {
-	return &cobra.Command{
+	var force bool
+	cmd := &cobra.Command{
 		Use: "stop SPEC|ID", Short: "Stop a workload and release what it has",
 		Long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
 tokens. What cannot be undone now, because a driver or Consul is down, is retried until
-it is done; the command can be interrupted meanwhile, the agent continues.`,
+it is done; the command can be interrupted meanwhile, the agent continues.
+
+With -force the agent unmounts itself what a driver does not unmount, because it does not
+answer, fails, or its FUSE file system has no server any more. A volume that is still in use
+is waited for as without it.`,
 		Example: "pannier workload stop redis",
 		Args:    exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
@@ -69,7 +74,7 @@ it is done; the command can be interrupted meanwhile, the agent continues.`,
 				return err
 			}
 			p := a.progress()
-			w, err := a.stop(ctx, client, p, namespace, id)
+			w, err := a.stop(ctx, client, p, &hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: force})
 			p.close()
 			if ctx.Err() != nil {
 				return &hintError{errors.New("interrupted"), "the agent continues; follow it with: pannier workload status " + id}
@@ -83,6 +88,8 @@ it is done; the command can be interrupted meanwhile, the agent continues.`,
 			})
 		}),
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "unmount what a driver does not unmount; your name is recorded")
+	return cmd
 }
 
 func (a *app) workloadStatus() *cobra.Command {
@@ -192,13 +199,12 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress,
 }
 
 // stop stops a workload, with retries as start has.
-func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespace, id string) (w *hostv1.Workload,
-	err error,
-) {
+func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
+	req *hostv1.StopWorkloadRequest,
+) (w *hostv1.Workload, err error) {
 	seen := false // steps of this stop were received
 	err = a.patiently(ctx, p, true, func() error {
-		stream, err := client.Workloads.StopWorkload(ctx,
-			connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
+		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(req))
 		if err != nil {
 			return err
 		}
@@ -206,7 +212,7 @@ func (a *app) stop(ctx context.Context, client *api.Client, p *progress, namespa
 		w, some, err = receive(stream, p)
 		if seen && connect.CodeOf(err) == connect.CodeNotFound {
 			// The agent died between the last step and its answer: the workload is stopped.
-			w, err = &hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: id, Namespace: namespace}, State: "stopped"}, nil
+			w, err = &hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}, State: "stopped"}, nil
 		}
 		seen = seen || some
 		return err

@@ -54,6 +54,8 @@ type instance struct {
 	lost   bool            // it is stopped because its claims are lost; mu guards it
 	cutOff context.Context // ends when the node may not use its volumes any more
 	cut    context.CancelFunc
+	forced context.Context // ends when an operator forces the release
+	force  context.CancelFunc
 
 	stop     chan struct{} // closed when a stop is asked for
 	hurry    chan struct{} // holds a token when a stop is asked for again
@@ -69,6 +71,10 @@ func newInstance(rec record, j *journal.Journal) *instance {
 		stop:     make(chan struct{}), hurry: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	i.cutOff, i.cut = context.WithCancel(context.Background())
+	i.forced, i.force = context.WithCancel(context.Background())
+	if rec.ForcedBy != "" {
+		i.force()
+	}
 	i.volumes = volumesteps.NewSet(i, rec.Volumes)
 	i.services = servicesteps.New(i, rec.UID, rec.Services)
 	return i
@@ -79,6 +85,12 @@ func (i *instance) Ref() claim.WorkloadRef { return i.ref }
 
 // Resumed reports that an earlier process of the host began the workload.
 func (i *instance) Resumed() bool { return i.resumed }
+
+// ForcedBy is the operator who forces the release; empty: nobody.
+func (i *instance) ForcedBy() (by string) {
+	i.View(func() { by = i.rec.ForcedBy })
+	return by
+}
 
 // View calls read under the instance's lock.
 func (i *instance) View(read func()) {

@@ -299,6 +299,9 @@ func (l *ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	}
 	ref := claims[0].Workload
 	return l.call(ctx, "detached", ref.ID, func() error {
+		if by := claims[0].ForcedBy; by != "" {
+			l.note("detached " + ref.ID + ", forced by " + by)
+		}
 		err := l.change(func(s *ledgerState) error {
 			for n := range s.Claims {
 				c := &s.Claims[n]

@@ -38,9 +38,10 @@ func (s State) Ended() bool { return s == Stopped || s == Failed }
 type record struct {
 	Spec      Spec      `json:"spec"`
 	State     State     `json:"state"`
-	Message   string    `json:"message,omitempty"` // why it failed or ended
-	Failed    bool      `json:"failed,omitempty"`  // its start failed, or its mounts could not be brought back
-	Waiting   string    `json:"waiting,omitempty"` // what its start or its release waits for
+	Message   string    `json:"message,omitempty"`   // why it failed or ended
+	Failed    bool      `json:"failed,omitempty"`    // its start failed, or its mounts could not be brought back
+	Waiting   string    `json:"waiting,omitempty"`   // what its start or its release waits for
+	ForcedBy  string    `json:"forced_by,omitempty"` // see step.Workload
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
 	// StartedOn is StartedAt on the clock of leases, which is never set; 0 in a record of an older version.

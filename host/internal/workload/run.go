@@ -242,13 +242,17 @@ func (r *run) takeDown(ctx context.Context) {
 	pause.InitialInterval, pause.MaxInterval = r.m.limits.undo.Min, r.m.limits.undo.Max
 	for {
 		changed := r.m.Drivers.Changed() // before the attempt: no change is missed
-		err := r.down(ctx)
+		wasForced := r.forced.Err() != nil
+		err := r.attempt(ctx)
 		if err == nil {
 			r.finish()
 			return
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if !wasForced && r.forced.Err() != nil {
+			continue
 		}
 		next := r.undoPause(pause.NextBackOff())
 		r.waits(err, next)

@@ -30,6 +30,35 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 	return m.follow(ctx, i, undone, func(s State, _ bool) bool { return s.Ended() })
 }
 
+// Force lets the release of a workload unmount volumes itself that their drivers do not unmount, if nothing uses them:
+// the operator, by, vouches that the drivers need not be waited for. An attempt in progress is given up for that. It
+// asks for no stop. The force ends with the run.
+func (m *Manager) Force(ref claim.WorkloadRef, by string) error {
+	i, err := m.find(ref)
+	if err != nil || i.snapshot().State.Ended() {
+		return err
+	}
+	if err := i.Save(func() { i.rec.ForcedBy = by }); err != nil {
+		return fmt.Errorf("force the release of %s: %w", i, err)
+	}
+	i.force()
+	return nil
+}
+
+// errForced ends an attempt to release a workload: the next one is by force.
+var errForced = errors.New("an operator forces the release")
+
+// attempt makes one attempt to release the workload. One that is not by force ends when an operator forces it.
+func (r *run) attempt(ctx context.Context) error {
+	if r.forced.Err() == nil {
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(r.forced, func() { cancel(errForced) })()
+	}
+	return r.down(ctx)
+}
+
 // StopAll takes all workloads of this node down, side by side, and waits until they have ended, or
 // until ctx ends.
 func (m *Manager) StopAll(ctx context.Context, reason string) error {

@@ -195,3 +195,97 @@ func TestDriverGoneFromTheConfigurationInUse(t *testing.T) {
 	})
 	h.NothingInUse()
 }
+
+// The server of a volume was killed, and then its driver does not answer any more. An operator's force ends the release,
+// but not while a process has a file of it open.
+func TestForcedStopOfADeadFileSystem(t *testing.T) {
+	t.Parallel()
+	h := newFuseHost(t)
+	file, err := os.Create(h.target() + "/open")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := syscall.Kill(h.daemon(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	says := func(what string, words ...string) {
+		t.Helper()
+		h.Eventually(what, func() error {
+			text := h.Run("workload", "status", "w")
+			for _, word := range words {
+				if !strings.Contains(text, word) {
+					return errors.New(text)
+				}
+			}
+			return nil
+		})
+	}
+	plain := h.Command("workload", "stop", "w")
+	if err := plain.Start(); err != nil {
+		t.Fatal(err)
+	}
+	says("the stop says what can be done", "busy", "pannier workload stop -force w")
+	driver := int(h.driver().GetPid())
+	if err := syscall.Kill(driver, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(driver, syscall.SIGCONT) }()
+	forced := h.Command("workload", "stop", "-force", "w")
+	if err := forced.Start(); err != nil {
+		t.Fatal(err)
+	}
+	says("the forced stop waits for the file", "busy", "the driver:", fmt.Sprintf("process %d", os.Getpid()))
+	_ = file.Close() // it cannot be flushed, and is closed
+	if err := errors.Join(forced.Wait(), plain.Wait()); err != nil {
+		t.Error(err)
+	}
+	h.NothingInUse()
+	forcedEvent(h)
+}
+
+// A driver lets no volume be unpublished. An operator's force unmounts it, but not while a process can write to it.
+func TestForcedStopOfALiveFileSystem(t *testing.T) {
+	t.Parallel()
+	h := newFuseHost(t)
+	h.configure(`"-version", "1"`, `"-stuck"`)
+	h.Stop()
+	h.Start()
+	h.Run("driver", "restart", "-force", "fuse")
+	file, err := os.Create(h.target() + "/open")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	stop := h.Command("workload", "stop", "-force", "w")
+	if err := stop.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h.Eventually("the stop waits for the file", func() error {
+		if text := h.Run("workload", "status", "w"); !strings.Contains(text, "busy") || !strings.Contains(text, "in use by") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	h.write("still")
+	if s, err := h.Status(); err != nil || s.GetClaims() != 1 {
+		t.Errorf("%d claims while the volume is in use (%v)", s.GetClaims(), err)
+	}
+	if err := errors.Join(file.Close(), stop.Wait()); err != nil {
+		t.Error(err)
+	}
+	if pid := h.daemon(); pid != 0 {
+		t.Errorf("process %d still serves the volume", pid)
+	}
+	h.NothingInUse()
+	forcedEvent(h)
+}
+
+// forcedEvent checks that the event says who forced what.
+func forcedEvent(h fuseHost) {
+	h.t.Helper()
+	text := h.Run("events", "-recent", "100")
+	if !strings.Contains(text, "forced") || !strings.Contains(text, h.target()) {
+		h.t.Errorf("the events are\n%s", text)
+	}
+}

@@ -84,7 +84,8 @@ func (l Ledger) EndWorkload(ctx context.Context, run claim.Run) error {
 	return err
 }
 
-// NodeDetached marks claims as node-detached. Those that are gone, or further already, stay as they are.
+// NodeDetached marks claims as node-detached, with their ForcedBy. Those that are gone, or further already, stay as they
+// are.
 func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	held := map[claim.WorkloadRef][]claim.Claim{}
 	var items []command.Advance
@@ -100,7 +101,7 @@ func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 			if same(c, is) && is.State.Before(claim.NodeDetached) {
 				items = append(items, command.Advance{
 					Volume: is.Volume, Workload: is.Workload, Index: is.Index,
-					To: claim.NodeDetached,
+					To: claim.NodeDetached, ForcedBy: c.ForcedBy,
 				})
 			}
 		}
@@ -109,6 +110,12 @@ func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 		return nil
 	}
 	_, err := l.Cluster.AdvanceClaims(ctx, "", items...)
+	if errors.Is(err, command.ErrLevel) { // a server of an older version keeps no name, and must not keep the claim
+		for i := range items {
+			items[i].ForcedBy = ""
+		}
+		_, err = l.Cluster.AdvanceClaims(ctx, "", items...)
+	}
 	return err
 }
 

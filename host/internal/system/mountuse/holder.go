@@ -1,6 +1,7 @@
 package mountuse
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -260,7 +261,11 @@ func parent(table []*mountinfo.Info, m *mountinfo.Info) *mountinfo.Info {
 // deviceAt returns the number of the block device at path, 0 for anything else. It asks the file system.
 func deviceAt(path string) (uint64, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	err := unix.Stat(path, &st)
+	if errors.Is(err, unix.ENOTCONN) {
+		return 0, nil // a FUSE file system whose server has ended
+	}
+	if err != nil {
 		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
 	return blockDevice(st), nil

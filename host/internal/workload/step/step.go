@@ -29,6 +29,8 @@ type Workload interface {
 	Ref() claim.WorkloadRef
 	// Resumed reports that an earlier process of the host began the workload.
 	Resumed() bool
+	// ForcedBy is the operator who lets the release unmount what drivers do not; empty: nobody.
+	ForcedBy() string
 	// View calls read under the lock that guards the workload's records.
 	View(read func())
 	// Update changes a record under that lock and notifies those who follow the workload.

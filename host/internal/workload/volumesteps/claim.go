@@ -243,7 +243,9 @@ func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRe
 				slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
 				continue
 			}
-			clean = append(clean, claim.Claim{Volume: v.Ref, Workload: v.workload, Node: s.Node, Index: v.Index})
+			clean = append(clean, claim.Claim{
+				Volume: v.Ref, Workload: v.workload, Node: s.Node, Index: v.Index, ForcedBy: v.ForcedBy,
+			})
 		}
 	})
 	return clean, left

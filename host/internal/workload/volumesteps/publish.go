@@ -227,12 +227,14 @@ func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
 	if was == nil {
 		was, _ = mounts.At(v.Target) // of a workload that the journal does not know
 	}
+	calling, cancel := v.calling(ctx)
+	defer cancel()
 	err := s.unmount(v.Ref, v.Target, true, func() error {
-		return s.call(ctx, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return s.call(calling, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
 		})
 	})
-	if err != nil {
+	if err = s.byForce(ctx, v, v.Target, was, err); err != nil {
 		return err
 	}
 	if err := s.unused(ctx, was); err != nil {

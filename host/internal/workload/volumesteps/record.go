@@ -44,6 +44,9 @@ type Record struct {
 	Staging        string            `json:"staging,omitempty"`
 	Target         string            `json:"target,omitempty"`
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
+
+	// ForcedBy is the operator for whom the host has unmounted the volume without its driver; empty: it has not.
+	ForcedBy string `json:"forced_by,omitempty"`
 }
 
 // NewRecord is the record of a request that no step was taken for yet.

@@ -213,12 +213,14 @@ func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) er
 	if was == nil {
 		was, _ = mounts.At(v.Staging) // of a workload that the journal does not know
 	}
+	calling, cancel := v.calling(ctx)
+	defer cancel()
 	err := s.unmount(v.Ref, v.Staging, mounted, func() error {
-		return s.call(ctx, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+		return s.call(calling, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
 		})
 	})
-	if err != nil {
+	if err = s.byForce(ctx, v, v.Staging, was, err); err != nil {
 		return err
 	}
 	if err := s.unused(ctx, was); err != nil {

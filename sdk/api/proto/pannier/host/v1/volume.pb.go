@@ -576,7 +576,7 @@ type Claim struct {
 	Index      uint64                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"`
 	TakenAt    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
 	ModifiedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
-	// forced_by is the operator who vouched that the node is down.
+	// forced_by is the operator who vouched that the node is down, or had it unmount the volume without its driver.
 	ForcedBy string `protobuf:"bytes,12,opt,name=forced_by,json=forcedBy,proto3" json:"forced_by,omitempty"`
 	// last_error is the last error of the claim's release; next_try_at is the time of the next attempt.
 	LastError     string                 `protobuf:"bytes,13,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`

@@ -1,0 +1,102 @@
+package volumesteps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/internal/procfs"
+)
+
+// How long a release that is forced waits for the driver, and for the server of a FUSE file system that is unmounted.
+const (
+	forceWait  = 10 * time.Second
+	serverWait = 5 * time.Second
+)
+
+// forcedBy is the operator who forces the release; empty: nobody does.
+func (v *Volume) forcedBy() string {
+	if v.set == nil {
+		return ""
+	}
+	return v.set.ForcedBy()
+}
+
+// calling is the context of a driver's call that unmounts the volume: it is short if the release is forced.
+func (v *Volume) calling(ctx context.Context) (context.Context, context.CancelFunc) {
+	if v.forcedBy() == "" {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, forceWait)
+}
+
+// byForce unmounts a path that the driver has not unmounted, for the reason err, if an operator forces the release.
+// What has the volume in use is waited for as without force, even if the mount is a FUSE file system that nothing
+// serves: files that were open before may still be written (FUSE passthrough). was is what was mounted; of a FUSE file
+// system the server must have ended.
+func (s *Steps) byForce(ctx context.Context, v *Volume, path string, was *mounts.Mount, err error) error {
+	by := v.forcedBy()
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if by == "" {
+		return v.suggestForce(path, err)
+	}
+	if unmountErr := s.Layout.Unmount(path); unmountErr != nil {
+		return fmt.Errorf("%w; the driver: %w", s.inUse(path, unmountErr), err)
+	}
+	if err := s.notServed(ctx, v, was); err != nil {
+		return err
+	}
+	if err := s.removeMount(v.Ref, path); err != nil {
+		return err
+	}
+	v.set.Update(func() { v.ForcedBy = by })
+	s.Log.Warn("a volume was unmounted by force, without its driver", "volume", v.Ref, "workload", v.workload, "path", path,
+		"by", by, "error", err)
+	s.Events.Publish(events.Event{
+		Topic: events.TopicVolume, Type: "forced", Subject: v.Ref.String(),
+		Message: fmt.Sprintf("%s had it unmounted at %s without driver %q, which did not do it: %v", by, path, v.Driver, err),
+		Details: map[string]string{"by": by, "path": path, "workload": v.workload.String(), "driver": v.Driver},
+	})
+	return nil
+}
+
+// suggestForce adds to the error of a driver that is gone, or of a mount that is dead, what an operator can do.
+func (v *Volume) suggestForce(path string, err error) error {
+	if v.set == nil {
+		return err
+	}
+	there, _ := mounts.At(path)
+	if !errors.Is(err, drivers.ErrUnhealthy) && !errors.Is(err, drivers.ErrNotFound) && (there == nil || !there.Dead()) {
+		return err
+	}
+	return fmt.Errorf("%w; if it stays so: pannier workload stop -force %s", err, v.workload.ID)
+}
+
+// notServed fails while a process serves a FUSE file system that is unmounted: it may still write to the volume.
+func (s *Steps) notServed(ctx context.Context, v *Volume, was *mounts.Mount) error {
+	if was == nil || !strings.HasPrefix(was.FSType, "fuse") {
+		return nil
+	}
+	return retryFor(ctx, serverWait, func() error {
+		there, err := mounts.Below("")
+		if err != nil || slices.ContainsFunc(there, func(m mounts.Mount) bool { return m.Device == was.Device }) {
+			return err // it has other mounts, and is not this volume's alone
+		}
+		pids := mountuse.Servers(was.Device)
+		if len(pids) == 0 {
+			return nil
+		}
+		kill := fmt.Sprintf("kill %d", pids[0])
+		return &InUse{kill, fmt.Errorf("volume %q is unmounted, but process %d (%s) still serves it and may write to it: end "+
+			"that (%s), and the release continues", v.Ref, pids[0], procfs.Command(pids[0]), kill)}
+	})
+}
