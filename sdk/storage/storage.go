@@ -95,6 +95,14 @@ type StatsReader interface {
 	VolumeStats(ctx context.Context, d Driver, req StatsRequest) (Stats, error)
 }
 
+// EventRetries is the type of the event (sdk.Emit) that a plugin emits while it repeats a call to a driver, with the
+// driver's id as its subject; the host shows its message as what the step of a workload waits for. DetailVolume is
+// the key of the volume's external id in its details.
+const (
+	EventRetries = "driver-retries"
+	DetailVolume = "external_id"
+)
+
 // Client is the host's client of a storage plugin. Methods that the plugin does not implement return
 // Unimplemented.
 type Client interface {

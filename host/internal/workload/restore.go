@@ -26,6 +26,8 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.noteBoot(); err != nil {
 		return nil, err
 	}
+	reports := m.Events.Subscribe(m.ctx, 0)
+	m.live.Go(func() { m.noteRetries(reports) })
 	var found []*record
 	if err := m.journal.View(func(tx *journal.Tx) error {
 		return records.Each(tx, func(_ string, rec *record) error { found = append(found, rec); return nil })

@@ -2,14 +2,17 @@ package workload
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // Step is one step of a workload as it went.
@@ -81,6 +84,38 @@ func (i *instance) noteStep(name, note string) {
 	}
 	i.seq++
 	i.steps[n].Note, i.steps[n].seq = note, i.seq
+}
+
+// noteVolume notes what the running steps of the driver's volume wait for.
+func (i *instance) noteVolume(driver, externalID, note string) {
+	i.Update(func() {
+		for _, v := range i.volumes.Volumes {
+			if v.Driver != driver || v.ExternalID != externalID {
+				continue
+			}
+			for n, s := range i.steps {
+				if s.Volume == v.Request.Name && s.State == StepRunning {
+					i.seq++
+					i.steps[n].Note, i.steps[n].seq = note, i.seq
+				}
+			}
+		}
+	})
+}
+
+// noteRetries shows what storage plugins report of calls that they repeat, until the manager is closed.
+func (m *Manager) noteRetries(reports iter.Seq[events.Event]) {
+	for e := range reports {
+		if e.Topic != events.TopicPlugin || e.Type != storage.EventRetries {
+			continue
+		}
+		m.mu.Lock()
+		all := slices.Collect(maps.Values(m.workloads))
+		m.mu.Unlock()
+		for _, i := range all {
+			i.noteVolume(e.Details["subject"], e.Details[storage.DetailVolume], e.Message)
+		}
+	}
 }
 
 // since returns the steps that changed after seq, the state, whether a release has to wait, and

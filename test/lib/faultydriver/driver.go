@@ -22,6 +22,7 @@ type Config struct {
 	Socket       string // default: csi.sock in a temporary directory
 	Name         string
 	NodeID       string
+	MaxVolumes   int64 // per node; 0: 16
 	NoController bool
 	NoNode       bool
 	Offline      bool // declares VolumeExpansion OFFLINE, besides ONLINE unless Without names that
@@ -65,7 +66,7 @@ type Driver struct {
 	calls    []Call
 	inFlight map[string]int
 	most     map[string]int // highest inFlight seen
-	server   *grpc.Server
+	server   *grpc.Server   // nil: the driver is dead
 	conns    map[net.Conn]struct{}
 	served   sync.WaitGroup
 	arrived  chan struct{} // closed and replaced when a call arrives
@@ -195,7 +196,15 @@ func (d *Driver) Restart() {
 		d.t.Fatalf("serve the faulty driver: %v", err)
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false) // a crash leaves the file
-	server := grpc.NewServer(grpc.UnaryInterceptor(d.intercept))
+	var server *grpc.Server
+	server = grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+		handler grpc.UnaryHandler,
+	) (any, error) {
+		if !d.serves(server) {
+			return nil, status.Error(codes.Unavailable, "unreachable text: the driver is dead")
+		}
+		return d.intercept(ctx, req, info, handler)
+	}))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := &services{d: d, config: d.config, backend: d.backend}
@@ -222,6 +231,14 @@ func (d *Driver) Running() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.server != nil
+}
+
+// serves says whether a server is that of the running driver: a dead one must not record calls and apply faults until
+// its connections are closed.
+func (d *Driver) serves(server *grpc.Server) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.server == server
 }
 
 // crash ends the server without waiting for calls, because it may run in one.

@@ -107,8 +107,12 @@ func (s *services) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.N
 	if id == "" {
 		id = "faulty-node"
 	}
+	most := s.config.MaxVolumes
+	if most == 0 {
+		most = 16
+	}
 	return &csi.NodeGetInfoResponse{
-		NodeId: id, MaxVolumesPerNode: 16,
+		NodeId: id, MaxVolumesPerNode: most,
 		AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "R1"}},
 	}, nil
 }

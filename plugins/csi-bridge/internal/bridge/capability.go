@@ -125,7 +125,7 @@ func judge(asked []*csi.VolumeCapability, resp *csi.ValidateVolumeCapabilitiesRe
 	if len(confirmed) == 0 {
 		warning := "the driver did not confirm the capabilities"
 		if m := resp.GetMessage(); m != "" {
-			warning += ": " + hide.Text(m)
+			warning += ": " + driver.Bounded(hide.Text(m))
 		}
 		return []string{warning}, nil
 	}

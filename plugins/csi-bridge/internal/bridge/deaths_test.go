@@ -15,12 +15,11 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// restartAfter restarts the driver after each of its deaths in the next n calls of an RPC.
+// restartAfter restarts the driver after each of its deaths in the first n calls of an RPC.
 func restartAfter(f *fixture, rpc string, n int) {
 	f.t.Helper()
-	begun := len(f.faulty.Calls(rpc))
 	for i := range n {
-		f.faulty.AwaitCalls(rpc, begun+i+1)
+		f.faulty.AwaitCalls(rpc, i+1)
 		check.Eventually(f.t, "the driver's death", func() bool { return !f.faulty.Running() })
 		f.faulty.Restart()
 	}

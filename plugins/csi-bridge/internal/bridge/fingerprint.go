@@ -147,7 +147,9 @@ func describe(ctx context.Context, conn *driver.Conn, d storage.Driver) (storage
 	if err != nil {
 		return storage.Fingerprint{}, err
 	}
-	fp := storage.Fingerprint{Healthy: true, Provider: info.GetName(), Version: info.GetVendorVersion(), Node: node}
+	fp := storage.Fingerprint{
+		Healthy: true, Provider: driver.Bounded(info.GetName()), Version: driver.Bounded(info.GetVendorVersion()), Node: node,
+	}
 	if controller != nil {
 		caps := controller.ControllerCapabilities // a copy: controller is shared with the calls
 		fp.Controller = &caps
@@ -165,7 +167,16 @@ func describeNode(ctx context.Context, conn *driver.Conn, d storage.Driver) (*st
 	caps := node.NodeCapabilities // a copy: node is shared with the calls
 	info, err := driver.Do(ctx, conn, driver.Op{RPC: driver.GetNodeInfo, Driver: d.ID},
 		func(ctx context.Context) (*csi.NodeGetInfoResponse, error) {
-			return conn.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+			info, err := conn.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+			switch {
+			case err != nil:
+				return nil, err
+			case info.GetNodeId() == "":
+				// Without one, a detach would detach the volume from all nodes.
+				return nil, status.Error(codes.Internal,
+					"NodeGetInfo answered without the required node_id: set it in the driver's flags or environment")
+			}
+			return info, driver.CheckID("node_id", info.GetNodeId())
 		})
 	switch {
 	case status.Code(err) == codes.Unimplemented:

@@ -42,7 +42,7 @@ func (b *Bridge) VolumeStats(ctx context.Context, d storage.Driver, req storage.
 			stats.Condition = condition(health.GetVolumeHealth())
 		}
 		if stats.Condition != nil {
-			stats.Condition.Message = op.Redactor.Text(stats.Condition.Message)
+			stats.Condition.Message = driver.Bounded(op.Redactor.Text(stats.Condition.Message))
 		}
 		return stats, nil
 	})

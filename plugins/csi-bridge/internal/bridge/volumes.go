@@ -35,8 +35,8 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 				return nil, err
 			}
 			resp, err := c.Controller.CreateVolume(ctx, creq)
-			if err == nil && resp.GetVolume().GetVolumeId() == "" {
-				err = withoutID("CreateVolume")
+			if err == nil {
+				err = checkCreated(resp.GetVolume())
 			}
 			return resp, err
 		})
@@ -50,6 +50,22 @@ func (b *Bridge) Create(ctx context.Context, d storage.Driver, req storage.Creat
 		Context:            v.GetVolumeContext(),
 		AccessibleTopology: topologies(v.GetAccessibleTopology()),
 	}, nil
+}
+
+// checkCreated checks the driver's answer to CreateVolume. The error names what was made.
+func checkCreated(v *csi.Volume) error {
+	id := v.GetVolumeId()
+	if id == "" {
+		return withoutID("CreateVolume")
+	}
+	if err := driver.CheckID("volume_id", id); err != nil {
+		return err
+	}
+	if err := driver.CheckMap("volume_context", v.GetVolumeContext()); err != nil {
+		return status.Errorf(codes.Internal, "%s: the volume was made there with the id %q",
+			status.Convert(err).Message(), id)
+	}
+	return nil
 }
 
 // withoutID is the error for an answer without an id, which breaks the spec: the new object could never be
@@ -356,8 +372,12 @@ func (b *Bridge) CreateSnapshot(ctx context.Context, d storage.Driver,
 				Parameters:     req.Parameters,
 			})
 			diedBefore = driver.DiedBefore(ctx)
-			if err == nil && resp.GetSnapshot().GetSnapshotId() == "" {
+			switch id := resp.GetSnapshot().GetSnapshotId(); {
+			case err != nil:
+			case id == "":
 				err = withoutID("CreateSnapshot")
+			default:
+				err = driver.CheckID("snapshot_id", id)
 			}
 			return resp, err
 		})

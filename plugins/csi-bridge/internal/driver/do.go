@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/storage"
 )
 
 // Op is one operation on a driver, with the names for its messages.
@@ -124,7 +128,9 @@ type run struct {
 	caller   context.Context
 	started  time.Time
 	attempts int
-	last     error
+	// exhausted counts the last answers that were ResourceExhausted.
+	exhausted int
+	last      error
 	// hung says that an attempt has timed out; the next ones may take all the time that is left.
 	hung bool
 	// uncertain says that the operation's own RPC was sent and its outcome is unknown.
@@ -174,10 +180,34 @@ func (r *run) judge(err error) error {
 	if nothing := failed != nil && !failed.sent && (timedOut || code == codes.Canceled); r.last == nil || !nothing {
 		r.last = err
 	}
-	if !r.op.RPC.retries(code) {
+	if code == codes.ResourceExhausted {
+		r.exhausted++
+	} else {
+		r.exhausted = 0
+	}
+	if !r.op.RPC.retries(code) || r.exhausted >= maxExhausted {
 		return backoff.Permanent(err)
 	}
+	r.reportRetries()
 	return err
+}
+
+// maxExhausted is after how many answers of ResourceExhausted in a row the call fails. A driver that limits the rate
+// of its calls accepts one of them; space and attachments that have run out stay so for longer than a caller waits.
+const maxExhausted = 5
+
+// reportRetries emits an event at the second failed attempt, the fourth, the eighth and so on.
+func (r *run) reportRetries() {
+	if r.attempts < 2 || r.attempts&(r.attempts-1) != 0 || !r.op.RPC.class.budgeted {
+		return
+	}
+	sdk.Emit(sdk.Event{
+		Type: storage.EventRetries, Subject: r.op.Driver,
+		Message: fmt.Sprintf("%s; it is tried again, for %s in all", status.Convert(r.explain()).Message(), r.budget()),
+		Details: map[string]string{
+			storage.DetailVolume: r.op.ExternalID, "rpc": path.Base(r.op.RPC.method), "attempts": strconv.Itoa(r.attempts),
+		},
+	})
 }
 
 // stopped says that the caller's context ended the run, rather than an answer.
@@ -245,7 +275,7 @@ func (r *run) outcome(b *strings.Builder) (answered bool) {
 		b.WriteString(status.Convert(r.last).Message())
 		return false
 	}
-	rpc, text := path.Base(failed.method), r.op.Redactor.Text(failed.status.Message())
+	rpc, text := path.Base(failed.method), Bounded(r.op.Redactor.Text(failed.status.Message()))
 	switch {
 	case failed.died:
 		b.WriteString(text)
@@ -290,7 +320,7 @@ func (o Op) errorf(code codes.Code, format string, args ...any) error {
 //
 //	class  | deadline                          | retried on
 //	ask    | 5 s (Probe: what the caller sets) | never: the fingerprint asks again
-//	change | 2 m in all                        | Unavailable, DeadlineExceeded, ResourceExhausted, Aborted
+//	change | 2 m in all                        | Unavailable, DeadlineExceeded, Aborted, ResourceExhausted (5 attempts)
 //	mount  | its caller's, else 2 m in all     | the same; an attempt may take all of it
 //	umount | its caller's, else 2 m in all     | the same
 //	read   | 2 m in all                        | the same
