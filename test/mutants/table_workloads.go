@@ -116,6 +116,20 @@ var workloads = []mutant{
 		pkg:  "./plugins/csi-bridge/internal/bridge", run: "^TestOppositeCallWaitsForACancelledOne$",
 	},
 	{
+		name: "deadly-call-repeated", promise: "a call that a driver died of twice in a row is not made a third time",
+		file: "plugins/csi-bridge/internal/driver/deaths.go",
+		old:  "maxDeaths = 2\n",
+		new:  "maxDeaths = 3\n",
+		pkg:  "./plugins/csi-bridge/internal/bridge", run: "^TestDeathsInOneVolumesCalls$",
+	},
+	{
+		name: "volumes-per-node-exceeded", promise: "a driver is never asked to take more volumes on a node than it takes",
+		file: "host/internal/workload/volumesteps/claim.go",
+		old:  "return started.Run, s.checkLimits(ctx, set)",
+		new:  "return started.Run, nil",
+		pkg:  "./test/suite/e2e", run: "^TestVolumesPerNode$",
+	},
+	{
 		name: "detach-before-attach", promise: "a volume is not detached while an attach that was given up is in flight",
 		file: "host/internal/csi/controllers/attach.go",
 		old:  "context.WithCancel(context.WithoutCancel(ctx))",

@@ -31,7 +31,7 @@ func (c *Controllers) Attach(ctx context.Context, v claim.Volume, modes claim.Ca
 func (c *Controllers) AttachIf(ctx context.Context, v claim.Volume, modes claim.Capability, node string,
 	claimed func(ctx context.Context) error,
 ) (publishContext map[string]string, err error) {
-	doing := fmt.Sprintf("attach volume %q to node %q", v.VolumeRef, node)
+	doing := fmt.Sprintf("attach volume %q (external id %q) to node %q", v.VolumeRef, v.ExternalID, node)
 	l, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (c *Controllers) NeedsDetach(driverID string) (bool, error) {
 func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
 	stillNeeded func(ctx context.Context) (bool, error),
 ) (called bool, err error) {
-	doing := fmt.Sprintf("detach volume %q from node %q", v.VolumeRef, node)
+	doing := fmt.Sprintf("detach volume %q (external id %q) from node %q", v.VolumeRef, v.ExternalID, node)
 	l, err := c.lockAttachment(ctx, doing, v.VolumeRef, node)
 	if err != nil {
 		return false, err

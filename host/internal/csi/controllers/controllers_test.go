@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -24,6 +25,7 @@ type plugin struct {
 	attached []storage.AttachRequest
 	detached []string
 	created  []storage.CreateRequest
+	capacity int64              // of what it creates; 0: 7, or what is asked
 	volumes  []storage.Volume   // of any call
 	err      error              // what every call answers
 	rooms    []storage.Capacity // what the questions for room answer; errors afterwards
@@ -81,7 +83,7 @@ func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.Creat
 	err := p.begin(ctx, "create", storage.Volume{Secrets: req.Secrets})
 	p.created = append(p.created, req)
 	return storage.CreateResponse{
-		ExternalID: "ext-1", Capacity: 7, Context: map[string]string{"k": "v"},
+		ExternalID: "ext-1", Capacity: cmp.Or(p.capacity, max(7, req.CapacityMin)), Context: map[string]string{"k": "v"},
 		AccessibleTopology: []storage.Topology{{"rack": "r1"}},
 	}, err
 }
@@ -226,7 +228,7 @@ func TestErrorsNameWhatWasTried(t *testing.T) {
 		"secrets":    {volume: damaged, node: "n1", is: errSecrets, says: []string{"open the secrets"}},
 		"the driver's code": {
 			volume: on("d"), node: "n1", code: codes.ResourceExhausted,
-			says: []string{`attach volume "mysql" to node "n1" on driver "d": no slot is left`},
+			says: []string{`attach volume "mysql" (external id "ext-0") to node "n1" on driver "d": no slot is left`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -574,6 +576,27 @@ func TestVolumeName(t *testing.T) {
 			t.Errorf("%q, then %q: a create cannot be repeated", name, again)
 		}
 		seen[name] = c.volume
+	}
+}
+
+// TestCreatedWithAnotherCapacity: the volume is named and left alone.
+func TestCreatedWithAnotherCapacity(t *testing.T) {
+	for _, tc := range []struct {
+		least, most int64
+		want        string
+	}{
+		{7, 7, ""}, {0, 0, ""}, {0, 7, ""},
+		{8, 0, `volume "ext-1" of 7 bytes, which is less than capacity_min, 8`},
+		{0, 6, `volume "ext-1" of 7 bytes, which is more than capacity_max, 6`},
+	} {
+		p := &plugin{capacity: 7}
+		v := vol
+		v.CapacityMin, v.CapacityMax = tc.least, tc.most
+		able := driver("d", func(d *drivers.Driver) { d.Fingerprint.Controller.CreateDelete = true })
+		_, err := open(p, able).Create(t.Context(), v)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%+v: %v", tc, err)
+		}
 	}
 }
 

@@ -242,7 +242,7 @@ func TestADriversAnswerStands(t *testing.T) {
 		}
 		_, err := c.Attach(t.Context(), vol, writer, "n2")
 		if status.Code(err) != code ||
-			!strings.Contains(err.Error(), `attach volume "mysql" to node "n2" on driver "d": on node "n2": `) {
+			!strings.Contains(err.Error(), `attach volume "mysql" (external id "ext-0") to node "n2" on driver "d": on node "n2": `) {
 			t.Errorf("%s: %v", code, err)
 		}
 		if got := m.asked(); got["n2"]+got["n3"] != 1 {
@@ -374,7 +374,7 @@ func TestAttachOnlyWhereTheVolumeCanBeReached(t *testing.T) {
 	far := vol
 	far.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "r-n2"}}}
 	if _, err := c.Attach(t.Context(), far, writer, "n1"); !errors.Is(err, claim.ErrUnreachable) ||
-		!strings.Contains(err.Error(), `attach volume "mysql" to node "n1": `) ||
+		!strings.Contains(err.Error(), `attach volume "mysql" (external id "ext-0") to node "n1": `) ||
 		!strings.Contains(err.Error(), "rack=r-n1") {
 		t.Error(err)
 	}

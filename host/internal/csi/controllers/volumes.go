@@ -72,6 +72,9 @@ func (c *Controllers) Create(ctx context.Context, v claim.Volume) (claim.Volume,
 			if made.ExternalID == "" {
 				return errors.New("the driver answered with success, but without a volume id")
 			}
+			if err := checkCapacity(v, made); err != nil {
+				return err
+			}
 			v.ExternalID, v.Capacity, v.Context = made.ExternalID, made.Capacity, made.Context
 			v.Topologies = claimTopologies(made.AccessibleTopology)
 			return nil
@@ -111,6 +114,25 @@ func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name str
 			return nil
 		})
 	return volumeName(cluster, v), err
+}
+
+// checkCapacity refuses a volume that is smaller or larger than it may be; a driver need not report a capacity. The
+// volume is not deleted: it may be one that was there before, with data.
+func checkCapacity(v claim.Volume, made storage.CreateResponse) error {
+	wrong := ""
+	switch {
+	case made.Capacity == 0:
+		return nil
+	case made.Capacity < v.CapacityMin:
+		wrong = fmt.Sprintf("less than capacity_min, %d", v.CapacityMin)
+	case v.CapacityMax > 0 && made.Capacity > v.CapacityMax:
+		wrong = fmt.Sprintf("more than capacity_max, %d", v.CapacityMax)
+	default:
+		return nil
+	}
+	return status.Errorf(codes.OutOfRange, "the driver made volume %q of %d bytes, which is %s. It is there, and not "+
+		"registered: register it with this external_id to use it or to delete it, or change the capacity",
+		made.ExternalID, made.Capacity, wrong)
 }
 
 // Delete deletes the volume at its driver. It may be repeated. secrets, if given, replace the

@@ -188,7 +188,7 @@ func (c Caller) Call(ctx context.Context, id string, wait time.Duration,
 	if err != nil {
 		return err
 	}
-	return plain(c.Storage(ctx, func(ctx context.Context, s storage.Client) error {
+	return plain(id, c.Storage(ctx, func(ctx context.Context, s storage.Client) error {
 		return fn(ctx, flagsChecked{s, d.Spec}, d)
 	}))
 }
@@ -220,18 +220,25 @@ func (c Caller) Await(ctx context.Context, id string, wait time.Duration) (Drive
 
 // driverError is a gRPC status error whose text is the driver's own. status.FromError finds its code
 // through any wrapping.
-type driverError struct{ err error }
+type driverError struct {
+	err  error
+	text string
+}
 
-func (e driverError) Error() string { return status.Convert(e.err).Message() }
+func (e driverError) Error() string { return e.text }
 
 func (e driverError) Unwrap() error { return e.err }
 
 // plain removes gRPC's prefix ("rpc error: code = ...") from the text of an error that the plugin
-// returned.
-func plain(err error) error {
+// returned, and what csi-bridge says before it of the call and the driver: callers say that themselves.
+func plain(id string, err error) error {
 	// A wrapped one has text of its own that must stay.
-	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
-		return driverError{err}
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); !ok {
+		return err
 	}
-	return err
+	text := status.Convert(err).Message()
+	if what, rest, ok := strings.Cut(text, fmt.Sprintf(" on driver %q: ", id)); ok && !strings.Contains(what, ": ") {
+		text = rest
+	}
+	return driverError{err, text}
 }

@@ -41,7 +41,10 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	if err != nil {
 		return 0, fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
 	}
-	return started.Run, set.granted(started, epoch)
+	if err := set.granted(started, epoch); err != nil {
+		return started.Run, err
+	}
+	return started.Run, s.checkLimits(ctx, set)
 }
 
 // granted records what the ledger has granted. A start that continues after the host was away must

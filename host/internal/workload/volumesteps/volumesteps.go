@@ -54,6 +54,8 @@ type Ledger interface {
 	AwaitFreed(ctx context.Context, claims []claim.Claim) error
 	// ClaimsOf lists a workload's claims, on every node.
 	ClaimsOf(ctx context.Context, ref claim.WorkloadRef) ([]claim.Claim, error)
+	// OnNode lists the workloads that run or wait on a node, and the claims there.
+	OnNode(ctx context.Context, node string) ([]claim.Workload, []claim.Claim, error)
 }
 
 // Started is the ledger's answer to a workload's start.
@@ -180,7 +182,8 @@ func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Dura
 		return fn(ctx, c, d)
 	})
 	if err != nil {
-		return fmt.Errorf("%s volume %q for workload %q on driver %q: %w", verb, v.Ref, v.workload, v.Driver, err)
+		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.Ref, v.ExternalID,
+			v.workload, v.Driver, err)
 	}
 	return nil
 }

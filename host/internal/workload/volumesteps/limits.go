@@ -1,0 +1,114 @@
+package volumesteps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/errcode"
+)
+
+// ErrTooMany says that a driver has as many volumes on this node as it takes.
+var ErrTooMany = errcode.ResourceExhausted.New("the driver takes no more volumes on this node")
+
+// onNode is a volume that is claimed on this node.
+type onNode struct {
+	ref   claim.VolumeRef
+	first uint64 // index of its first claim here
+	users []string
+}
+
+// checkLimits refuses a start with which a driver would get more volumes on this node than its max_volumes_per_node
+// (CSI spec, NodeGetInfo). Volumes count from their claim until it is freed, those that were claimed first before the
+// others: of several starts that want the last place, one gets it.
+func (s *Steps) checkLimits(ctx context.Context, set *Set) error {
+	var here []onNode // read once, for the first driver with a limit
+	limits := map[string]int64{}
+	for _, v := range set.Volumes {
+		if n := v.driver.Fingerprint.Node; n != nil && n.MaxVolumes > 0 {
+			limits[v.Driver] = n.MaxVolumes
+		}
+	}
+	for driver, limit := range limits {
+		if here == nil {
+			var err error
+			if here, err = s.claimedHere(ctx); err != nil {
+				return err
+			}
+		}
+		if int64(len(here)) <= limit {
+			continue
+		}
+		of, err := s.ofDriver(ctx, set, here, driver)
+		if err != nil {
+			return err
+		}
+		if int64(len(of)) <= limit {
+			continue
+		}
+		for _, v := range set.Volumes {
+			if slices.ContainsFunc(of[limit:], func(o onNode) bool { return o.ref == v.Ref }) {
+				return tooMany(v, s.Node, of[:limit])
+			}
+		}
+	}
+	return nil
+}
+
+func tooMany(v *Volume, node string, others []onNode) error {
+	var have []string
+	for _, o := range others {
+		have = append(have, fmt.Sprintf("%q by %s", o.ref, strings.Join(o.users, " and ")))
+	}
+	return fmt.Errorf("volume %q: %w: driver %q takes %d on node %q (max_volumes_per_node) and has %s: stop one of these "+
+		"workloads, or start this one on another node", v.Ref, ErrTooMany, v.Driver, len(others), node,
+		strings.Join(have, ", "))
+}
+
+// claimedHere returns the volumes that are claimed on this node, those that were claimed first before the others.
+func (s *Steps) claimedHere(ctx context.Context) ([]onNode, error) {
+	_, claims, err := s.Ledger.OnNode(ctx, s.Node)
+	if err != nil {
+		return nil, fmt.Errorf("read the claims on node %q: %w", s.Node, err)
+	}
+	out := []onNode{}
+	for _, c := range claims {
+		n := slices.IndexFunc(out, func(o onNode) bool { return o.ref == c.Volume })
+		if n < 0 {
+			n = len(out)
+			out = append(out, onNode{ref: c.Volume, first: c.Index})
+		}
+		out[n].first = min(out[n].first, c.Index)
+		out[n].users = append(out[n].users, fmt.Sprintf("workload %q", c.Workload))
+	}
+	slices.SortFunc(out, func(a, b onNode) int {
+		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.ref.String(), b.ref.String()))
+	})
+	return out, nil
+}
+
+// ofDriver returns those of the volumes that are of a driver.
+func (s *Steps) ofDriver(ctx context.Context, set *Set, here []onNode, driver string) (of []onNode, err error) {
+	for _, o := range here {
+		n := slices.IndexFunc(set.Volumes, func(v *Volume) bool { return v.Ref == o.ref })
+		if n >= 0 {
+			if set.Volumes[n].Driver == driver {
+				of = append(of, o)
+			}
+			continue
+		}
+		v, err := s.Ledger.Volume(ctx, o.ref)
+		switch {
+		case errors.Is(err, claim.ErrVolumeNotFound):
+		case err != nil:
+			return nil, fmt.Errorf("read volume %q, which is on node %q: %w", o.ref, s.Node, err)
+		case v.PluginID == driver:
+			of = append(of, o)
+		}
+	}
+	return of, nil
+}
