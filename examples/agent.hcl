@@ -56,6 +56,10 @@ csi_driver "local" {
 csi_driver "remote" {
   command  = ["/usr/lib/csi/remote", "--endpoint=${endpoint}"]
   user     = "root" # default: the agent's
+  env = {
+    REGION = "east"
+    TOKEN  = "file:///etc/pannier/remote.token" # read at each start of the driver
+  }
   checksum = "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae" # default: any
   limits {
     memory     = "1GiB" # default: no limits

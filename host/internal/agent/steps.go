@@ -93,6 +93,7 @@ func (a *agent) newDrivers() {
 	a.drivers = drivers.New(drivers.Config{
 		DataDir: a.cfg.DataDir, Logger: a.log, Storage: a.catalog.Storage, Events: a.events,
 		InUse: func(id string) []string { return a.workloads.WorkloadsUsing(id) }, DieWithHost: a.cfg.Dev,
+		ReadSecret: config.ReadSecret,
 	})
 }
 
@@ -133,7 +134,7 @@ func (a *agent) declared() []drivers.Spec {
 	var out []drivers.Spec
 	for _, d := range a.cfg.Drivers {
 		out = append(out, drivers.Spec{
-			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, User: d.User,
+			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, Env: d.Env, User: d.User,
 			Checksum: d.Checksum, Limits: process.Limits(d.Limits),
 			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
 			Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,

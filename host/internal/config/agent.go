@@ -118,6 +118,8 @@ type Driver struct {
 	Endpoint string
 	// Command runs the driver; empty: something else runs it.
 	Command []string
+	// Env are variables of its environment: values, or file:// references that are read when it is started.
+	Env map[string]string
 	// User runs it; empty: the agent's.
 	User string
 	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.

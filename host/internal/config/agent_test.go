@@ -105,6 +105,7 @@ plugin "csi-bridge" {
 }
 csi_driver "one" {
   command = ["/bin/d", "-endpoint", "${endpoint}", "${driver.id}", "${node.name}", "${node.datacenter}", "${plugin_dir}"]
+  env = { NODE = "${node.name}", TOKEN = "file:///t" }
 }
 csi_driver "two" {
   endpoint = "unix:///run/${driver.id}.sock"
@@ -146,6 +147,7 @@ csi_driver "two" {
 		{
 			ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
 			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"},
+			Env:     map[string]string{"NODE": "n1", "TOKEN": "file:///t"},
 		},
 		{
 			ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second,
@@ -295,6 +297,14 @@ func TestBadAgents(t *testing.T) {
 		"variable too early": {
 			`name = "${data_dir}"`,
 			`1: name: variables are not allowed here; write $${ for a literal ${`,
+		},
+		"variable's name": {
+			"csi_driver \"d\" {\n  env = { \"a-b\" = \"1\" }\n}",
+			`2: csi_driver "d": env: "a-b" is no name of a variable`,
+		},
+		"endpoint in env": {
+			"csi_driver \"d\" {\n  env = { CSI_ENDPOINT = \"x\" }\n}",
+			`2: csi_driver "d": env: CSI_ENDPOINT is the endpoint: set that`,
 		},
 		"relative program": {
 			"csi_driver \"d\" {\n  command = [\"d\"]\n}",

@@ -105,8 +105,11 @@ var driverFields = fields{
 		"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
 		"health_timeout", "settle_time", "allowed_mount_flags",
 	},
-	blocks: []string{"limits", "timeout"},
+	blocks: []string{"limits", "timeout"}, maps: []string{"env"},
 }
+
+// envName is the form of a variable's name (POSIX, "Environment Variable Definition").
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
 // final one.
@@ -135,6 +138,18 @@ func (l *loader) driverBlocks(roots []*section) {
 		in.strings("command", &d.Command)
 		if in.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
 			in.fail("command", "the program needs an absolute path, not %q", d.Command[0])
+		}
+		env := in.texts("env")
+		for name := range env {
+			switch {
+			case !envName.MatchString(name):
+				in.fail("env", "%q is no name of a variable", name)
+			case name == "CSI_ENDPOINT":
+				in.fail("env", "CSI_ENDPOINT is the endpoint: set that")
+			}
+		}
+		if env != nil {
+			d.Env = env
 		}
 		in.str("user", &d.User)
 		in.checksum(&d.Checksum)

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
@@ -236,7 +237,7 @@ func newHost(t *testing.T, dataDir string) *host {
 	h.Registry = New(Config{
 		DataDir: dataDir,
 		Logger:  hclog.New(&hclog.LoggerOptions{Output: h.logs, Level: hclog.Trace}),
-		Storage: h.lease, Events: h.bus, InUse: h.users,
+		Storage: h.lease, Events: h.bus, InUse: h.users, ReadSecret: config.ReadSecret,
 	})
 	h.timing = testTiming
 	t.Cleanup(func() {

@@ -39,6 +39,7 @@ type instance struct {
 	startedOnce bool
 	fresh       bool      // this host started proc
 	unusedSince time.Time // of a driver with processes in rec.Left; zero: it is in use
+	printed     int64     // size of the log when this host started proc
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc

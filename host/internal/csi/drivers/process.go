@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -164,6 +167,9 @@ func (i *instance) bury(ctx context.Context) {
 
 // ended records that there is no process, and when the next one starts.
 func (i *instance) ended(why string, soon int, wait time.Duration) {
+	if said := lastWords(i.logPath(), i.printed); said != "" {
+		why += fmt.Sprintf("; it printed %q", said)
+	}
 	next := fmt.Sprintf("%s; the next start is in %s", why, wait.Round(100*time.Millisecond))
 	if soon >= crashLoop {
 		next = fmt.Sprintf("crash loop, %d times in a row: %s", soon, next)
@@ -258,9 +264,13 @@ func (i *instance) startProcess(ctx context.Context) error {
 	if err := i.clearSocket(); err != nil {
 		return err
 	}
+	env, err := environment(i.spec, i.r.cfg.ReadSecret)
+	if err != nil {
+		return err
+	}
 	spec := process.Spec{
 		Token: process.NewToken(), Path: i.spec.Command[0], Args: i.spec.Command[1:],
-		Env:     environment(i.spec),
+		Env:     env,
 		Dir:     "/",
 		User:    i.spec.User,
 		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
@@ -270,6 +280,10 @@ func (i *instance) startProcess(ctx context.Context) error {
 	if err := i.save(); err != nil {
 		i.rec.Launch = nil
 		return err
+	}
+	i.printed = 0
+	if info, err := os.Stat(i.logPath()); err == nil {
+		i.printed = info.Size()
 	}
 	proc, err := process.Start(spec)
 	if err != nil {
@@ -311,7 +325,7 @@ func (i *instance) checkProgram() error {
 }
 
 // environment is the driver's whole environment: nothing of the host's own may leak.
-func environment(s Spec) []string {
+func environment(s Spec, readSecret func(ref string) (string, error)) ([]string, error) {
 	path := os.Getenv("PATH")
 	if path == "" {
 		path = defaultPath
@@ -320,7 +334,17 @@ func environment(s Spec) []string {
 	if uid, ok := os.LookupEnv("SUDO_UID"); ok { // so that csi-local trusts whom the agent trusts
 		env = append(env, "SUDO_UID="+uid)
 	}
-	return env
+	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
+		value := s.Env[name]
+		if strings.HasPrefix(value, "file://") {
+			var err error
+			if value, err = readSecret(value); err != nil {
+				return nil, fmt.Errorf("env: %s: %w", name, err)
+			}
+		}
+		env = append(env, name+"="+value) // the last one of a name counts: PATH can be replaced
+	}
+	return env, nil
 }
 
 // clearSocket makes the socket's folder and removes a socket that an ended process left there, since

@@ -172,9 +172,10 @@ func TestProcessIsFoundByItsIntent(t *testing.T) {
 	spec := supervised("a")
 	spec.Source = SourceConfig
 	spec = spec.withDefaults(dataDir)
+	env, err := environment(spec, nil)
+	check.NoError(t, err)
 	run := process.Spec{
-		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: environment(spec), LogPath: logPath(
-			dataDir, "a"),
+		Token: process.NewToken(), Path: spec.Command[0], Args: spec.Command[1:], Env: env, LogPath: logPath(dataDir, "a"),
 	}
 	rec := record{Spec: spec, Launch: &launch{Runs: runs(spec), Process: run.Intent()}}
 	check.NoError(t, rec.save(dataDir))
@@ -276,12 +277,12 @@ func TestCrashLoopIsReportedAndBacksOff(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	h.timing.restartMax = time.Minute
 	spec := supervised("a")
-	spec.Command = []string{"/bin/false"}
+	spec.Command = []string{"/bin/sh", "-c", "echo no token is set >&2; exit 1"}
 	begin := time.Now()
 	h.open(spec)
 	d := h.wait("a", "in a crash loop", func(d Driver) bool { return d.CrashLoop })
 	if d.Healthy || !strings.Contains(d.Message, "crash loop, 3 times in a row") ||
-		!strings.Contains(d.Message, "exit status 1") {
+		!strings.Contains(d.Message, "exit status 1") || !strings.Contains(d.Message, `it printed "no token is set"`) {
 		t.Errorf("got %+v", d)
 	}
 	h.wait("a", "started 5 times", func(d Driver) bool { return d.Restarts == 4 })
@@ -401,6 +402,66 @@ func TestEnvironment(t *testing.T) {
 		default:
 			t.Errorf("unexpected %s", name)
 		}
+	}
+}
+
+// TestEnvironmentOfTheConfiguration: values of env reach the driver; the content of a file does too, and is in no
+// record.
+func TestEnvironmentOfTheConfiguration(t *testing.T) {
+	dataDir := shortDir(t)
+	secret := filepath.Join(dataDir, "token")
+	if err := os.WriteFile(secret, []byte("s3same-token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	spec := supervised("a")
+	spec.Env = map[string]string{"REGION": "east", "TOKEN": "file://" + secret, "PATH": "/opt/bin"}
+	h := open(t, dataDir, spec)
+	d := h.healthy("a")
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", d.PID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"REGION=east", "TOKEN=s3same-token", "PATH=/opt/bin"} {
+		if !strings.Contains("\x00"+string(env), "\x00"+want+"\x00") {
+			t.Errorf("%s is not in %q", want, env)
+		}
+	}
+	if record, err := os.ReadFile(recordPath(dataDir, "a")); err != nil || strings.Contains(string(record), "s3same") {
+		t.Errorf("the record: %s, %v", record, err)
+	}
+	check.NoError(t, h.Close(false))
+	spec.Env["REGION"] = "west"
+	h = open(t, dataDir, spec)
+	if again := h.healthy("a"); again.PID == d.PID {
+		t.Error("the driver was not restarted with the changed variable")
+	}
+	check.NoError(t, os.Remove(secret))
+	syscall.Kill(h.healthy("a").PID, syscall.SIGKILL)
+	h.wait("a", "without its file", func(d Driver) bool {
+		return !d.Healthy && strings.Contains(d.Message, "env: TOKEN: read the secret")
+	})
+}
+
+func TestLastWords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	for text, want := range map[string]string{
+		"":             "",
+		"one\ntwo\n\n": "two",
+		"old\none":     "one",
+		"x\npanic: nil map\n\ngoroutine 1 [running]:\nmain.main()\n\t/x.go:1\n": "panic: nil map",
+		"Traceback\n  File\nValueError: no zone\n":                              "ValueError: no zone",
+		strings.Repeat("y", 600):                                                strings.Repeat("y", 512),
+	} {
+		check.NoError(t, os.WriteFile(path, []byte("before\n"+text), 0o600))
+		if got := lastWords(path, int64(len("before\n"))); got != want {
+			t.Errorf("%q: got %q", text, got)
+		}
+	}
+	if got := lastWords(path, 1<<20); got == "" {
+		t.Error("a file that was cut has nothing")
+	}
+	if got := lastWords(path+"x", 0); got != "" {
+		t.Errorf("no file: %q", got)
 	}
 }
 

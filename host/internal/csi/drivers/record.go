@@ -60,6 +60,9 @@ func runs(s Spec) string {
 	if s.Checksum != "" || s.Limits != (process.Limits{}) { // earlier hosts had neither, and computed the same digest
 		how = append(how, s.Checksum, s.Limits)
 	}
+	if len(s.Env) > 0 {
+		how = append(how, s.Env)
+	}
 	text, err := json.Marshal(how)
 	if err != nil {
 		panic(err) // strings and numbers only

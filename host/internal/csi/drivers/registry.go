@@ -59,6 +59,8 @@ type Config struct {
 	// InUse names what is mounted through a driver, for decisions and messages, also before the
 	// workloads of an earlier host are restored. It may read the registry and must not change it.
 	InUse func(driverID string) []string
+	// ReadSecret reads the file of a file:// reference in Spec.Env.
+	ReadSecret func(ref string) (string, error)
 	// DieWithHost ends the drivers' processes when the host's process ends, however that happens.
 	DieWithHost bool
 }

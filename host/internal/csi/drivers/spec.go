@@ -58,6 +58,9 @@ type Spec struct {
 	// Command runs the driver under the host; empty: the host does not start it. The process gets
 	// the endpoint in CSI_ENDPOINT too (CSI spec, "General Configuration").
 	Command []string `json:"command,omitempty"`
+	// Env is added to the process's environment: values, or file:// references, which are read at each start and
+	// stored nowhere.
+	Env map[string]string `json:"env,omitempty"`
 	// User, by name or number, runs the command; default: the host's own.
 	User string `json:"user,omitempty"`
 	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
@@ -165,6 +168,9 @@ func (s Spec) checkCommand() error {
 	if len(s.Command) == 0 {
 		if s.User != "" {
 			return fmt.Errorf("user %q is given without a command to run", s.User)
+		}
+		if len(s.Env) > 0 {
+			return errors.New("env is given without a command to run")
 		}
 		return nil
 	}
