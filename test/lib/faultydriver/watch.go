@@ -9,8 +9,8 @@ import (
 )
 
 // watch checks every call against the rules that the CSI spec gives to callers ("Volume Lifecycle"): a volume is
-// staged at one path at a time, published only from where it is staged, unstaged only when it is not published from there, detached only when it
-// is staged nowhere, and never published twice in a single-user access mode.
+// staged at one path at a time, published only from where it is staged, unstaged only when it is not published from
+// there, detached only when it is staged nowhere, and never published twice in a single-user access mode.
 //
 // An operation counts as done from its beginning until its reversal has succeeded. A call that only repeats what
 // is done already is allowed, and counted.
