@@ -232,6 +232,33 @@ func (c *client) ListSnapshots(ctx context.Context, d Driver, req ListSnapshotsR
 	return ListSnapshotsResponse{Snapshots: each(res.GetSnapshots(), snapshotFrom), Next: res.GetNextToken()}, err
 }
 
+func (c *client) CreateGroupSnapshot(ctx context.Context, d Driver, req CreateGroupSnapshotRequest) (GroupSnapshot,
+	error,
+) {
+	res, err := c.rpc.CreateGroupSnapshot(ctx, &storagev1.CreateGroupSnapshotRequest{
+		Driver:            driverTo(d),
+		Name:              req.Name,
+		VolumeExternalIds: req.VolumeExternalIDs,
+		Parameters:        req.Parameters,
+		Secrets:           req.Secrets,
+	})
+	return groupFrom(res.GetGroup()), err
+}
+
+func (c *client) DeleteGroupSnapshot(ctx context.Context, d Driver, req GroupSnapshotRequest) error {
+	_, err := c.rpc.DeleteGroupSnapshot(ctx, &storagev1.DeleteGroupSnapshotRequest{
+		Driver: driverTo(d), GroupId: req.ID, SnapshotIds: req.SnapshotIDs, Secrets: req.Secrets,
+	})
+	return err
+}
+
+func (c *client) GetGroupSnapshot(ctx context.Context, d Driver, req GroupSnapshotRequest) (GroupSnapshot, error) {
+	res, err := c.rpc.GetGroupSnapshot(ctx, &storagev1.GetGroupSnapshotRequest{
+		Driver: driverTo(d), GroupId: req.ID, SnapshotIds: req.SnapshotIDs, Secrets: req.Secrets,
+	})
+	return groupFrom(res.GetGroup()), err
+}
+
 func (c *client) VolumeStats(ctx context.Context, d Driver, req StatsRequest) (Stats, error) {
 	res, err := c.rpc.VolumeStats(ctx, &storagev1.VolumeStatsRequest{
 		Driver:      driverTo(d),

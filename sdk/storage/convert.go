@@ -252,6 +252,7 @@ func snapshotTo(s Snapshot) *storagev1.Snapshot {
 		VolumeExternalId: s.VolumeExternalID,
 		Size:             s.Size,
 		Ready:            s.Ready,
+		GroupId:          s.GroupID,
 	}
 	if !s.CreatedAt.IsZero() {
 		m.CreatedAt = timestamppb.New(s.CreatedAt)
@@ -265,11 +266,28 @@ func snapshotFrom(m *storagev1.Snapshot) Snapshot {
 		VolumeExternalID: m.GetVolumeExternalId(),
 		Size:             m.GetSize(),
 		Ready:            m.GetReady(),
+		GroupID:          m.GetGroupId(),
 	}
 	if m.GetCreatedAt() != nil {
 		s.CreatedAt = m.GetCreatedAt().AsTime()
 	}
 	return s
+}
+
+func groupTo(g GroupSnapshot) *storagev1.GroupSnapshot {
+	m := &storagev1.GroupSnapshot{GroupId: g.ID, Snapshots: each(g.Snapshots, snapshotTo), Ready: g.Ready}
+	if !g.CreatedAt.IsZero() {
+		m.CreatedAt = timestamppb.New(g.CreatedAt)
+	}
+	return m
+}
+
+func groupFrom(m *storagev1.GroupSnapshot) GroupSnapshot {
+	g := GroupSnapshot{ID: m.GetGroupId(), Snapshots: each(m.GetSnapshots(), snapshotFrom), Ready: m.GetReady()}
+	if m.GetCreatedAt() != nil {
+		g.CreatedAt = m.GetCreatedAt().AsTime()
+	}
+	return g
 }
 
 func usageTo(u Usage) *storagev1.Usage {

@@ -247,6 +247,7 @@ type Snapshot struct {
 	CreatedAt        time.Time
 	Ready            bool
 	Warnings         []string // of CreateSnapshot, for the operator
+	GroupID          string   // of the group that it is part of; empty: none
 }
 
 // ListSnapshotsRequest asks for a page of snapshots, optionally of one volume or with one id.
@@ -261,6 +262,29 @@ type ListSnapshotsRequest struct {
 type ListSnapshotsResponse struct {
 	Snapshots []Snapshot
 	Next      string
+}
+
+// CreateGroupSnapshotRequest is for GroupSnapshotter.CreateGroupSnapshot.
+type CreateGroupSnapshotRequest struct {
+	Name                string
+	VolumeExternalIDs   []string
+	Parameters, Secrets map[string]string
+}
+
+// GroupSnapshotRequest names a group. Some drivers need the ids of its snapshots too.
+type GroupSnapshotRequest struct {
+	ID          string
+	SnapshotIDs []string
+	Secrets     map[string]string
+}
+
+// GroupSnapshot are snapshots of several volumes as of one moment. Ready says that all of them can be the source of a
+// volume.
+type GroupSnapshot struct {
+	ID        string
+	Snapshots []Snapshot
+	CreatedAt time.Time
+	Ready     bool
 }
 
 // StatsRequest is for StatsReader.VolumeStats. Paths are as the driver sees them.

@@ -263,6 +263,45 @@ func (s *server) ListSnapshots(ctx context.Context,
 	return &storagev1.ListSnapshotsResponse{Snapshots: each(res.Snapshots, snapshotTo), NextToken: res.Next}, err
 }
 
+func (s *server) CreateGroupSnapshot(ctx context.Context,
+	req *storagev1.CreateGroupSnapshotRequest,
+) (*storagev1.CreateGroupSnapshotResponse, error) {
+	p, err := optional[GroupSnapshotter](s.impl, "make group snapshots")
+	if err != nil {
+		return nil, err
+	}
+	g, err := p.CreateGroupSnapshot(ctx, driverFrom(req.GetDriver()), CreateGroupSnapshotRequest{
+		Name:              req.GetName(),
+		VolumeExternalIDs: req.GetVolumeExternalIds(),
+		Parameters:        req.GetParameters(),
+		Secrets:           req.GetSecrets(),
+	})
+	return &storagev1.CreateGroupSnapshotResponse{Group: groupTo(g)}, err
+}
+
+func (s *server) DeleteGroupSnapshot(ctx context.Context,
+	req *storagev1.DeleteGroupSnapshotRequest,
+) (*storagev1.DeleteGroupSnapshotResponse, error) {
+	p, err := optional[GroupSnapshotter](s.impl, "delete group snapshots")
+	if err != nil {
+		return nil, err
+	}
+	return &storagev1.DeleteGroupSnapshotResponse{}, p.DeleteGroupSnapshot(ctx, driverFrom(req.GetDriver()),
+		GroupSnapshotRequest{ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets()})
+}
+
+func (s *server) GetGroupSnapshot(ctx context.Context,
+	req *storagev1.GetGroupSnapshotRequest,
+) (*storagev1.GetGroupSnapshotResponse, error) {
+	p, err := optional[GroupSnapshotter](s.impl, "read group snapshots")
+	if err != nil {
+		return nil, err
+	}
+	g, err := p.GetGroupSnapshot(ctx, driverFrom(req.GetDriver()),
+		GroupSnapshotRequest{ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets()})
+	return &storagev1.GetGroupSnapshotResponse{Group: groupTo(g)}, err
+}
+
 func (s *server) VolumeStats(ctx context.Context, req *storagev1.VolumeStatsRequest) (*storagev1.VolumeStatsResponse,
 	error,
 ) {

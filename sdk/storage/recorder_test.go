@@ -143,6 +143,23 @@ func (r *recorder) ListSnapshots(_ context.Context, d Driver, req ListSnapshotsR
 	return answer[ListSnapshotsResponse](r)
 }
 
+func (r *recorder) CreateGroupSnapshot(_ context.Context, d Driver, req CreateGroupSnapshotRequest) (GroupSnapshot,
+	error,
+) {
+	r.note(d, req)
+	return answer[GroupSnapshot](r)
+}
+
+func (r *recorder) DeleteGroupSnapshot(_ context.Context, d Driver, req GroupSnapshotRequest) error {
+	r.note(d, req)
+	return r.err
+}
+
+func (r *recorder) GetGroupSnapshot(_ context.Context, d Driver, req GroupSnapshotRequest) (GroupSnapshot, error) {
+	r.note(d, req)
+	return answer[GroupSnapshot](r)
+}
+
 func (r *recorder) VolumeStats(_ context.Context, d Driver, req StatsRequest) (Stats, error) {
 	r.note(d, req)
 	return answer[Stats](r)

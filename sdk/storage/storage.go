@@ -1,5 +1,5 @@
 // Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
-// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter and StatsReader, and serves it with
+// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter, GroupSnapshotter and StatsReader, and serves it with
 // sdk.Main(storage.Plugin(...)). The protocol is pannier.plugin.storage.v1. A plugin keeps no state: each call names
 // its driver and carries everything that it needs.
 package storage
@@ -89,6 +89,16 @@ type Snapshotter interface {
 	ListSnapshots(ctx context.Context, d Driver, req ListSnapshotsRequest) (ListSnapshotsResponse, error)
 }
 
+// GroupSnapshotter makes, deletes and reads snapshots of several volumes as of one moment. Optional.
+type GroupSnapshotter interface {
+	// CreateGroupSnapshot makes them, or returns the existing ones of that name (CreateVolumeGroupSnapshot).
+	CreateGroupSnapshot(ctx context.Context, d Driver, req CreateGroupSnapshotRequest) (GroupSnapshot, error)
+	// DeleteGroupSnapshot deletes a group with its snapshots (DeleteVolumeGroupSnapshot). NotFound is success.
+	DeleteGroupSnapshot(ctx context.Context, d Driver, req GroupSnapshotRequest) error
+	// GetGroupSnapshot reads a group with its snapshots (GetVolumeGroupSnapshot).
+	GetGroupSnapshot(ctx context.Context, d Driver, req GroupSnapshotRequest) (GroupSnapshot, error)
+}
+
 // StatsReader reads usage and condition of a mounted volume. Optional.
 type StatsReader interface {
 	// VolumeStats reads them from the node service (NodeGetVolumeStats).
@@ -113,5 +123,6 @@ type Client interface {
 	Modifier
 	Expander
 	Snapshotter
+	GroupSnapshotter
 	StatsReader
 }

@@ -166,3 +166,31 @@ func (d *driverCalls) ListSnapshots(ctx context.Context, of storage.Driver,
 	})
 	return list, err
 }
+
+func (d *driverCalls) CreateGroupSnapshot(ctx context.Context, of storage.Driver,
+	req storage.CreateGroupSnapshotRequest,
+) (taken storage.GroupSnapshot, err error) {
+	err = d.do(ctx, of, "group name "+req.Name, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		taken, err = c.CreateGroupSnapshot(ctx, here, req)
+		return err
+	})
+	return taken, err
+}
+
+func (d *driverCalls) DeleteGroupSnapshot(ctx context.Context, of storage.Driver,
+	req storage.GroupSnapshotRequest,
+) error {
+	return d.do(ctx, of, "group "+req.ID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		return c.DeleteGroupSnapshot(ctx, here, req)
+	})
+}
+
+func (d *driverCalls) GetGroupSnapshot(ctx context.Context, of storage.Driver,
+	req storage.GroupSnapshotRequest,
+) (got storage.GroupSnapshot, err error) {
+	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
+		got, err = c.GetGroupSnapshot(ctx, here, req)
+		return err
+	})
+	return got, err
+}

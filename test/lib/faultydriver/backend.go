@@ -318,6 +318,37 @@ func (s *services) ListSnapshots(_ context.Context, req *csi.ListSnapshotsReques
 	return resp, nil
 }
 
+// CreateVolumeGroupSnapshot only answers: the snapshots of groups are not kept.
+func (s *services) CreateVolumeGroupSnapshot(_ context.Context,
+	req *csi.CreateVolumeGroupSnapshotRequest,
+) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	g := &csi.VolumeGroupSnapshot{
+		GroupSnapshotId: "group of " + req.GetName(), CreationTime: timestamppb.New(time.Now()), ReadyToUse: true,
+	}
+	for _, id := range req.GetSourceVolumeIds() {
+		if err := s.backend.exists(id); err != nil {
+			return nil, err
+		}
+		g.Snapshots = append(g.Snapshots,
+			&csi.Snapshot{SnapshotId: g.GetGroupSnapshotId() + " " + id, SourceVolumeId: id, ReadyToUse: true})
+	}
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g}, nil
+}
+
+func (s *services) GetVolumeGroupSnapshot(_ context.Context,
+	req *csi.GetVolumeGroupSnapshotRequest,
+) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	return &csi.GetVolumeGroupSnapshotResponse{
+		GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: req.GetGroupSnapshotId()},
+	}, nil
+}
+
+func (s *services) DeleteVolumeGroupSnapshot(context.Context,
+	*csi.DeleteVolumeGroupSnapshotRequest,
+) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
+
 // page returns one page of n entries; tokens are offsets.
 func page(n int, maxEntries int32, token string) (from, to int, next string, err error) {
 	if token != "" {

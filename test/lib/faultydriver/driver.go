@@ -211,6 +211,7 @@ func (d *Driver) Restart() {
 	csi.RegisterIdentityServer(server, s)
 	if !d.config.NoController {
 		csi.RegisterControllerServer(server, s)
+		csi.RegisterGroupControllerServer(server, s)
 	}
 	if !d.config.NoNode {
 		csi.RegisterNodeServer(server, s)

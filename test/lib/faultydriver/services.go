@@ -11,6 +11,7 @@ import (
 type services struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 	d       *Driver
 	config  Config
@@ -40,6 +41,7 @@ func (s *services) GetPluginCapabilities(context.Context,
 	}
 	if !s.config.NoController {
 		add(csi.PluginCapability_Service_CONTROLLER_SERVICE)
+		add(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
 	}
 	if s.has("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
 		add(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
@@ -82,6 +84,20 @@ func (s *services) ControllerGetCapabilities(context.Context,
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{
 				Type: csi.ControllerServiceCapability_RPC_Type(n),
+			}},
+		})
+	}
+	return resp, nil
+}
+
+func (s *services) GroupControllerGetCapabilities(context.Context,
+	*csi.GroupControllerGetCapabilitiesRequest,
+) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	resp := &csi.GroupControllerGetCapabilitiesResponse{}
+	for _, n := range s.numbers("group", csi.GroupControllerServiceCapability_RPC_Type_name, nil) {
+		resp.Capabilities = append(resp.Capabilities, &csi.GroupControllerServiceCapability{
+			Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
+				Type: csi.GroupControllerServiceCapability_RPC_Type(n),
 			}},
 		})
 	}

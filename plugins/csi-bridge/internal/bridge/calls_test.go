@@ -44,6 +44,7 @@ var fine = map[string]codes.Code{
 	"NodeUnpublishVolume":        codes.NotFound,
 	"DeleteVolume":               codes.NotFound,
 	"DeleteSnapshot":             codes.NotFound,
+	"DeleteVolumeGroupSnapshot":  codes.NotFound,
 	"ValidateVolumeCapabilities": codes.Unimplemented,
 }
 
@@ -82,7 +83,8 @@ func TestEveryCallByEveryCode(t *testing.T) {
 // retried.
 func TestQuestionsAreAskedOnce(t *testing.T) {
 	for _, rpc := range []string{
-		"Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo",
+		"Probe", "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "GroupControllerGetCapabilities",
+		"NodeGetCapabilities", "NodeGetInfo",
 	} {
 		t.Run(rpc, func(t *testing.T) {
 			t.Parallel()
@@ -93,7 +95,7 @@ func TestQuestionsAreAskedOnce(t *testing.T) {
 				if n := len(f.faulty.Calls(rpc)); n != 1 {
 					t.Errorf("%s: %d calls, want 1", code, n)
 				}
-				optional := code == codes.Unimplemented && strings.HasPrefix(rpc, "Node")
+				optional := code == codes.Unimplemented && (strings.HasPrefix(rpc, "Node") || strings.HasPrefix(rpc, "Group"))
 				if fp.Healthy != optional {
 					t.Errorf("%s: healthy is %v: %q", code, fp.Healthy, fp.Message)
 				}
@@ -175,7 +177,8 @@ func TestDeadlines(t *testing.T) {
 			want = 2 * time.Minute
 		case "Probe":
 			want, probes = probes[0], probes[1:]
-		case "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities", "NodeGetInfo":
+		case "GetPluginInfo", "GetPluginCapabilities", "ControllerGetCapabilities", "GroupControllerGetCapabilities",
+			"NodeGetCapabilities", "NodeGetInfo":
 			want = 5 * time.Second
 		}
 		// Part of the time may be over when the call arrives.

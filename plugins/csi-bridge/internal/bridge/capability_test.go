@@ -150,8 +150,11 @@ func TestLackingCapabilities(t *testing.T) {
 		"ControllerModifyVolume": "MODIFY_VOLUME",
 		"ControllerExpandVolume": "EXPAND_VOLUME", "NodeExpandVolume": "EXPAND_VOLUME",
 		"CreateSnapshot": "CREATE_DELETE_SNAPSHOT", "DeleteSnapshot": "CREATE_DELETE_SNAPSHOT",
-		"ListSnapshots":      "LIST_SNAPSHOTS",
-		"NodeGetVolumeStats": "GET_VOLUME_STATS",
+		"ListSnapshots":             "LIST_SNAPSHOTS",
+		"NodeGetVolumeStats":        "GET_VOLUME_STATS",
+		"CreateVolumeGroupSnapshot": "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+		"GetVolumeGroupSnapshot":    "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
+		"DeleteVolumeGroupSnapshot": "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT",
 	}
 	for _, op := range operations {
 		check := func(config faultydriver.Config, text string) {

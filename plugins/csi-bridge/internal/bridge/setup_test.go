@@ -167,6 +167,19 @@ var operations = []operation{
 		_, err := f.bridge.ListSnapshots(ctx, f.driver, storage.ListSnapshotsRequest{Secrets: secretsOnly})
 		return err
 	}},
+	{"CreateVolumeGroupSnapshot", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.CreateGroupSnapshot(ctx, f.driver, storage.CreateGroupSnapshotRequest{
+			Name: "g", VolumeExternalIDs: []string{"vol-x"}, Secrets: secretsOnly,
+		})
+		return err
+	}},
+	{"GetVolumeGroupSnapshot", func(ctx context.Context, f *fixture) error {
+		_, err := f.bridge.GetGroupSnapshot(ctx, f.driver, storage.GroupSnapshotRequest{ID: "group-x", Secrets: secretsOnly})
+		return err
+	}},
+	{"DeleteVolumeGroupSnapshot", func(ctx context.Context, f *fixture) error {
+		return f.bridge.DeleteGroupSnapshot(ctx, f.driver, storage.GroupSnapshotRequest{ID: "group-x", Secrets: secretsOnly})
+	}},
 	{"NodeGetVolumeStats", func(ctx context.Context, f *fixture) error {
 		_, err := f.bridge.VolumeStats(ctx, f.driver, storage.StatsRequest{Volume: f.volume(), VolumePath: f.target})
 		return err

@@ -475,6 +475,7 @@ func snapshot(s *csi.Snapshot) storage.Snapshot {
 		VolumeExternalID: s.GetSourceVolumeId(),
 		Size:             s.GetSizeBytes(),
 		Ready:            s.GetReadyToUse(),
+		GroupID:          s.GetGroupSnapshotId(),
 	}
 	if t := s.GetCreationTime(); t != nil {
 		out.CreatedAt = t.AsTime()

@@ -24,6 +24,8 @@ type Controller struct {
 	GetVolume    bool // GET_VOLUME: ControllerGetVolume
 	VolumeHealth bool // GET_VOLUME_HEALTH: ControllerGetVolumeHealth
 	Modify       bool // MODIFY_VOLUME
+	// GroupSnapshots: CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT of the group controller service.
+	GroupSnapshots bool
 }
 
 // Node has the capabilities of the driver's node service. NodeID, MaxVolumes and AccessibleTopology are not set,
@@ -72,11 +74,13 @@ func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
 		return nil, err
 	}
 	caps := &Controller{}
-	present, online, offline := false, false, false
+	present, groups, online, offline := false, false, false, false
 	for _, p := range plugin.GetCapabilities() {
 		switch p.GetService().GetType() {
 		case csi.PluginCapability_Service_CONTROLLER_SERVICE:
 			present = true
+		case csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE:
+			groups = true
 		case csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
 			caps.Topology = true
 		}
@@ -101,6 +105,18 @@ func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
 	}
 	for _, rpc := range resp.GetCapabilities() {
 		caps.add(rpc.GetRpc().GetType())
+	}
+	if groups {
+		resp, err := quick(ctx, c, func(ctx context.Context) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+			return c.Group.GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
+		})
+		if err != nil && status.Code(err) != codes.Unimplemented {
+			return nil, err
+		}
+		for _, rpc := range resp.GetCapabilities() {
+			caps.GroupSnapshots = caps.GroupSnapshots || rpc.GetRpc().GetType() ==
+				csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
+		}
 	}
 	c.controller.put(epoch, caps)
 	return caps, nil

@@ -374,19 +374,28 @@ var (
 
 	CreateVolume = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", change}
 	// CreateWithoutRoom is CreateVolume at a driver that has said that it has no room for it.
-	CreateWithoutRoom = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", changeWithoutRoom}
-	DeleteVolume      = RPC{csi.Controller_DeleteVolume_FullMethodName, "delete volume", change}
-	AttachVolume      = RPC{csi.Controller_ControllerPublishVolume_FullMethodName, "attach volume", change}
-	DetachVolume      = RPC{csi.Controller_ControllerUnpublishVolume_FullMethodName, "detach volume", change}
-	ValidateVolume    = RPC{csi.Controller_ValidateVolumeCapabilities_FullMethodName, "validate volume", read}
-	ExpandVolume      = RPC{csi.Controller_ControllerExpandVolume_FullMethodName, "expand volume", change}
-	CreateSnapshot    = RPC{csi.Controller_CreateSnapshot_FullMethodName, "create snapshot", change}
-	DeleteSnapshot    = RPC{csi.Controller_DeleteSnapshot_FullMethodName, "delete snapshot", change}
-	ModifyVolume      = RPC{csi.Controller_ControllerModifyVolume_FullMethodName, "modify volume", change}
-	GetVolume         = RPC{csi.Controller_ControllerGetVolume_FullMethodName, "read volume", read}
-	GetCapacity       = RPC{csi.Controller_GetCapacity_FullMethodName, "read the capacity", read}
-	ListVolumes       = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
-	ListSnapshots     = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}
+	CreateWithoutRoom   = RPC{csi.Controller_CreateVolume_FullMethodName, "create volume", changeWithoutRoom}
+	DeleteVolume        = RPC{csi.Controller_DeleteVolume_FullMethodName, "delete volume", change}
+	AttachVolume        = RPC{csi.Controller_ControllerPublishVolume_FullMethodName, "attach volume", change}
+	DetachVolume        = RPC{csi.Controller_ControllerUnpublishVolume_FullMethodName, "detach volume", change}
+	ValidateVolume      = RPC{csi.Controller_ValidateVolumeCapabilities_FullMethodName, "validate volume", read}
+	ExpandVolume        = RPC{csi.Controller_ControllerExpandVolume_FullMethodName, "expand volume", change}
+	CreateSnapshot      = RPC{csi.Controller_CreateSnapshot_FullMethodName, "create snapshot", change}
+	DeleteSnapshot      = RPC{csi.Controller_DeleteSnapshot_FullMethodName, "delete snapshot", change}
+	ModifyVolume        = RPC{csi.Controller_ControllerModifyVolume_FullMethodName, "modify volume", change}
+	GetVolume           = RPC{csi.Controller_ControllerGetVolume_FullMethodName, "read volume", read}
+	CreateGroupSnapshot = RPC{
+		csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName,
+		"create group snapshot", change,
+	}
+	DeleteGroupSnapshot = RPC{
+		csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName,
+		"delete group snapshot", change,
+	}
+	GetGroupSnapshot = RPC{csi.GroupController_GetVolumeGroupSnapshot_FullMethodName, "read group snapshot", read}
+	GetCapacity      = RPC{csi.Controller_GetCapacity_FullMethodName, "read the capacity", read}
+	ListVolumes      = RPC{csi.Controller_ListVolumes_FullMethodName, "list volumes", list}
+	ListSnapshots    = RPC{csi.Controller_ListSnapshots_FullMethodName, "list snapshots", list}
 
 	StageVolume      = RPC{csi.Node_NodeStageVolume_FullMethodName, "stage volume", mount}
 	UnstageVolume    = RPC{csi.Node_NodeUnstageVolume_FullMethodName, "unstage volume", umount}

@@ -149,6 +149,7 @@ var reconnect = grpc.ConnectParams{
 type Conn struct {
 	Identity   csi.IdentityClient
 	Controller csi.ControllerClient
+	Group      csi.GroupControllerClient
 	Node       csi.NodeClient
 
 	path       string
@@ -183,6 +184,7 @@ func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
 	c.cc = cc
 	c.Identity = csi.NewIdentityClient(cc)
 	c.Controller = csi.NewControllerClient(cc)
+	c.Group = csi.NewGroupControllerClient(cc)
 	c.Node = csi.NewNodeClient(cc)
 	return c, nil
 }

@@ -189,7 +189,7 @@ func (x Usage_Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Usage_Unit.Descriptor instead.
 func (Usage_Unit) EnumDescriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52, 0}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{59, 0}
 }
 
 // Driver says which CSI driver a call is for.
@@ -2993,7 +2993,9 @@ type Snapshot struct {
 	Size      int64                  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// ready to be used as the source of a volume.
-	Ready         bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	Ready bool `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	// group_id of the group that it is part of; empty: none.
+	GroupId       string `protobuf:"bytes,6,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3061,6 +3063,13 @@ func (x *Snapshot) GetReady() bool {
 		return x.Ready
 	}
 	return false
+}
+
+func (x *Snapshot) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
 }
 
 type DeleteSnapshotRequest struct {
@@ -3296,6 +3305,413 @@ func (x *ListSnapshotsResponse) GetNextToken() string {
 	return ""
 }
 
+type CreateGroupSnapshotRequest struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Driver            *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	Name              string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	VolumeExternalIds []string               `protobuf:"bytes,3,rep,name=volume_external_ids,json=volumeExternalIds,proto3" json:"volume_external_ids,omitempty"`
+	Parameters        map[string]string      `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets           map[string]string      `protobuf:"bytes,5,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *CreateGroupSnapshotRequest) Reset() {
+	*x = CreateGroupSnapshotRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *CreateGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*CreateGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *CreateGroupSnapshotRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *CreateGroupSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateGroupSnapshotRequest) GetVolumeExternalIds() []string {
+	if x != nil {
+		return x.VolumeExternalIds
+	}
+	return nil
+}
+
+func (x *CreateGroupSnapshotRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *CreateGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type CreateGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupSnapshot         `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateGroupSnapshotResponse) Reset() {
+	*x = CreateGroupSnapshotResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *CreateGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*CreateGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *CreateGroupSnapshotResponse) GetGroup() *GroupSnapshot {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type GroupSnapshot struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	GroupId   string                 `protobuf:"bytes,1,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	Snapshots []*Snapshot            `protobuf:"bytes,2,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// ready: all of them can be the source of a volume.
+	Ready         bool `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSnapshot) Reset() {
+	*x = GroupSnapshot{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSnapshot) ProtoMessage() {}
+
+func (x *GroupSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSnapshot.ProtoReflect.Descriptor instead.
+func (*GroupSnapshot) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *GroupSnapshot) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *GroupSnapshot) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *GroupSnapshot) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *GroupSnapshot) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+type DeleteGroupSnapshotRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Driver  *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	GroupId string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// snapshot_ids of the group, which some drivers need.
+	SnapshotIds   []string          `protobuf:"bytes,3,rep,name=snapshot_ids,json=snapshotIds,proto3" json:"snapshot_ids,omitempty"`
+	Secrets       map[string]string `protobuf:"bytes,4,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroupSnapshotRequest) Reset() {
+	*x = DeleteGroupSnapshotRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *DeleteGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DeleteGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *DeleteGroupSnapshotRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *DeleteGroupSnapshotRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *DeleteGroupSnapshotRequest) GetSnapshotIds() []string {
+	if x != nil {
+		return x.SnapshotIds
+	}
+	return nil
+}
+
+func (x *DeleteGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type DeleteGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroupSnapshotResponse) Reset() {
+	*x = DeleteGroupSnapshotResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *DeleteGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DeleteGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{54}
+}
+
+type GetGroupSnapshotRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Driver  *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	GroupId string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// snapshot_ids of the group, which some drivers need.
+	SnapshotIds   []string          `protobuf:"bytes,3,rep,name=snapshot_ids,json=snapshotIds,proto3" json:"snapshot_ids,omitempty"`
+	Secrets       map[string]string `protobuf:"bytes,4,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetGroupSnapshotRequest) Reset() {
+	*x = GetGroupSnapshotRequest{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *GetGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*GetGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *GetGroupSnapshotRequest) GetDriver() *Driver {
+	if x != nil {
+		return x.Driver
+	}
+	return nil
+}
+
+func (x *GetGroupSnapshotRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *GetGroupSnapshotRequest) GetSnapshotIds() []string {
+	if x != nil {
+		return x.SnapshotIds
+	}
+	return nil
+}
+
+func (x *GetGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type GetGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupSnapshot         `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetGroupSnapshotResponse) Reset() {
+	*x = GetGroupSnapshotResponse{}
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *GetGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*GetGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *GetGroupSnapshotResponse) GetGroup() *GroupSnapshot {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
 type VolumeStatsRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Driver *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -3309,7 +3725,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3737,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3750,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{50}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VolumeStatsRequest) GetDriver() *Driver {
@@ -3375,7 +3791,7 @@ type VolumeStatsResponse struct {
 
 func (x *VolumeStatsResponse) Reset() {
 	*x = VolumeStatsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3803,7 @@ func (x *VolumeStatsResponse) String() string {
 func (*VolumeStatsResponse) ProtoMessage() {}
 
 func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3816,7 @@ func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{51}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VolumeStatsResponse) GetUsage() []*Usage {
@@ -3429,7 +3845,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3857,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3870,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Usage) GetUnit() Usage_Unit {
@@ -3750,7 +4166,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"u\n" +
 	"\x16CreateSnapshotResponse\x12?\n" +
 	"\bsnapshot\x18\x01 \x01(\v2#.pannier.plugin.storage.v1.SnapshotR\bsnapshot\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xbe\x01\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xd9\x01\n" +
 	"\bSnapshot\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12,\n" +
@@ -3758,7 +4174,8 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x04size\x18\x03 \x01(\x03R\x04size\x129\n" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x14\n" +
-	"\x05ready\x18\x05 \x01(\bR\x05ready\"\x88\x02\n" +
+	"\x05ready\x18\x05 \x01(\bR\x05ready\x12\x19\n" +
+	"\bgroup_id\x18\x06 \x01(\tR\agroupId\"\x88\x02\n" +
 	"\x15DeleteSnapshotRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x1f\n" +
 	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
@@ -3783,7 +4200,48 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x12A\n" +
 	"\tsnapshots\x18\x01 \x03(\v2#.pannier.plugin.storage.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken\"\xce\x01\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken\"\xdb\x03\n" +
+	"\x1aCreateGroupSnapshotRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
+	"\x13volume_external_ids\x18\x03 \x03(\tR\x11volumeExternalIds\x12e\n" +
+	"\n" +
+	"parameters\x18\x04 \x03(\v2E.pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntryR\n" +
+	"parameters\x12\\\n" +
+	"\asecrets\x18\x05 \x03(\v2B.pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntryR\asecrets\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
+	"\x1bCreateGroupSnapshotResponse\x12>\n" +
+	"\x05group\x18\x01 \x01(\v2(.pannier.plugin.storage.v1.GroupSnapshotR\x05group\"\xbe\x01\n" +
+	"\rGroupSnapshot\x12\x19\n" +
+	"\bgroup_id\x18\x01 \x01(\tR\agroupId\x12A\n" +
+	"\tsnapshots\x18\x02 \x03(\v2#.pannier.plugin.storage.v1.SnapshotR\tsnapshots\x129\n" +
+	"\n" +
+	"created_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x14\n" +
+	"\x05ready\x18\x04 \x01(\bR\x05ready\"\xaf\x02\n" +
+	"\x1aDeleteGroupSnapshotRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12!\n" +
+	"\fsnapshot_ids\x18\x03 \x03(\tR\vsnapshotIds\x12\\\n" +
+	"\asecrets\x18\x04 \x03(\v2B.pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1d\n" +
+	"\x1bDeleteGroupSnapshotResponse\"\xa9\x02\n" +
+	"\x17GetGroupSnapshotRequest\x129\n" +
+	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12!\n" +
+	"\fsnapshot_ids\x18\x03 \x03(\tR\vsnapshotIds\x12Y\n" +
+	"\asecrets\x18\x04 \x03(\v2?.pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Z\n" +
+	"\x18GetGroupSnapshotResponse\x12>\n" +
+	"\x05group\x18\x01 \x01(\v2(.pannier.plugin.storage.v1.GroupSnapshotR\x05group\"\xce\x01\n" +
 	"\x12VolumeStatsRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x129\n" +
 	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\x12\x1f\n" +
@@ -3816,7 +4274,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x0eAttachmentMode\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_FILE_SYSTEM\x10\x01\x12 \n" +
-	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xe4\x10\n" +
+	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xef\x13\n" +
 	"\x0eStorageService\x12n\n" +
 	"\vFingerprint\x12-.pannier.plugin.storage.v1.FingerprintRequest\x1a..pannier.plugin.storage.v1.FingerprintResponse0\x01\x12Z\n" +
 	"\x05Probe\x12'.pannier.plugin.storage.v1.ProbeRequest\x1a(.pannier.plugin.storage.v1.ProbeResponse\x12u\n" +
@@ -3838,7 +4296,10 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\bCapacity\x12*.pannier.plugin.storage.v1.CapacityRequest\x1a+.pannier.plugin.storage.v1.CapacityResponse\x12u\n" +
 	"\x0eCreateSnapshot\x120.pannier.plugin.storage.v1.CreateSnapshotRequest\x1a1.pannier.plugin.storage.v1.CreateSnapshotResponse\x12u\n" +
 	"\x0eDeleteSnapshot\x120.pannier.plugin.storage.v1.DeleteSnapshotRequest\x1a1.pannier.plugin.storage.v1.DeleteSnapshotResponse\x12r\n" +
-	"\rListSnapshots\x12/.pannier.plugin.storage.v1.ListSnapshotsRequest\x1a0.pannier.plugin.storage.v1.ListSnapshotsResponse\x12l\n" +
+	"\rListSnapshots\x12/.pannier.plugin.storage.v1.ListSnapshotsRequest\x1a0.pannier.plugin.storage.v1.ListSnapshotsResponse\x12\x84\x01\n" +
+	"\x13CreateGroupSnapshot\x125.pannier.plugin.storage.v1.CreateGroupSnapshotRequest\x1a6.pannier.plugin.storage.v1.CreateGroupSnapshotResponse\x12\x84\x01\n" +
+	"\x13DeleteGroupSnapshot\x125.pannier.plugin.storage.v1.DeleteGroupSnapshotRequest\x1a6.pannier.plugin.storage.v1.DeleteGroupSnapshotResponse\x12{\n" +
+	"\x10GetGroupSnapshot\x122.pannier.plugin.storage.v1.GetGroupSnapshotRequest\x1a3.pannier.plugin.storage.v1.GetGroupSnapshotResponse\x12l\n" +
 	"\vVolumeStats\x12-.pannier.plugin.storage.v1.VolumeStatsRequest\x1a..pannier.plugin.storage.v1.VolumeStatsResponseBJZHgithub.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1;storagev1b\x06proto3"
 
 var (
@@ -3854,204 +4315,232 @@ func file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_storage_v1_storage_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
-	(AccessMode)(0),                // 0: pannier.plugin.storage.v1.AccessMode
-	(AttachmentMode)(0),            // 1: pannier.plugin.storage.v1.AttachmentMode
-	(Usage_Unit)(0),                // 2: pannier.plugin.storage.v1.Usage.Unit
-	(*Driver)(nil),                 // 3: pannier.plugin.storage.v1.Driver
-	(*Capability)(nil),             // 4: pannier.plugin.storage.v1.Capability
-	(*Topology)(nil),               // 5: pannier.plugin.storage.v1.Topology
-	(*TopologyRequirement)(nil),    // 6: pannier.plugin.storage.v1.TopologyRequirement
-	(*Volume)(nil),                 // 7: pannier.plugin.storage.v1.Volume
-	(*VolumeCondition)(nil),        // 8: pannier.plugin.storage.v1.VolumeCondition
-	(*FingerprintRequest)(nil),     // 9: pannier.plugin.storage.v1.FingerprintRequest
-	(*FingerprintResponse)(nil),    // 10: pannier.plugin.storage.v1.FingerprintResponse
-	(*ControllerCapabilities)(nil), // 11: pannier.plugin.storage.v1.ControllerCapabilities
-	(*NodeCapabilities)(nil),       // 12: pannier.plugin.storage.v1.NodeCapabilities
-	(*ProbeRequest)(nil),           // 13: pannier.plugin.storage.v1.ProbeRequest
-	(*ProbeResponse)(nil),          // 14: pannier.plugin.storage.v1.ProbeResponse
-	(*ValidateVolumeRequest)(nil),  // 15: pannier.plugin.storage.v1.ValidateVolumeRequest
-	(*ValidateVolumeResponse)(nil), // 16: pannier.plugin.storage.v1.ValidateVolumeResponse
-	(*AttachRequest)(nil),          // 17: pannier.plugin.storage.v1.AttachRequest
-	(*AttachResponse)(nil),         // 18: pannier.plugin.storage.v1.AttachResponse
-	(*DetachRequest)(nil),          // 19: pannier.plugin.storage.v1.DetachRequest
-	(*DetachResponse)(nil),         // 20: pannier.plugin.storage.v1.DetachResponse
-	(*StageRequest)(nil),           // 21: pannier.plugin.storage.v1.StageRequest
-	(*StageResponse)(nil),          // 22: pannier.plugin.storage.v1.StageResponse
-	(*UnstageRequest)(nil),         // 23: pannier.plugin.storage.v1.UnstageRequest
-	(*UnstageResponse)(nil),        // 24: pannier.plugin.storage.v1.UnstageResponse
-	(*PublishRequest)(nil),         // 25: pannier.plugin.storage.v1.PublishRequest
-	(*PublishResponse)(nil),        // 26: pannier.plugin.storage.v1.PublishResponse
-	(*UnpublishRequest)(nil),       // 27: pannier.plugin.storage.v1.UnpublishRequest
-	(*UnpublishResponse)(nil),      // 28: pannier.plugin.storage.v1.UnpublishResponse
-	(*CreateRequest)(nil),          // 29: pannier.plugin.storage.v1.CreateRequest
-	(*CreateResponse)(nil),         // 30: pannier.plugin.storage.v1.CreateResponse
-	(*DeleteRequest)(nil),          // 31: pannier.plugin.storage.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 32: pannier.plugin.storage.v1.DeleteResponse
-	(*ExpandRequest)(nil),          // 33: pannier.plugin.storage.v1.ExpandRequest
-	(*ExpandResponse)(nil),         // 34: pannier.plugin.storage.v1.ExpandResponse
-	(*ExpandNodeRequest)(nil),      // 35: pannier.plugin.storage.v1.ExpandNodeRequest
-	(*ExpandNodeResponse)(nil),     // 36: pannier.plugin.storage.v1.ExpandNodeResponse
-	(*ListRequest)(nil),            // 37: pannier.plugin.storage.v1.ListRequest
-	(*ListResponse)(nil),           // 38: pannier.plugin.storage.v1.ListResponse
-	(*ListedVolume)(nil),           // 39: pannier.plugin.storage.v1.ListedVolume
-	(*GetRequest)(nil),             // 40: pannier.plugin.storage.v1.GetRequest
-	(*GetResponse)(nil),            // 41: pannier.plugin.storage.v1.GetResponse
-	(*ModifyRequest)(nil),          // 42: pannier.plugin.storage.v1.ModifyRequest
-	(*ModifyResponse)(nil),         // 43: pannier.plugin.storage.v1.ModifyResponse
-	(*CapacityRequest)(nil),        // 44: pannier.plugin.storage.v1.CapacityRequest
-	(*CapacityResponse)(nil),       // 45: pannier.plugin.storage.v1.CapacityResponse
-	(*CreateSnapshotRequest)(nil),  // 46: pannier.plugin.storage.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil), // 47: pannier.plugin.storage.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),               // 48: pannier.plugin.storage.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),  // 49: pannier.plugin.storage.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil), // 50: pannier.plugin.storage.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),   // 51: pannier.plugin.storage.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),  // 52: pannier.plugin.storage.v1.ListSnapshotsResponse
-	(*VolumeStatsRequest)(nil),     // 53: pannier.plugin.storage.v1.VolumeStatsRequest
-	(*VolumeStatsResponse)(nil),    // 54: pannier.plugin.storage.v1.VolumeStatsResponse
-	(*Usage)(nil),                  // 55: pannier.plugin.storage.v1.Usage
-	nil,                            // 56: pannier.plugin.storage.v1.Topology.SegmentsEntry
-	nil,                            // 57: pannier.plugin.storage.v1.Volume.ContextEntry
-	nil,                            // 58: pannier.plugin.storage.v1.Volume.SecretsEntry
-	nil,                            // 59: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
-	nil,                            // 60: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
-	nil,                            // 61: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	nil,                            // 62: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	nil,                            // 63: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	nil,                            // 64: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	nil,                            // 65: pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	nil,                            // 66: pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	nil,                            // 67: pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
-	nil,                            // 68: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	nil,                            // 69: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                            // 70: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                            // 71: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),  // 72: google.protobuf.Timestamp
+	(AccessMode)(0),                     // 0: pannier.plugin.storage.v1.AccessMode
+	(AttachmentMode)(0),                 // 1: pannier.plugin.storage.v1.AttachmentMode
+	(Usage_Unit)(0),                     // 2: pannier.plugin.storage.v1.Usage.Unit
+	(*Driver)(nil),                      // 3: pannier.plugin.storage.v1.Driver
+	(*Capability)(nil),                  // 4: pannier.plugin.storage.v1.Capability
+	(*Topology)(nil),                    // 5: pannier.plugin.storage.v1.Topology
+	(*TopologyRequirement)(nil),         // 6: pannier.plugin.storage.v1.TopologyRequirement
+	(*Volume)(nil),                      // 7: pannier.plugin.storage.v1.Volume
+	(*VolumeCondition)(nil),             // 8: pannier.plugin.storage.v1.VolumeCondition
+	(*FingerprintRequest)(nil),          // 9: pannier.plugin.storage.v1.FingerprintRequest
+	(*FingerprintResponse)(nil),         // 10: pannier.plugin.storage.v1.FingerprintResponse
+	(*ControllerCapabilities)(nil),      // 11: pannier.plugin.storage.v1.ControllerCapabilities
+	(*NodeCapabilities)(nil),            // 12: pannier.plugin.storage.v1.NodeCapabilities
+	(*ProbeRequest)(nil),                // 13: pannier.plugin.storage.v1.ProbeRequest
+	(*ProbeResponse)(nil),               // 14: pannier.plugin.storage.v1.ProbeResponse
+	(*ValidateVolumeRequest)(nil),       // 15: pannier.plugin.storage.v1.ValidateVolumeRequest
+	(*ValidateVolumeResponse)(nil),      // 16: pannier.plugin.storage.v1.ValidateVolumeResponse
+	(*AttachRequest)(nil),               // 17: pannier.plugin.storage.v1.AttachRequest
+	(*AttachResponse)(nil),              // 18: pannier.plugin.storage.v1.AttachResponse
+	(*DetachRequest)(nil),               // 19: pannier.plugin.storage.v1.DetachRequest
+	(*DetachResponse)(nil),              // 20: pannier.plugin.storage.v1.DetachResponse
+	(*StageRequest)(nil),                // 21: pannier.plugin.storage.v1.StageRequest
+	(*StageResponse)(nil),               // 22: pannier.plugin.storage.v1.StageResponse
+	(*UnstageRequest)(nil),              // 23: pannier.plugin.storage.v1.UnstageRequest
+	(*UnstageResponse)(nil),             // 24: pannier.plugin.storage.v1.UnstageResponse
+	(*PublishRequest)(nil),              // 25: pannier.plugin.storage.v1.PublishRequest
+	(*PublishResponse)(nil),             // 26: pannier.plugin.storage.v1.PublishResponse
+	(*UnpublishRequest)(nil),            // 27: pannier.plugin.storage.v1.UnpublishRequest
+	(*UnpublishResponse)(nil),           // 28: pannier.plugin.storage.v1.UnpublishResponse
+	(*CreateRequest)(nil),               // 29: pannier.plugin.storage.v1.CreateRequest
+	(*CreateResponse)(nil),              // 30: pannier.plugin.storage.v1.CreateResponse
+	(*DeleteRequest)(nil),               // 31: pannier.plugin.storage.v1.DeleteRequest
+	(*DeleteResponse)(nil),              // 32: pannier.plugin.storage.v1.DeleteResponse
+	(*ExpandRequest)(nil),               // 33: pannier.plugin.storage.v1.ExpandRequest
+	(*ExpandResponse)(nil),              // 34: pannier.plugin.storage.v1.ExpandResponse
+	(*ExpandNodeRequest)(nil),           // 35: pannier.plugin.storage.v1.ExpandNodeRequest
+	(*ExpandNodeResponse)(nil),          // 36: pannier.plugin.storage.v1.ExpandNodeResponse
+	(*ListRequest)(nil),                 // 37: pannier.plugin.storage.v1.ListRequest
+	(*ListResponse)(nil),                // 38: pannier.plugin.storage.v1.ListResponse
+	(*ListedVolume)(nil),                // 39: pannier.plugin.storage.v1.ListedVolume
+	(*GetRequest)(nil),                  // 40: pannier.plugin.storage.v1.GetRequest
+	(*GetResponse)(nil),                 // 41: pannier.plugin.storage.v1.GetResponse
+	(*ModifyRequest)(nil),               // 42: pannier.plugin.storage.v1.ModifyRequest
+	(*ModifyResponse)(nil),              // 43: pannier.plugin.storage.v1.ModifyResponse
+	(*CapacityRequest)(nil),             // 44: pannier.plugin.storage.v1.CapacityRequest
+	(*CapacityResponse)(nil),            // 45: pannier.plugin.storage.v1.CapacityResponse
+	(*CreateSnapshotRequest)(nil),       // 46: pannier.plugin.storage.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),      // 47: pannier.plugin.storage.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                    // 48: pannier.plugin.storage.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),       // 49: pannier.plugin.storage.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),      // 50: pannier.plugin.storage.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),        // 51: pannier.plugin.storage.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),       // 52: pannier.plugin.storage.v1.ListSnapshotsResponse
+	(*CreateGroupSnapshotRequest)(nil),  // 53: pannier.plugin.storage.v1.CreateGroupSnapshotRequest
+	(*CreateGroupSnapshotResponse)(nil), // 54: pannier.plugin.storage.v1.CreateGroupSnapshotResponse
+	(*GroupSnapshot)(nil),               // 55: pannier.plugin.storage.v1.GroupSnapshot
+	(*DeleteGroupSnapshotRequest)(nil),  // 56: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
+	(*DeleteGroupSnapshotResponse)(nil), // 57: pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
+	(*GetGroupSnapshotRequest)(nil),     // 58: pannier.plugin.storage.v1.GetGroupSnapshotRequest
+	(*GetGroupSnapshotResponse)(nil),    // 59: pannier.plugin.storage.v1.GetGroupSnapshotResponse
+	(*VolumeStatsRequest)(nil),          // 60: pannier.plugin.storage.v1.VolumeStatsRequest
+	(*VolumeStatsResponse)(nil),         // 61: pannier.plugin.storage.v1.VolumeStatsResponse
+	(*Usage)(nil),                       // 62: pannier.plugin.storage.v1.Usage
+	nil,                                 // 63: pannier.plugin.storage.v1.Topology.SegmentsEntry
+	nil,                                 // 64: pannier.plugin.storage.v1.Volume.ContextEntry
+	nil,                                 // 65: pannier.plugin.storage.v1.Volume.SecretsEntry
+	nil,                                 // 66: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	nil,                                 // 67: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	nil,                                 // 68: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	nil,                                 // 69: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	nil,                                 // 70: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	nil,                                 // 71: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	nil,                                 // 72: pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	nil,                                 // 73: pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	nil,                                 // 74: pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	nil,                                 // 75: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	nil,                                 // 76: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                                 // 77: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                                 // 78: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	nil,                                 // 79: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
+	nil,                                 // 80: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 81: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 82: pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),       // 83: google.protobuf.Timestamp
 }
 var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
-	0,  // 0: pannier.plugin.storage.v1.Capability.access_mode:type_name -> pannier.plugin.storage.v1.AccessMode
-	1,  // 1: pannier.plugin.storage.v1.Capability.attachment_mode:type_name -> pannier.plugin.storage.v1.AttachmentMode
-	56, // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
-	5,  // 3: pannier.plugin.storage.v1.TopologyRequirement.requisite:type_name -> pannier.plugin.storage.v1.Topology
-	5,  // 4: pannier.plugin.storage.v1.TopologyRequirement.preferred:type_name -> pannier.plugin.storage.v1.Topology
-	57, // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
-	58, // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
-	4,  // 7: pannier.plugin.storage.v1.Volume.capability:type_name -> pannier.plugin.storage.v1.Capability
-	3,  // 8: pannier.plugin.storage.v1.FingerprintRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	11, // 9: pannier.plugin.storage.v1.FingerprintResponse.controller:type_name -> pannier.plugin.storage.v1.ControllerCapabilities
-	12, // 10: pannier.plugin.storage.v1.FingerprintResponse.node:type_name -> pannier.plugin.storage.v1.NodeCapabilities
-	5,  // 11: pannier.plugin.storage.v1.NodeCapabilities.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,  // 12: pannier.plugin.storage.v1.ProbeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	3,  // 13: pannier.plugin.storage.v1.ValidateVolumeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 14: pannier.plugin.storage.v1.ValidateVolumeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	4,  // 15: pannier.plugin.storage.v1.ValidateVolumeRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	59, // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
-	3,  // 17: pannier.plugin.storage.v1.AttachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 18: pannier.plugin.storage.v1.AttachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	60, // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
-	3,  // 20: pannier.plugin.storage.v1.DetachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 21: pannier.plugin.storage.v1.DetachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 22: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 23: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	61, // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	3,  // 25: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 26: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 27: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 28: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	62, // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	3,  // 30: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 31: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 32: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	4,  // 33: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	63, // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	64, // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	6,  // 36: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
-	65, // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	5,  // 38: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,  // 39: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 40: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 41: pannier.plugin.storage.v1.ExpandRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 42: pannier.plugin.storage.v1.ExpandRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 43: pannier.plugin.storage.v1.ExpandNodeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 44: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,  // 45: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	39, // 46: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
-	66, // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	8,  // 48: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	3,  // 49: pannier.plugin.storage.v1.GetRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 50: pannier.plugin.storage.v1.GetRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	39, // 51: pannier.plugin.storage.v1.GetResponse.volume:type_name -> pannier.plugin.storage.v1.ListedVolume
-	3,  // 52: pannier.plugin.storage.v1.ModifyRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 53: pannier.plugin.storage.v1.ModifyRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	67, // 54: pannier.plugin.storage.v1.ModifyRequest.parameters:type_name -> pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
-	3,  // 55: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	4,  // 56: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	68, // 57: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	5,  // 58: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,  // 59: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 60: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	69, // 61: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	48, // 62: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
-	72, // 63: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,  // 64: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	70, // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	3,  // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	71, // 67: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	48, // 68: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
-	3,  // 69: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	7,  // 70: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	55, // 71: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
-	8,  // 72: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	2,  // 73: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
-	9,  // 74: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
-	13, // 75: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
-	15, // 76: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
-	17, // 77: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
-	19, // 78: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
-	21, // 79: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
-	23, // 80: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
-	25, // 81: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
-	27, // 82: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
-	29, // 83: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
-	31, // 84: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
-	33, // 85: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
-	35, // 86: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
-	37, // 87: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
-	40, // 88: pannier.plugin.storage.v1.StorageService.Get:input_type -> pannier.plugin.storage.v1.GetRequest
-	42, // 89: pannier.plugin.storage.v1.StorageService.Modify:input_type -> pannier.plugin.storage.v1.ModifyRequest
-	44, // 90: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
-	46, // 91: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
-	49, // 92: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
-	51, // 93: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
-	53, // 94: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
-	10, // 95: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
-	14, // 96: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
-	16, // 97: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
-	18, // 98: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
-	20, // 99: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
-	22, // 100: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
-	24, // 101: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
-	26, // 102: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
-	28, // 103: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
-	30, // 104: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
-	32, // 105: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
-	34, // 106: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
-	36, // 107: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
-	38, // 108: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
-	41, // 109: pannier.plugin.storage.v1.StorageService.Get:output_type -> pannier.plugin.storage.v1.GetResponse
-	43, // 110: pannier.plugin.storage.v1.StorageService.Modify:output_type -> pannier.plugin.storage.v1.ModifyResponse
-	45, // 111: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
-	47, // 112: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
-	50, // 113: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
-	52, // 114: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
-	54, // 115: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
-	95, // [95:116] is the sub-list for method output_type
-	74, // [74:95] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	0,   // 0: pannier.plugin.storage.v1.Capability.access_mode:type_name -> pannier.plugin.storage.v1.AccessMode
+	1,   // 1: pannier.plugin.storage.v1.Capability.attachment_mode:type_name -> pannier.plugin.storage.v1.AttachmentMode
+	63,  // 2: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
+	5,   // 3: pannier.plugin.storage.v1.TopologyRequirement.requisite:type_name -> pannier.plugin.storage.v1.Topology
+	5,   // 4: pannier.plugin.storage.v1.TopologyRequirement.preferred:type_name -> pannier.plugin.storage.v1.Topology
+	64,  // 5: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
+	65,  // 6: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
+	4,   // 7: pannier.plugin.storage.v1.Volume.capability:type_name -> pannier.plugin.storage.v1.Capability
+	3,   // 8: pannier.plugin.storage.v1.FingerprintRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	11,  // 9: pannier.plugin.storage.v1.FingerprintResponse.controller:type_name -> pannier.plugin.storage.v1.ControllerCapabilities
+	12,  // 10: pannier.plugin.storage.v1.FingerprintResponse.node:type_name -> pannier.plugin.storage.v1.NodeCapabilities
+	5,   // 11: pannier.plugin.storage.v1.NodeCapabilities.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,   // 12: pannier.plugin.storage.v1.ProbeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	3,   // 13: pannier.plugin.storage.v1.ValidateVolumeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 14: pannier.plugin.storage.v1.ValidateVolumeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	4,   // 15: pannier.plugin.storage.v1.ValidateVolumeRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	66,  // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	3,   // 17: pannier.plugin.storage.v1.AttachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 18: pannier.plugin.storage.v1.AttachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	67,  // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	3,   // 20: pannier.plugin.storage.v1.DetachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 21: pannier.plugin.storage.v1.DetachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 22: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 23: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	68,  // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	3,   // 25: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 26: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 27: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 28: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	69,  // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	3,   // 30: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 31: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 32: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	4,   // 33: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	70,  // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	71,  // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	6,   // 36: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
+	72,  // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	5,   // 38: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,   // 39: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 40: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 41: pannier.plugin.storage.v1.ExpandRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 42: pannier.plugin.storage.v1.ExpandRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 43: pannier.plugin.storage.v1.ExpandNodeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 44: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 45: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	39,  // 46: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
+	73,  // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	8,   // 48: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	3,   // 49: pannier.plugin.storage.v1.GetRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 50: pannier.plugin.storage.v1.GetRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	39,  // 51: pannier.plugin.storage.v1.GetResponse.volume:type_name -> pannier.plugin.storage.v1.ListedVolume
+	3,   // 52: pannier.plugin.storage.v1.ModifyRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 53: pannier.plugin.storage.v1.ModifyRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	74,  // 54: pannier.plugin.storage.v1.ModifyRequest.parameters:type_name -> pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	3,   // 55: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	4,   // 56: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	75,  // 57: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	5,   // 58: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,   // 59: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 60: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	76,  // 61: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	48,  // 62: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
+	83,  // 63: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,   // 64: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	77,  // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	3,   // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	78,  // 67: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	48,  // 68: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	3,   // 69: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	79,  // 70: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
+	80,  // 71: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
+	55,  // 72: pannier.plugin.storage.v1.CreateGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
+	48,  // 73: pannier.plugin.storage.v1.GroupSnapshot.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	83,  // 74: pannier.plugin.storage.v1.GroupSnapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,   // 75: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	81,  // 76: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	3,   // 77: pannier.plugin.storage.v1.GetGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	82,  // 78: pannier.plugin.storage.v1.GetGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
+	55,  // 79: pannier.plugin.storage.v1.GetGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
+	3,   // 80: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	7,   // 81: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	62,  // 82: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
+	8,   // 83: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	2,   // 84: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
+	9,   // 85: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
+	13,  // 86: pannier.plugin.storage.v1.StorageService.Probe:input_type -> pannier.plugin.storage.v1.ProbeRequest
+	15,  // 87: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
+	17,  // 88: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
+	19,  // 89: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
+	21,  // 90: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
+	23,  // 91: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
+	25,  // 92: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
+	27,  // 93: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
+	29,  // 94: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
+	31,  // 95: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
+	33,  // 96: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
+	35,  // 97: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
+	37,  // 98: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
+	40,  // 99: pannier.plugin.storage.v1.StorageService.Get:input_type -> pannier.plugin.storage.v1.GetRequest
+	42,  // 100: pannier.plugin.storage.v1.StorageService.Modify:input_type -> pannier.plugin.storage.v1.ModifyRequest
+	44,  // 101: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
+	46,  // 102: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
+	49,  // 103: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
+	51,  // 104: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
+	53,  // 105: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:input_type -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest
+	56,  // 106: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:input_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
+	58,  // 107: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:input_type -> pannier.plugin.storage.v1.GetGroupSnapshotRequest
+	60,  // 108: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
+	10,  // 109: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
+	14,  // 110: pannier.plugin.storage.v1.StorageService.Probe:output_type -> pannier.plugin.storage.v1.ProbeResponse
+	16,  // 111: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
+	18,  // 112: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
+	20,  // 113: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
+	22,  // 114: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
+	24,  // 115: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
+	26,  // 116: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
+	28,  // 117: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
+	30,  // 118: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
+	32,  // 119: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
+	34,  // 120: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
+	36,  // 121: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
+	38,  // 122: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
+	41,  // 123: pannier.plugin.storage.v1.StorageService.Get:output_type -> pannier.plugin.storage.v1.GetResponse
+	43,  // 124: pannier.plugin.storage.v1.StorageService.Modify:output_type -> pannier.plugin.storage.v1.ModifyResponse
+	45,  // 125: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
+	47,  // 126: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
+	50,  // 127: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
+	52,  // 128: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
+	54,  // 129: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:output_type -> pannier.plugin.storage.v1.CreateGroupSnapshotResponse
+	57,  // 130: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:output_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
+	59,  // 131: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:output_type -> pannier.plugin.storage.v1.GetGroupSnapshotResponse
+	61,  // 132: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
+	109, // [109:133] is the sub-list for method output_type
+	85,  // [85:109] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_storage_v1_storage_proto_init() }
@@ -4065,7 +4554,7 @@ func file_pannier_plugin_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_storage_v1_storage_proto_rawDesc), len(file_pannier_plugin_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   69,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

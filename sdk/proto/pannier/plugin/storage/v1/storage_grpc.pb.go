@@ -27,27 +27,30 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	StorageService_Fingerprint_FullMethodName    = "/pannier.plugin.storage.v1.StorageService/Fingerprint"
-	StorageService_Probe_FullMethodName          = "/pannier.plugin.storage.v1.StorageService/Probe"
-	StorageService_ValidateVolume_FullMethodName = "/pannier.plugin.storage.v1.StorageService/ValidateVolume"
-	StorageService_Attach_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Attach"
-	StorageService_Detach_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Detach"
-	StorageService_Stage_FullMethodName          = "/pannier.plugin.storage.v1.StorageService/Stage"
-	StorageService_Unstage_FullMethodName        = "/pannier.plugin.storage.v1.StorageService/Unstage"
-	StorageService_Publish_FullMethodName        = "/pannier.plugin.storage.v1.StorageService/Publish"
-	StorageService_Unpublish_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/Unpublish"
-	StorageService_Create_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Create"
-	StorageService_Delete_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Delete"
-	StorageService_Expand_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Expand"
-	StorageService_ExpandNode_FullMethodName     = "/pannier.plugin.storage.v1.StorageService/ExpandNode"
-	StorageService_List_FullMethodName           = "/pannier.plugin.storage.v1.StorageService/List"
-	StorageService_Get_FullMethodName            = "/pannier.plugin.storage.v1.StorageService/Get"
-	StorageService_Modify_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Modify"
-	StorageService_Capacity_FullMethodName       = "/pannier.plugin.storage.v1.StorageService/Capacity"
-	StorageService_CreateSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/CreateSnapshot"
-	StorageService_DeleteSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/DeleteSnapshot"
-	StorageService_ListSnapshots_FullMethodName  = "/pannier.plugin.storage.v1.StorageService/ListSnapshots"
-	StorageService_VolumeStats_FullMethodName    = "/pannier.plugin.storage.v1.StorageService/VolumeStats"
+	StorageService_Fingerprint_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Fingerprint"
+	StorageService_Probe_FullMethodName               = "/pannier.plugin.storage.v1.StorageService/Probe"
+	StorageService_ValidateVolume_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/ValidateVolume"
+	StorageService_Attach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Attach"
+	StorageService_Detach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Detach"
+	StorageService_Stage_FullMethodName               = "/pannier.plugin.storage.v1.StorageService/Stage"
+	StorageService_Unstage_FullMethodName             = "/pannier.plugin.storage.v1.StorageService/Unstage"
+	StorageService_Publish_FullMethodName             = "/pannier.plugin.storage.v1.StorageService/Publish"
+	StorageService_Unpublish_FullMethodName           = "/pannier.plugin.storage.v1.StorageService/Unpublish"
+	StorageService_Create_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Create"
+	StorageService_Delete_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Delete"
+	StorageService_Expand_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Expand"
+	StorageService_ExpandNode_FullMethodName          = "/pannier.plugin.storage.v1.StorageService/ExpandNode"
+	StorageService_List_FullMethodName                = "/pannier.plugin.storage.v1.StorageService/List"
+	StorageService_Get_FullMethodName                 = "/pannier.plugin.storage.v1.StorageService/Get"
+	StorageService_Modify_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Modify"
+	StorageService_Capacity_FullMethodName            = "/pannier.plugin.storage.v1.StorageService/Capacity"
+	StorageService_CreateSnapshot_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/CreateSnapshot"
+	StorageService_DeleteSnapshot_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/DeleteSnapshot"
+	StorageService_ListSnapshots_FullMethodName       = "/pannier.plugin.storage.v1.StorageService/ListSnapshots"
+	StorageService_CreateGroupSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/CreateGroupSnapshot"
+	StorageService_DeleteGroupSnapshot_FullMethodName = "/pannier.plugin.storage.v1.StorageService/DeleteGroupSnapshot"
+	StorageService_GetGroupSnapshot_FullMethodName    = "/pannier.plugin.storage.v1.StorageService/GetGroupSnapshot"
+	StorageService_VolumeStats_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/VolumeStats"
 )
 
 // StorageServiceClient is the client API for StorageService service.
@@ -97,6 +100,13 @@ type StorageServiceClient interface {
 	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error)
 	// ListSnapshots lists snapshots, a page at a time (ListSnapshots).
 	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// CreateGroupSnapshot makes snapshots of several volumes as of one moment, or returns the existing ones of that
+	// name (CreateVolumeGroupSnapshot).
+	CreateGroupSnapshot(ctx context.Context, in *CreateGroupSnapshotRequest, opts ...grpc.CallOption) (*CreateGroupSnapshotResponse, error)
+	// DeleteGroupSnapshot deletes a group with its snapshots (DeleteVolumeGroupSnapshot). NotFound is success.
+	DeleteGroupSnapshot(ctx context.Context, in *DeleteGroupSnapshotRequest, opts ...grpc.CallOption) (*DeleteGroupSnapshotResponse, error)
+	// GetGroupSnapshot reads a group with its snapshots (GetVolumeGroupSnapshot).
+	GetGroupSnapshot(ctx context.Context, in *GetGroupSnapshotRequest, opts ...grpc.CallOption) (*GetGroupSnapshotResponse, error)
 	// VolumeStats reads usage and condition of a published or staged volume (NodeGetVolumeStats).
 	VolumeStats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsResponse, error)
 }
@@ -318,6 +328,36 @@ func (c *storageServiceClient) ListSnapshots(ctx context.Context, in *ListSnapsh
 	return out, nil
 }
 
+func (c *storageServiceClient) CreateGroupSnapshot(ctx context.Context, in *CreateGroupSnapshotRequest, opts ...grpc.CallOption) (*CreateGroupSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateGroupSnapshotResponse)
+	err := c.cc.Invoke(ctx, StorageService_CreateGroupSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *storageServiceClient) DeleteGroupSnapshot(ctx context.Context, in *DeleteGroupSnapshotRequest, opts ...grpc.CallOption) (*DeleteGroupSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteGroupSnapshotResponse)
+	err := c.cc.Invoke(ctx, StorageService_DeleteGroupSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *storageServiceClient) GetGroupSnapshot(ctx context.Context, in *GetGroupSnapshotRequest, opts ...grpc.CallOption) (*GetGroupSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetGroupSnapshotResponse)
+	err := c.cc.Invoke(ctx, StorageService_GetGroupSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *storageServiceClient) VolumeStats(ctx context.Context, in *VolumeStatsRequest, opts ...grpc.CallOption) (*VolumeStatsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VolumeStatsResponse)
@@ -375,6 +415,13 @@ type StorageServiceServer interface {
 	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error)
 	// ListSnapshots lists snapshots, a page at a time (ListSnapshots).
 	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// CreateGroupSnapshot makes snapshots of several volumes as of one moment, or returns the existing ones of that
+	// name (CreateVolumeGroupSnapshot).
+	CreateGroupSnapshot(context.Context, *CreateGroupSnapshotRequest) (*CreateGroupSnapshotResponse, error)
+	// DeleteGroupSnapshot deletes a group with its snapshots (DeleteVolumeGroupSnapshot). NotFound is success.
+	DeleteGroupSnapshot(context.Context, *DeleteGroupSnapshotRequest) (*DeleteGroupSnapshotResponse, error)
+	// GetGroupSnapshot reads a group with its snapshots (GetVolumeGroupSnapshot).
+	GetGroupSnapshot(context.Context, *GetGroupSnapshotRequest) (*GetGroupSnapshotResponse, error)
 	// VolumeStats reads usage and condition of a published or staged volume (NodeGetVolumeStats).
 	VolumeStats(context.Context, *VolumeStatsRequest) (*VolumeStatsResponse, error)
 	mustEmbedUnimplementedStorageServiceServer()
@@ -446,6 +493,15 @@ func (UnimplementedStorageServiceServer) DeleteSnapshot(context.Context, *Delete
 }
 func (UnimplementedStorageServiceServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedStorageServiceServer) CreateGroupSnapshot(context.Context, *CreateGroupSnapshotRequest) (*CreateGroupSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateGroupSnapshot not implemented")
+}
+func (UnimplementedStorageServiceServer) DeleteGroupSnapshot(context.Context, *DeleteGroupSnapshotRequest) (*DeleteGroupSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteGroupSnapshot not implemented")
+}
+func (UnimplementedStorageServiceServer) GetGroupSnapshot(context.Context, *GetGroupSnapshotRequest) (*GetGroupSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetGroupSnapshot not implemented")
 }
 func (UnimplementedStorageServiceServer) VolumeStats(context.Context, *VolumeStatsRequest) (*VolumeStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method VolumeStats not implemented")
@@ -824,6 +880,60 @@ func _StorageService_ListSnapshots_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _StorageService_CreateGroupSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateGroupSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).CreateGroupSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_CreateGroupSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).CreateGroupSnapshot(ctx, req.(*CreateGroupSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _StorageService_DeleteGroupSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteGroupSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).DeleteGroupSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_DeleteGroupSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).DeleteGroupSnapshot(ctx, req.(*DeleteGroupSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _StorageService_GetGroupSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetGroupSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).GetGroupSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_GetGroupSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).GetGroupSnapshot(ctx, req.(*GetGroupSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _StorageService_VolumeStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(VolumeStatsRequest)
 	if err := dec(in); err != nil {
@@ -924,6 +1034,18 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSnapshots",
 			Handler:    _StorageService_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "CreateGroupSnapshot",
+			Handler:    _StorageService_CreateGroupSnapshot_Handler,
+		},
+		{
+			MethodName: "DeleteGroupSnapshot",
+			Handler:    _StorageService_DeleteGroupSnapshot_Handler,
+		},
+		{
+			MethodName: "GetGroupSnapshot",
+			Handler:    _StorageService_GetGroupSnapshot_Handler,
 		},
 		{
 			MethodName: "VolumeStats",
