@@ -19,7 +19,6 @@ var notApplicable = map[string]string{
 	"ControllerPublishVolume not supported":             "no PUBLISH_UNPUBLISH_VOLUME: a file on this host needs no attaching",
 	"ControllerUnpublishVolume not supported":           "the same",
 	"Controller Publish, UnpublishVolume not supported": "the same",
-	"GroupControllerService not supported":              "no GROUP_CONTROLLER_SERVICE: there are no volume groups",
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  "no topology: there is one host",
 }
 

@@ -49,8 +49,7 @@ func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) 
 				return d.copyImage(ctx, image, src)
 			})
 		case u.hidden():
-			return status.Errorf(codes.FailedPrecondition,
-				"volume %q is mounted where this driver cannot freeze it (%s): unmount it there first", v.ID, u)
+			return hiddenUse(v.ID, u)
 		}
 		for _, dev := range u.devices {
 			if err := dev.Flush(); err != nil {
@@ -62,6 +61,11 @@ func (d *Driver) fillFromVolume(v store.Volume) func(context.Context, *os.File) 
 		}
 		return d.copyImage(ctx, image, src)
 	}
+}
+
+func hiddenUse(id string, u usage) error {
+	return status.Errorf(codes.FailedPrecondition,
+		"volume %q is mounted where this driver cannot freeze it (%s): unmount it there first", id, u)
 }
 
 // published reports whether a block device is not only staged but where a workload can write to it.

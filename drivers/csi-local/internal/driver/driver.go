@@ -1,4 +1,4 @@
-// Package driver implements the three CSI services on top of store, loop and filesystem. Error codes are those of
+// Package driver implements the four CSI services on top of store, loop and filesystem. Error codes are those of
 // the CSI specification's tables.
 //
 // Invariants:
@@ -35,6 +35,7 @@ const Name = "local.csi.pannier.dev"
 type Driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 
 	version  string
@@ -56,10 +57,11 @@ func New(version, nodeID string, st *store.Store, log hclog.Logger) *Driver {
 	}
 }
 
-// Register adds the identity, controller and node services to a server.
+// Register adds the identity, controller, group controller and node services to a server.
 func (d *Driver) Register(s grpc.ServiceRegistrar) {
 	csi.RegisterIdentityServer(s, d)
 	csi.RegisterControllerServer(s, d)
+	csi.RegisterGroupControllerServer(s, d)
 	csi.RegisterNodeServer(s, d)
 }
 
@@ -118,7 +120,7 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
 }
 
-// GetPluginCapabilities reports that there is a controller, and that volumes can be expanded while they are in
+// GetPluginCapabilities reports that there are a controller and a group controller, and that volumes can be expanded while they are in
 // use.
 func (d *Driver) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest,
@@ -126,6 +128,9 @@ func (d *Driver) GetPluginCapabilities(context.Context,
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
 			Type: csi.PluginCapability_Service_CONTROLLER_SERVICE,
+		}}},
+		{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{
+			Type: csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
 		}}},
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,

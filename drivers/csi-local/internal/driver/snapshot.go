@@ -82,6 +82,11 @@ func (d *Driver) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotReques
 		return nil, err
 	}
 	defer end()
+	snap, err := d.store.Snapshot(id)
+	if err == nil && snap.GroupID != "" {
+		return nil, status.Errorf(codes.InvalidArgument, "snapshot %q is part of group snapshot %q: delete that", id,
+			snap.GroupID)
+	}
 	if err := d.store.DeleteSnapshot(id); err != nil {
 		return nil, failed(err)
 	}
@@ -90,10 +95,11 @@ func (d *Driver) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotReques
 
 func csiSnapshot(s store.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{
-		SnapshotId:     s.ID,
-		SourceVolumeId: s.VolumeID,
-		SizeBytes:      s.Size,
-		CreationTime:   timestamppb.New(s.CreatedAt),
-		ReadyToUse:     true,
+		SnapshotId:      s.ID,
+		SourceVolumeId:  s.VolumeID,
+		SizeBytes:       s.Size,
+		CreationTime:    timestamppb.New(s.CreatedAt),
+		ReadyToUse:      true,
+		GroupSnapshotId: s.GroupID,
 	}
 }

@@ -15,6 +15,7 @@ import (
 const (
 	volumePrefix   = "vol-"
 	snapshotPrefix = "snap-"
+	groupPrefix    = "group-"
 	idDigits       = 32
 )
 
@@ -53,6 +54,7 @@ type Snapshot struct {
 	CreatedAt  time.Time `json:"created_at"`
 	FSType     string    `json:"fs_type,omitempty"`
 	Formatting string    `json:"formatting,omitempty"`
+	GroupID    string    `json:"group_id,omitempty"` // of the group that it was taken with; empty: none
 
 	Size int64 `json:"-"` // bytes: the size of the image, and of the smallest volume made from it
 }

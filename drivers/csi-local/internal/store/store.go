@@ -4,12 +4,14 @@
 //	volumes/<id>/record.json    a volume's metadata
 //	volumes/<id>/<id>.img       its data; the file's size is its capacity
 //	snapshots/<id>/...          the same for a snapshot
+//	groups/<id>                 which snapshots were taken together, and whether all of them are there
 //	frozen/<id>                 the volume's file system was about to be frozen
 //	tmp/...                     everything that is unfinished
 //
 // Invariant: an id exists exactly if its directory does. A directory is built below tmp, synced and renamed into
 // place; to delete it, it is first renamed back to tmp. So a crash leaves either all of it or something below tmp,
-// which Open removes. Nothing is kept in memory.
+// which Open removes. A group's file says that it is incomplete before its first snapshot comes and before its last one
+// goes; Open removes such groups with their snapshots. Nothing is kept in memory.
 package store
 
 import (
@@ -52,7 +54,7 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open data directory: %w", err)
 	}
-	for _, sub := range []string{"volumes", "snapshots", "frozen", "tmp"} {
+	for _, sub := range []string{"volumes", "snapshots", "groups", "frozen", "tmp"} {
 		sub = filepath.Join(dir, sub)
 		if err = trusted.MkdirAll(sub, 0o700); err == nil {
 			err = trusted.Dir(sub)
@@ -72,7 +74,7 @@ func Open(ctx context.Context, dir string) (*Store, error) {
 	if s.lock, err = lockFile(ctx, filepath.Join(dir, "lock")); err != nil {
 		return nil, fmt.Errorf("open data directory %s: %w", dir, err)
 	}
-	if err := sweep(tmp); err != nil {
+	if err := errors.Join(sweep(tmp), s.sweepGroups()); err != nil {
 		return nil, errors.Join(fmt.Errorf("sweep data directory: %w", err), s.Close())
 	}
 	return s, nil

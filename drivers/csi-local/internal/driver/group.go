@@ -1,0 +1,191 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pannier/pannier/drivers/csi-local/internal/store"
+)
+
+// GroupControllerGetCapabilities reports group snapshots.
+func (d *Driver) GroupControllerGetCapabilities(context.Context,
+	*csi.GroupControllerGetCapabilitiesRequest,
+) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
+		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
+			Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
+		}},
+	}}}, nil
+}
+
+// CreateVolumeGroupSnapshot copies the images of several volumes as of one moment: all mounted ones are frozen
+// meanwhile.
+func (d *Driver) CreateVolumeGroupSnapshot(ctx context.Context,
+	req *csi.CreateVolumeGroupSnapshotRequest,
+) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	if err := checkName(req.GetName()); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "name: %v", err)
+	}
+	for key := range req.GetParameters() {
+		return nil, status.Errorf(codes.InvalidArgument, "parameter %q is unknown: group snapshots have none", key)
+	}
+	sources := slices.Compact(slices.Sorted(slices.Values(req.GetSourceVolumeIds())))
+	if len(sources) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "source_volume_ids are missing")
+	}
+	g := store.Group{ID: store.GroupID(req.GetName()), Name: req.GetName(), CreatedAt: time.Now().UTC()}
+	for _, id := range sources {
+		g.Snapshots = append(g.Snapshots, store.MemberID(g.ID, id))
+	}
+	end, err := d.flight.begin("CreateVolumeGroupSnapshot", append(append([]string{g.ID}, sources...), g.Snapshots...)...)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	existing, err := d.store.Group(g.ID)
+	switch {
+	case err == nil && !slices.Equal(existing.Snapshots, g.Snapshots):
+		return nil, status.Errorf(codes.AlreadyExists,
+			"group snapshot %q exists as %q, but of other volumes: use another name", req.GetName(), g.ID)
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return nil, failed(err)
+	case err != nil:
+		if err := d.createGroup(ctx, g, sources); err != nil {
+			return nil, failed(err)
+		}
+	}
+	shown, err := d.groupSnapshot(g.ID, nil)
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: shown}, err
+}
+
+func (d *Driver) createGroup(ctx context.Context, g store.Group, sources []string) error {
+	var volumes []store.Volume
+	var snaps []store.Snapshot
+	for n, id := range sources {
+		v, err := d.presentVolume(id)
+		if err != nil {
+			return err
+		}
+		volumes = append(volumes, v)
+		snaps = append(snaps, store.Snapshot{
+			ID: g.Snapshots[n], Name: g.Name, VolumeID: id, CreatedAt: g.CreatedAt,
+			FSType: v.FSType, Formatting: v.Formatting, GroupID: g.ID,
+		})
+	}
+	return d.store.CreateGroup(g, snaps, func(images []*os.File) error {
+		return d.whileAllFrozen(ctx, volumes, func(ctx context.Context) error {
+			for n, image := range images {
+				if err := d.copyImage(ctx, image, d.store.Image(sources[n])); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// whileAllFrozen runs fn while the file systems of all volumes are frozen that are mounted. A program that has to wait
+// for a write to one of them does not write to another one after it, so what fn sees keeps the order of writes. Writes
+// to a block device cannot be suspended, so a published one is refused.
+func (d *Driver) whileAllFrozen(ctx context.Context, volumes []store.Volume, fn func(context.Context) error) error {
+	if len(volumes) == 0 {
+		return fn(ctx)
+	}
+	v := volumes[0]
+	others := func(ctx context.Context) error { return d.whileAllFrozen(ctx, volumes[1:], fn) }
+	u, err := d.usage(v.ID)
+	if err != nil {
+		return err
+	}
+	switch m := u.visible(); {
+	case m != nil:
+		return d.whileFrozen(ctx, v.ID, m, others)
+	case u.hidden():
+		return hiddenUse(v.ID, u)
+	case u.published():
+		return status.Errorf(codes.FailedPrecondition,
+			"volume %q is published as a block device, whose writes cannot be suspended: unpublish it first", v.ID)
+	}
+	for _, dev := range u.devices {
+		if err := dev.Flush(); err != nil {
+			return err
+		}
+	}
+	return others(ctx)
+}
+
+// GetVolumeGroupSnapshot returns one group with its snapshots.
+func (d *Driver) GetVolumeGroupSnapshot(_ context.Context,
+	req *csi.GetVolumeGroupSnapshotRequest,
+) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	if req.GetGroupSnapshotId() == "" {
+		return nil, status.Error(codes.InvalidArgument, "group_snapshot_id is missing")
+	}
+	shown, err := d.groupSnapshot(req.GetGroupSnapshotId(), req.GetSnapshotIds())
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: shown}, err
+}
+
+// DeleteVolumeGroupSnapshot removes a group with its snapshots.
+func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context,
+	req *csi.DeleteVolumeGroupSnapshotRequest,
+) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	id := req.GetGroupSnapshotId()
+	if id == "" {
+		return nil, status.Error(codes.InvalidArgument, "group_snapshot_id is missing")
+	}
+	end, err := d.flight.begin("DeleteVolumeGroupSnapshot", id)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	if _, err := d.group(id, req.GetSnapshotIds()); err != nil && status.Code(err) != codes.NotFound {
+		return nil, err
+	}
+	if err := d.store.DeleteGroup(id); err != nil {
+		return nil, failed(err)
+	}
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
+
+// group looks a group up, which must have the given snapshots, if any are given; the error is a status.
+func (d *Driver) group(id string, members []string) (store.Group, error) {
+	g, err := d.store.Group(id)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return g, status.Errorf(codes.NotFound, "group snapshot %q does not exist in %s", id, d.store.Dir())
+	case err != nil:
+		return g, failed(err)
+	case len(members) > 0 && !sameSet(members, g.Snapshots):
+		return g, status.Errorf(codes.InvalidArgument, "snapshot_ids: group snapshot %q has the snapshots %q, not %q", id,
+			g.Snapshots, members)
+	}
+	return g, nil
+}
+
+func sameSet(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
+}
+
+func (d *Driver) groupSnapshot(id string, members []string) (*csi.VolumeGroupSnapshot, error) {
+	g, err := d.group(id, members)
+	if err != nil {
+		return nil, err
+	}
+	out := &csi.VolumeGroupSnapshot{GroupSnapshotId: id, CreationTime: timestamppb.New(g.CreatedAt), ReadyToUse: true}
+	for _, member := range g.Snapshots {
+		snap, err := d.snapshot(member)
+		if err != nil {
+			return nil, err
+		}
+		out.Snapshots = append(out.Snapshots, csiSnapshot(snap))
+	}
+	return out, nil
+}
