@@ -44,6 +44,13 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 		m.Snapshots = keep(m.GetSnapshots(),
 			func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
 		return true, err
+	case *hostv1.GetGroupSnapshotResponse:
+		hidden, err := s.hidden(ctx, c, request)
+		if g := m.GetGroup(); g != nil {
+			g.Snapshots = keep(g.GetSnapshots(),
+				func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
+		}
+		return true, err
 	case *hostv1.ListACLPoliciesResponse:
 		m.Policies = keep(m.GetPolicies(), func(p *hostv1.ACLPolicy) bool { return c.has(p.GetName()) })
 	case *hostv1.EventsResponse:

@@ -56,6 +56,7 @@ type storageFake struct {
 	snapshots []storage.Snapshot
 	modified  map[string]string // the parameters of the last call
 	condition *storage.Condition
+	members   []string // of the group in the last call
 	expanded  []storage.ExpandNodeRequest
 	warnings  []string
 	fail      map[string]error // by the call's name
@@ -198,12 +199,53 @@ func (f *storageFake) DeleteSnapshot(_ context.Context, _ storage.Driver, _ stri
 	return nil
 }
 
-func (f *storageFake) ListSnapshots(context.Context, storage.Driver,
-	storage.ListSnapshotsRequest,
+func (f *storageFake) ListSnapshots(_ context.Context, _ storage.Driver,
+	req storage.ListSnapshotsRequest,
 ) (storage.ListSnapshotsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if req.Page.Token != "" {
+		return storage.ListSnapshotsResponse{}, nil
+	}
 	return storage.ListSnapshotsResponse{Snapshots: f.snapshots, Next: "more"}, nil
+}
+
+func (f *storageFake) CreateGroupSnapshot(_ context.Context, _ storage.Driver,
+	req storage.CreateGroupSnapshotRequest,
+) (storage.GroupSnapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g := storage.GroupSnapshot{ID: "group-" + req.Name, Ready: true, CreatedAt: time.Unix(1, 0)}
+	for _, id := range req.VolumeExternalIDs {
+		g.Snapshots = append(g.Snapshots, storage.Snapshot{ID: "snap-" + id, VolumeExternalID: id, GroupID: g.ID, Ready: true})
+	}
+	f.snapshots, f.secrets = append(f.snapshots, g.Snapshots...), req.Secrets
+	return g, nil
+}
+
+func (f *storageFake) GetGroupSnapshot(_ context.Context, _ storage.Driver,
+	req storage.GroupSnapshotRequest,
+) (storage.GroupSnapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.members = req.SnapshotIDs
+	g := storage.GroupSnapshot{ID: req.ID}
+	for _, s := range f.snapshots {
+		if s.GroupID == req.ID {
+			g.Snapshots = append(g.Snapshots, s)
+		}
+	}
+	if len(g.Snapshots) == 0 {
+		return g, driverSays(codes.NotFound, "no such group")
+	}
+	return g, nil
+}
+
+func (f *storageFake) DeleteGroupSnapshot(_ context.Context, _ storage.Driver, req storage.GroupSnapshotRequest) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.members, f.snapshots = req.SnapshotIDs, nil
+	return nil
 }
 
 func (f *storageFake) Publish(_ context.Context, _ storage.Driver, req storage.PublishRequest) error {

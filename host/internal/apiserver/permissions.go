@@ -25,21 +25,24 @@ import (
 //
 // Permissions are checked before anything is looked up, so that a refusal does not reveal whether the object exists.
 var needs = map[string]need{
-	v1.VolumeServiceRegisterVolumeProcedure:   change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceCreateVolumeProcedure:     change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceCheckVolumeProcedure:      change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceGetVolumeProcedure:        query(in(acl.CSIReadVolume)),
-	v1.VolumeServiceListVolumesProcedure:      query(within(acl.CSIListVolume)),
-	v1.VolumeServiceExplainVolumeProcedure:    query(in(acl.CSIReadVolume)),
-	v1.VolumeServiceListExternalProcedure:     query(to(acl.Plugin, acl.Read)),
-	v1.VolumeServiceDeregisterVolumeProcedure: change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
-	v1.VolumeServiceDeleteVolumeProcedure:     change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceExpandVolumeProcedure:     change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceModifyVolumeProcedure:     change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceDetachVolumeProcedure:     change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
-	v1.VolumeServiceCreateSnapshotProcedure:   change(in(acl.CSIWriteVolume)),
-	v1.VolumeServiceDeleteSnapshotProcedure:   change(to(acl.Plugin, acl.Write)), // snapshots have no namespace
-	v1.VolumeServiceListSnapshotsProcedure:    query(to(acl.Plugin, acl.Read)),
+	v1.VolumeServiceRegisterVolumeProcedure:      change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceCreateVolumeProcedure:        change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceCheckVolumeProcedure:         change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceGetVolumeProcedure:           query(in(acl.CSIReadVolume)),
+	v1.VolumeServiceListVolumesProcedure:         query(within(acl.CSIListVolume)),
+	v1.VolumeServiceExplainVolumeProcedure:       query(in(acl.CSIReadVolume)),
+	v1.VolumeServiceListExternalProcedure:        query(to(acl.Plugin, acl.Read)),
+	v1.VolumeServiceDeregisterVolumeProcedure:    change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
+	v1.VolumeServiceDeleteVolumeProcedure:        change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceExpandVolumeProcedure:        change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceModifyVolumeProcedure:        change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceDetachVolumeProcedure:        change(in(acl.CSIWriteVolume), forced(to(acl.Operator, acl.Write))),
+	v1.VolumeServiceCreateSnapshotProcedure:      change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceDeleteSnapshotProcedure:      change(to(acl.Plugin, acl.Write)), // snapshots have no namespace
+	v1.VolumeServiceListSnapshotsProcedure:       query(to(acl.Plugin, acl.Read)),
+	v1.VolumeServiceCreateGroupSnapshotProcedure: change(in(acl.CSIWriteVolume)),
+	v1.VolumeServiceGetGroupSnapshotProcedure:    query(to(acl.Plugin, acl.Read)),
+	v1.VolumeServiceDeleteGroupSnapshotProcedure: change(to(acl.Plugin, acl.Write)), // they have no namespace either
 
 	v1.WorkloadServiceStartWorkloadProcedure: change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others,
 		identities),

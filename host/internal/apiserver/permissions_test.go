@@ -93,7 +93,7 @@ var callers = map[string]string{
 var who = map[string][]string{
 	"read write": {
 		v1.VolumeServiceGetVolumeProcedure, v1.VolumeServiceExplainVolumeProcedure, v1.VolumeServiceListExternalProcedure,
-		v1.VolumeServiceListSnapshotsProcedure,
+		v1.VolumeServiceListSnapshotsProcedure, v1.VolumeServiceGetGroupSnapshotProcedure,
 		v1.WorkloadServiceGetWorkloadProcedure, v1.DriverServiceListDriversProcedure, v1.DriverServiceGetDriverProcedure,
 		v1.DeviceServiceListDevicesProcedure, v1.DeviceServiceDeviceStatsProcedure, v1.PluginServiceListPluginsProcedure,
 		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure,
@@ -109,6 +109,7 @@ var who = map[string][]string{
 		v1.VolumeServiceDeleteVolumeProcedure, v1.VolumeServiceExpandVolumeProcedure,
 		v1.VolumeServiceModifyVolumeProcedure, v1.VolumeServiceDetachVolumeProcedure,
 		v1.VolumeServiceCreateSnapshotProcedure, v1.VolumeServiceDeleteSnapshotProcedure,
+		v1.VolumeServiceCreateGroupSnapshotProcedure, v1.VolumeServiceDeleteGroupSnapshotProcedure,
 		v1.WorkloadServiceStartWorkloadProcedure, v1.WorkloadServiceRunningWorkloadProcedure,
 		v1.WorkloadServiceStopWorkloadProcedure,
 		v1.DriverServiceRegisterDriverProcedure, v1.DriverServiceDeregisterDriverProcedure,

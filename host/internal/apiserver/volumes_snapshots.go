@@ -99,5 +99,6 @@ func shownSnapshot(driver string, snapshot storage.Snapshot) *hostv1.Snapshot {
 	return &hostv1.Snapshot{
 		SnapshotId: snapshot.ID, PluginId: driver, ExternalVolumeId: snapshot.VolumeExternalID,
 		Size: snapshot.Size, CreatedAt: timestamp(snapshot.CreatedAt), Ready: snapshot.Ready,
+		GroupId: snapshot.GroupID,
 	}
 }

@@ -320,6 +320,36 @@ func (f *fake) CreateSnapshot(_ context.Context,
 	}}), nil
 }
 
+func (f *fake) CreateGroupSnapshot(_ context.Context,
+	r *connect.Request[hostv1.CreateGroupSnapshotRequest],
+) (*connect.Response[hostv1.CreateGroupSnapshotResponse], error) {
+	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes"}
+	for _, id := range r.Msg.GetVolumeIds() {
+		if _, err := f.volume(id); err != nil {
+			return nil, err
+		}
+		g.Snapshots = append(g.Snapshots, &hostv1.Snapshot{SnapshotId: "snap-" + id, Volume: id, GroupId: g.GetGroupId()})
+	}
+	return connect.NewResponse(&hostv1.CreateGroupSnapshotResponse{Group: g}), nil
+}
+
+func (f *fake) GetGroupSnapshot(_ context.Context,
+	r *connect.Request[hostv1.GetGroupSnapshotRequest],
+) (*connect.Response[hostv1.GetGroupSnapshotResponse], error) {
+	if r.Msg.GetGroupId() != "group-1" {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such group"))
+	}
+	return connect.NewResponse(&hostv1.GetGroupSnapshotResponse{Group: &hostv1.GroupSnapshot{
+		GroupId: "group-1", Ready: true, Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data"}},
+	}}), nil
+}
+
+func (f *fake) DeleteGroupSnapshot(context.Context,
+	*connect.Request[hostv1.DeleteGroupSnapshotRequest],
+) (*connect.Response[hostv1.DeleteGroupSnapshotResponse], error) {
+	return connect.NewResponse(&hostv1.DeleteGroupSnapshotResponse{}), nil
+}
+
 func (f *fake) DeleteSnapshot(context.Context,
 	*connect.Request[hostv1.DeleteSnapshotRequest],
 ) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {

@@ -13,7 +13,8 @@ import (
 )
 
 func (a *app) snapshotCommand() *cobra.Command {
-	return a.noun("snapshot", "Snapshots of volumes", a.snapshotCreate(), a.snapshotDelete(), a.snapshotList())
+	return a.noun("snapshot", "Snapshots of volumes", a.snapshotCreate(), a.snapshotDelete(), a.snapshotList(),
+		a.groupCommand())
 }
 
 func (a *app) snapshotCreate() *cobra.Command {
@@ -129,13 +130,14 @@ func (a *app) showSnapshots(snapshots []*hostv1.Snapshot) error {
 		a.note("no snapshots")
 		return nil
 	}
-	t := newTable("SNAPSHOT", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE")
+	t := newTable("SNAPSHOT", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
 	for _, s := range snapshots {
 		ready := cell{"yes", green}
 		if !s.GetReady() {
 			ready = cell{"no", yellow}
 		}
-		t.row(s.GetSnapshotId(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready, age(s.GetCreatedAt()))
+		t.row(s.GetSnapshotId(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready, age(s.GetCreatedAt()),
+			s.GetGroupId())
 	}
 	return a.show(t)
 }

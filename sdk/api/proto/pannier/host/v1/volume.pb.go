@@ -2624,10 +2624,12 @@ type Snapshot struct {
 	PluginId         string                 `protobuf:"bytes,2,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	ExternalVolumeId string                 `protobuf:"bytes,3,opt,name=external_volume_id,json=externalVolumeId,proto3" json:"external_volume_id,omitempty"`
 	// volume is the registered volume's id, if there is one.
-	Volume        string                 `protobuf:"bytes,4,opt,name=volume,proto3" json:"volume,omitempty"`
-	Size          int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
-	Ready         bool                   `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
+	Volume    string                 `protobuf:"bytes,4,opt,name=volume,proto3" json:"volume,omitempty"`
+	Size      int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Ready     bool                   `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
+	// group_id of the group that it is part of; empty: none.
+	GroupId       string `protobuf:"bytes,8,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2711,6 +2713,428 @@ func (x *Snapshot) GetReady() bool {
 	return false
 }
 
+func (x *Snapshot) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+type CreateGroupSnapshotRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// volume_ids of one driver.
+	VolumeIds     []string          `protobuf:"bytes,2,rep,name=volume_ids,json=volumeIds,proto3" json:"volume_ids,omitempty"`
+	Name          string            `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Parameters    map[string]string `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets       map[string]string `protobuf:"bytes,5,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateGroupSnapshotRequest) Reset() {
+	*x = CreateGroupSnapshotRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *CreateGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*CreateGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *CreateGroupSnapshotRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CreateGroupSnapshotRequest) GetVolumeIds() []string {
+	if x != nil {
+		return x.VolumeIds
+	}
+	return nil
+}
+
+func (x *CreateGroupSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateGroupSnapshotRequest) GetParameters() map[string]string {
+	if x != nil {
+		return x.Parameters
+	}
+	return nil
+}
+
+func (x *CreateGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type CreateGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupSnapshot         `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateGroupSnapshotResponse) Reset() {
+	*x = CreateGroupSnapshotResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *CreateGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*CreateGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *CreateGroupSnapshotResponse) GetGroup() *GroupSnapshot {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type GroupSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	GroupId       string                 `protobuf:"bytes,1,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	PluginId      string                 `protobuf:"bytes,2,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	Snapshots     []*Snapshot            `protobuf:"bytes,3,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Ready         bool                   `protobuf:"varint,5,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSnapshot) Reset() {
+	*x = GroupSnapshot{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSnapshot) ProtoMessage() {}
+
+func (x *GroupSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSnapshot.ProtoReflect.Descriptor instead.
+func (*GroupSnapshot) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *GroupSnapshot) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *GroupSnapshot) GetPluginId() string {
+	if x != nil {
+		return x.PluginId
+	}
+	return ""
+}
+
+func (x *GroupSnapshot) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *GroupSnapshot) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *GroupSnapshot) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+type GetGroupSnapshotRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	PluginId string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	GroupId  string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// snapshot_ids of the group: only for a driver that needs them and does not list its snapshots.
+	SnapshotIds   []string          `protobuf:"bytes,3,rep,name=snapshot_ids,json=snapshotIds,proto3" json:"snapshot_ids,omitempty"`
+	Secrets       map[string]string `protobuf:"bytes,4,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetGroupSnapshotRequest) Reset() {
+	*x = GetGroupSnapshotRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *GetGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*GetGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *GetGroupSnapshotRequest) GetPluginId() string {
+	if x != nil {
+		return x.PluginId
+	}
+	return ""
+}
+
+func (x *GetGroupSnapshotRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *GetGroupSnapshotRequest) GetSnapshotIds() []string {
+	if x != nil {
+		return x.SnapshotIds
+	}
+	return nil
+}
+
+func (x *GetGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type GetGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *GroupSnapshot         `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetGroupSnapshotResponse) Reset() {
+	*x = GetGroupSnapshotResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *GetGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*GetGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *GetGroupSnapshotResponse) GetGroup() *GroupSnapshot {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type DeleteGroupSnapshotRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	PluginId string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	GroupId  string                 `protobuf:"bytes,2,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// snapshot_ids of the group: only for a driver that needs them and does not list its snapshots.
+	SnapshotIds   []string          `protobuf:"bytes,3,rep,name=snapshot_ids,json=snapshotIds,proto3" json:"snapshot_ids,omitempty"`
+	Secrets       map[string]string `protobuf:"bytes,4,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroupSnapshotRequest) Reset() {
+	*x = DeleteGroupSnapshotRequest{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroupSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroupSnapshotRequest) ProtoMessage() {}
+
+func (x *DeleteGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroupSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DeleteGroupSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *DeleteGroupSnapshotRequest) GetPluginId() string {
+	if x != nil {
+		return x.PluginId
+	}
+	return ""
+}
+
+func (x *DeleteGroupSnapshotRequest) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
+func (x *DeleteGroupSnapshotRequest) GetSnapshotIds() []string {
+	if x != nil {
+		return x.SnapshotIds
+	}
+	return nil
+}
+
+func (x *DeleteGroupSnapshotRequest) GetSecrets() map[string]string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+type DeleteGroupSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteGroupSnapshotResponse) Reset() {
+	*x = DeleteGroupSnapshotResponse{}
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteGroupSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteGroupSnapshotResponse) ProtoMessage() {}
+
+func (x *DeleteGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteGroupSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DeleteGroupSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{45}
+}
+
 type DeleteSnapshotRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PluginId      string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
@@ -2722,7 +3146,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +3158,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +3171,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteSnapshotRequest) GetPluginId() string {
@@ -2779,7 +3203,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +3215,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +3228,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{47}
 }
 
 type ListSnapshotsRequest struct {
@@ -2819,7 +3243,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3255,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3268,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListSnapshotsRequest) GetPluginId() string {
@@ -2885,7 +3309,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3321,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_volume_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_volume_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3334,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_volume_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -3186,7 +3610,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
 	"\x16CreateSnapshotResponse\x125\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x19.pannier.host.v1.SnapshotR\bsnapshot\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xf3\x01\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\x8e\x02\n" +
 	"\bSnapshot\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
@@ -3196,7 +3620,51 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04size\x18\x05 \x01(\x03R\x04size\x129\n" +
 	"\n" +
 	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x14\n" +
-	"\x05ready\x18\a \x01(\bR\x05ready\"\xe0\x01\n" +
+	"\x05ready\x18\a \x01(\bR\x05ready\x12\x19\n" +
+	"\bgroup_id\x18\b \x01(\tR\agroupId\"\x99\x03\n" +
+	"\x1aCreateGroupSnapshotRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n" +
+	"\n" +
+	"volume_ids\x18\x02 \x03(\tR\tvolumeIds\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12[\n" +
+	"\n" +
+	"parameters\x18\x04 \x03(\v2;.pannier.host.v1.CreateGroupSnapshotRequest.ParametersEntryR\n" +
+	"parameters\x12R\n" +
+	"\asecrets\x18\x05 \x03(\v28.pannier.host.v1.CreateGroupSnapshotRequest.SecretsEntryR\asecrets\x1a=\n" +
+	"\x0fParametersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\x1bCreateGroupSnapshotResponse\x124\n" +
+	"\x05group\x18\x01 \x01(\v2\x1e.pannier.host.v1.GroupSnapshotR\x05group\"\xd1\x01\n" +
+	"\rGroupSnapshot\x12\x19\n" +
+	"\bgroup_id\x18\x01 \x01(\tR\agroupId\x12\x1b\n" +
+	"\tplugin_id\x18\x02 \x01(\tR\bpluginId\x127\n" +
+	"\tsnapshots\x18\x03 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x129\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x14\n" +
+	"\x05ready\x18\x05 \x01(\bR\x05ready\"\x81\x02\n" +
+	"\x17GetGroupSnapshotRequest\x12\x1b\n" +
+	"\tplugin_id\x18\x01 \x01(\tR\bpluginId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12!\n" +
+	"\fsnapshot_ids\x18\x03 \x03(\tR\vsnapshotIds\x12O\n" +
+	"\asecrets\x18\x04 \x03(\v25.pannier.host.v1.GetGroupSnapshotRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
+	"\x18GetGroupSnapshotResponse\x124\n" +
+	"\x05group\x18\x01 \x01(\v2\x1e.pannier.host.v1.GroupSnapshotR\x05group\"\x87\x02\n" +
+	"\x1aDeleteGroupSnapshotRequest\x12\x1b\n" +
+	"\tplugin_id\x18\x01 \x01(\tR\bpluginId\x12\x19\n" +
+	"\bgroup_id\x18\x02 \x01(\tR\agroupId\x12!\n" +
+	"\fsnapshot_ids\x18\x03 \x03(\tR\vsnapshotIds\x12R\n" +
+	"\asecrets\x18\x04 \x03(\v28.pannier.host.v1.DeleteGroupSnapshotRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\fSecretsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1d\n" +
+	"\x1bDeleteGroupSnapshotResponse\"\xe0\x01\n" +
 	"\x15DeleteSnapshotRequest\x12\x1b\n" +
 	"\tplugin_id\x18\x01 \x01(\tR\bpluginId\x12\x1f\n" +
 	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
@@ -3218,7 +3686,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x15ListSnapshotsResponse\x127\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x19.pannier.host.v1.SnapshotR\tsnapshots\x12\x1d\n" +
 	"\n" +
-	"next_token\x18\x02 \x01(\tR\tnextToken2\x97\v\n" +
+	"next_token\x18\x02 \x01(\tR\tnextToken2\xe4\r\n" +
 	"\rVolumeService\x12a\n" +
 	"\x0eRegisterVolume\x12&.pannier.host.v1.RegisterVolumeRequest\x1a'.pannier.host.v1.RegisterVolumeResponse\x12[\n" +
 	"\fCreateVolume\x12$.pannier.host.v1.CreateVolumeRequest\x1a%.pannier.host.v1.CreateVolumeResponse\x12X\n" +
@@ -3234,7 +3702,10 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\fDetachVolume\x12$.pannier.host.v1.DetachVolumeRequest\x1a%.pannier.host.v1.DetachVolumeResponse\x12a\n" +
 	"\x0eCreateSnapshot\x12&.pannier.host.v1.CreateSnapshotRequest\x1a'.pannier.host.v1.CreateSnapshotResponse\x12a\n" +
 	"\x0eDeleteSnapshot\x12&.pannier.host.v1.DeleteSnapshotRequest\x1a'.pannier.host.v1.DeleteSnapshotResponse\x12^\n" +
-	"\rListSnapshots\x12%.pannier.host.v1.ListSnapshotsRequest\x1a&.pannier.host.v1.ListSnapshotsResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
+	"\rListSnapshots\x12%.pannier.host.v1.ListSnapshotsRequest\x1a&.pannier.host.v1.ListSnapshotsResponse\x12p\n" +
+	"\x13CreateGroupSnapshot\x12+.pannier.host.v1.CreateGroupSnapshotRequest\x1a,.pannier.host.v1.CreateGroupSnapshotResponse\x12g\n" +
+	"\x10GetGroupSnapshot\x12(.pannier.host.v1.GetGroupSnapshotRequest\x1a).pannier.host.v1.GetGroupSnapshotResponse\x12p\n" +
+	"\x13DeleteGroupSnapshot\x12+.pannier.host.v1.DeleteGroupSnapshotRequest\x1a,.pannier.host.v1.DeleteGroupSnapshotResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
 	file_pannier_host_v1_volume_proto_rawDescOnce sync.Once
@@ -3248,158 +3719,183 @@ func file_pannier_host_v1_volume_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_volume_proto_rawDescData
 }
 
-var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_pannier_host_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_pannier_host_v1_volume_proto_goTypes = []any{
-	(*VolumeSpec)(nil),               // 0: pannier.host.v1.VolumeSpec
-	(*VolumeCapability)(nil),         // 1: pannier.host.v1.VolumeCapability
-	(*MountOptions)(nil),             // 2: pannier.host.v1.MountOptions
-	(*Topology)(nil),                 // 3: pannier.host.v1.Topology
-	(*TopologyRequest)(nil),          // 4: pannier.host.v1.TopologyRequest
-	(*Volume)(nil),                   // 5: pannier.host.v1.Volume
-	(*Claim)(nil),                    // 6: pannier.host.v1.Claim
-	(*VolumeUsage)(nil),              // 7: pannier.host.v1.VolumeUsage
-	(*VolumeCondition)(nil),          // 8: pannier.host.v1.VolumeCondition
-	(*RegisterVolumeRequest)(nil),    // 9: pannier.host.v1.RegisterVolumeRequest
-	(*RegisterVolumeResponse)(nil),   // 10: pannier.host.v1.RegisterVolumeResponse
-	(*CreateVolumeRequest)(nil),      // 11: pannier.host.v1.CreateVolumeRequest
-	(*CreateVolumeResponse)(nil),     // 12: pannier.host.v1.CreateVolumeResponse
-	(*CheckVolumeRequest)(nil),       // 13: pannier.host.v1.CheckVolumeRequest
-	(*CheckVolumeResponse)(nil),      // 14: pannier.host.v1.CheckVolumeResponse
-	(*GetVolumeRequest)(nil),         // 15: pannier.host.v1.GetVolumeRequest
-	(*GetVolumeResponse)(nil),        // 16: pannier.host.v1.GetVolumeResponse
-	(*ListVolumesRequest)(nil),       // 17: pannier.host.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),      // 18: pannier.host.v1.ListVolumesResponse
-	(*ExplainVolumeRequest)(nil),     // 19: pannier.host.v1.ExplainVolumeRequest
-	(*ExplainVolumeResponse)(nil),    // 20: pannier.host.v1.ExplainVolumeResponse
-	(*ExplainedClaim)(nil),           // 21: pannier.host.v1.ExplainedClaim
-	(*ListExternalRequest)(nil),      // 22: pannier.host.v1.ListExternalRequest
-	(*ListExternalResponse)(nil),     // 23: pannier.host.v1.ListExternalResponse
-	(*ExternalVolume)(nil),           // 24: pannier.host.v1.ExternalVolume
-	(*DeregisterVolumeRequest)(nil),  // 25: pannier.host.v1.DeregisterVolumeRequest
-	(*DeregisterVolumeResponse)(nil), // 26: pannier.host.v1.DeregisterVolumeResponse
-	(*DeleteVolumeRequest)(nil),      // 27: pannier.host.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),     // 28: pannier.host.v1.DeleteVolumeResponse
-	(*ExpandVolumeRequest)(nil),      // 29: pannier.host.v1.ExpandVolumeRequest
-	(*ExpandVolumeResponse)(nil),     // 30: pannier.host.v1.ExpandVolumeResponse
-	(*ModifyVolumeRequest)(nil),      // 31: pannier.host.v1.ModifyVolumeRequest
-	(*ModifyVolumeResponse)(nil),     // 32: pannier.host.v1.ModifyVolumeResponse
-	(*DetachVolumeRequest)(nil),      // 33: pannier.host.v1.DetachVolumeRequest
-	(*DetachVolumeResponse)(nil),     // 34: pannier.host.v1.DetachVolumeResponse
-	(*DetachedClaim)(nil),            // 35: pannier.host.v1.DetachedClaim
-	(*CreateSnapshotRequest)(nil),    // 36: pannier.host.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),   // 37: pannier.host.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),                 // 38: pannier.host.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),    // 39: pannier.host.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),   // 40: pannier.host.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),     // 41: pannier.host.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),    // 42: pannier.host.v1.ListSnapshotsResponse
-	nil,                              // 43: pannier.host.v1.VolumeSpec.SecretsEntry
-	nil,                              // 44: pannier.host.v1.VolumeSpec.ParametersEntry
-	nil,                              // 45: pannier.host.v1.VolumeSpec.ContextEntry
-	nil,                              // 46: pannier.host.v1.Topology.SegmentsEntry
-	nil,                              // 47: pannier.host.v1.Volume.MutableParametersEntry
-	nil,                              // 48: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
-	nil,                              // 49: pannier.host.v1.ModifyVolumeRequest.ParametersEntry
-	nil,                              // 50: pannier.host.v1.ModifyVolumeRequest.SecretsEntry
-	nil,                              // 51: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                              // 52: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
-	nil,                              // 53: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                              // 54: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),    // 55: google.protobuf.Timestamp
-	(*ReadOptions)(nil),              // 56: pannier.host.v1.ReadOptions
-	(*ReadMeta)(nil),                 // 57: pannier.host.v1.ReadMeta
+	(*VolumeSpec)(nil),                  // 0: pannier.host.v1.VolumeSpec
+	(*VolumeCapability)(nil),            // 1: pannier.host.v1.VolumeCapability
+	(*MountOptions)(nil),                // 2: pannier.host.v1.MountOptions
+	(*Topology)(nil),                    // 3: pannier.host.v1.Topology
+	(*TopologyRequest)(nil),             // 4: pannier.host.v1.TopologyRequest
+	(*Volume)(nil),                      // 5: pannier.host.v1.Volume
+	(*Claim)(nil),                       // 6: pannier.host.v1.Claim
+	(*VolumeUsage)(nil),                 // 7: pannier.host.v1.VolumeUsage
+	(*VolumeCondition)(nil),             // 8: pannier.host.v1.VolumeCondition
+	(*RegisterVolumeRequest)(nil),       // 9: pannier.host.v1.RegisterVolumeRequest
+	(*RegisterVolumeResponse)(nil),      // 10: pannier.host.v1.RegisterVolumeResponse
+	(*CreateVolumeRequest)(nil),         // 11: pannier.host.v1.CreateVolumeRequest
+	(*CreateVolumeResponse)(nil),        // 12: pannier.host.v1.CreateVolumeResponse
+	(*CheckVolumeRequest)(nil),          // 13: pannier.host.v1.CheckVolumeRequest
+	(*CheckVolumeResponse)(nil),         // 14: pannier.host.v1.CheckVolumeResponse
+	(*GetVolumeRequest)(nil),            // 15: pannier.host.v1.GetVolumeRequest
+	(*GetVolumeResponse)(nil),           // 16: pannier.host.v1.GetVolumeResponse
+	(*ListVolumesRequest)(nil),          // 17: pannier.host.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),         // 18: pannier.host.v1.ListVolumesResponse
+	(*ExplainVolumeRequest)(nil),        // 19: pannier.host.v1.ExplainVolumeRequest
+	(*ExplainVolumeResponse)(nil),       // 20: pannier.host.v1.ExplainVolumeResponse
+	(*ExplainedClaim)(nil),              // 21: pannier.host.v1.ExplainedClaim
+	(*ListExternalRequest)(nil),         // 22: pannier.host.v1.ListExternalRequest
+	(*ListExternalResponse)(nil),        // 23: pannier.host.v1.ListExternalResponse
+	(*ExternalVolume)(nil),              // 24: pannier.host.v1.ExternalVolume
+	(*DeregisterVolumeRequest)(nil),     // 25: pannier.host.v1.DeregisterVolumeRequest
+	(*DeregisterVolumeResponse)(nil),    // 26: pannier.host.v1.DeregisterVolumeResponse
+	(*DeleteVolumeRequest)(nil),         // 27: pannier.host.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),        // 28: pannier.host.v1.DeleteVolumeResponse
+	(*ExpandVolumeRequest)(nil),         // 29: pannier.host.v1.ExpandVolumeRequest
+	(*ExpandVolumeResponse)(nil),        // 30: pannier.host.v1.ExpandVolumeResponse
+	(*ModifyVolumeRequest)(nil),         // 31: pannier.host.v1.ModifyVolumeRequest
+	(*ModifyVolumeResponse)(nil),        // 32: pannier.host.v1.ModifyVolumeResponse
+	(*DetachVolumeRequest)(nil),         // 33: pannier.host.v1.DetachVolumeRequest
+	(*DetachVolumeResponse)(nil),        // 34: pannier.host.v1.DetachVolumeResponse
+	(*DetachedClaim)(nil),               // 35: pannier.host.v1.DetachedClaim
+	(*CreateSnapshotRequest)(nil),       // 36: pannier.host.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),      // 37: pannier.host.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                    // 38: pannier.host.v1.Snapshot
+	(*CreateGroupSnapshotRequest)(nil),  // 39: pannier.host.v1.CreateGroupSnapshotRequest
+	(*CreateGroupSnapshotResponse)(nil), // 40: pannier.host.v1.CreateGroupSnapshotResponse
+	(*GroupSnapshot)(nil),               // 41: pannier.host.v1.GroupSnapshot
+	(*GetGroupSnapshotRequest)(nil),     // 42: pannier.host.v1.GetGroupSnapshotRequest
+	(*GetGroupSnapshotResponse)(nil),    // 43: pannier.host.v1.GetGroupSnapshotResponse
+	(*DeleteGroupSnapshotRequest)(nil),  // 44: pannier.host.v1.DeleteGroupSnapshotRequest
+	(*DeleteGroupSnapshotResponse)(nil), // 45: pannier.host.v1.DeleteGroupSnapshotResponse
+	(*DeleteSnapshotRequest)(nil),       // 46: pannier.host.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),      // 47: pannier.host.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),        // 48: pannier.host.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),       // 49: pannier.host.v1.ListSnapshotsResponse
+	nil,                                 // 50: pannier.host.v1.VolumeSpec.SecretsEntry
+	nil,                                 // 51: pannier.host.v1.VolumeSpec.ParametersEntry
+	nil,                                 // 52: pannier.host.v1.VolumeSpec.ContextEntry
+	nil,                                 // 53: pannier.host.v1.Topology.SegmentsEntry
+	nil,                                 // 54: pannier.host.v1.Volume.MutableParametersEntry
+	nil,                                 // 55: pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	nil,                                 // 56: pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	nil,                                 // 57: pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	nil,                                 // 58: pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                                 // 59: pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	nil,                                 // 60: pannier.host.v1.CreateGroupSnapshotRequest.ParametersEntry
+	nil,                                 // 61: pannier.host.v1.CreateGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 62: pannier.host.v1.GetGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 63: pannier.host.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 64: pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                                 // 65: pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),       // 66: google.protobuf.Timestamp
+	(*ReadOptions)(nil),                 // 67: pannier.host.v1.ReadOptions
+	(*ReadMeta)(nil),                    // 68: pannier.host.v1.ReadMeta
 }
 var file_pannier_host_v1_volume_proto_depIdxs = []int32{
 	1,  // 0: pannier.host.v1.VolumeSpec.capabilities:type_name -> pannier.host.v1.VolumeCapability
 	2,  // 1: pannier.host.v1.VolumeSpec.mount_options:type_name -> pannier.host.v1.MountOptions
 	4,  // 2: pannier.host.v1.VolumeSpec.topology_request:type_name -> pannier.host.v1.TopologyRequest
-	43, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
-	44, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
-	45, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
-	46, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
+	50, // 3: pannier.host.v1.VolumeSpec.secrets:type_name -> pannier.host.v1.VolumeSpec.SecretsEntry
+	51, // 4: pannier.host.v1.VolumeSpec.parameters:type_name -> pannier.host.v1.VolumeSpec.ParametersEntry
+	52, // 5: pannier.host.v1.VolumeSpec.context:type_name -> pannier.host.v1.VolumeSpec.ContextEntry
+	53, // 6: pannier.host.v1.Topology.segments:type_name -> pannier.host.v1.Topology.SegmentsEntry
 	3,  // 7: pannier.host.v1.TopologyRequest.required:type_name -> pannier.host.v1.Topology
 	3,  // 8: pannier.host.v1.TopologyRequest.preferred:type_name -> pannier.host.v1.Topology
 	0,  // 9: pannier.host.v1.Volume.spec:type_name -> pannier.host.v1.VolumeSpec
 	6,  // 10: pannier.host.v1.Volume.claims:type_name -> pannier.host.v1.Claim
 	3,  // 11: pannier.host.v1.Volume.topologies:type_name -> pannier.host.v1.Topology
-	55, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	55, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
-	47, // 14: pannier.host.v1.Volume.mutable_parameters:type_name -> pannier.host.v1.Volume.MutableParametersEntry
-	55, // 15: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
-	55, // 16: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
-	55, // 17: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
+	66, // 12: pannier.host.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	66, // 13: pannier.host.v1.Volume.modified_at:type_name -> google.protobuf.Timestamp
+	54, // 14: pannier.host.v1.Volume.mutable_parameters:type_name -> pannier.host.v1.Volume.MutableParametersEntry
+	66, // 15: pannier.host.v1.Claim.taken_at:type_name -> google.protobuf.Timestamp
+	66, // 16: pannier.host.v1.Claim.modified_at:type_name -> google.protobuf.Timestamp
+	66, // 17: pannier.host.v1.Claim.next_try_at:type_name -> google.protobuf.Timestamp
 	0,  // 18: pannier.host.v1.RegisterVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 19: pannier.host.v1.RegisterVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	0,  // 20: pannier.host.v1.CreateVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
 	5,  // 21: pannier.host.v1.CreateVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	0,  // 22: pannier.host.v1.CheckVolumeRequest.spec:type_name -> pannier.host.v1.VolumeSpec
-	56, // 23: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
+	67, // 23: pannier.host.v1.GetVolumeRequest.read:type_name -> pannier.host.v1.ReadOptions
 	5,  // 24: pannier.host.v1.GetVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	7,  // 25: pannier.host.v1.GetVolumeResponse.usage:type_name -> pannier.host.v1.VolumeUsage
-	57, // 26: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	68, // 26: pannier.host.v1.GetVolumeResponse.meta:type_name -> pannier.host.v1.ReadMeta
 	8,  // 27: pannier.host.v1.GetVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
-	56, // 28: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
+	67, // 28: pannier.host.v1.ListVolumesRequest.read:type_name -> pannier.host.v1.ReadOptions
 	5,  // 29: pannier.host.v1.ListVolumesResponse.volumes:type_name -> pannier.host.v1.Volume
-	57, // 30: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
+	68, // 30: pannier.host.v1.ListVolumesResponse.meta:type_name -> pannier.host.v1.ReadMeta
 	5,  // 31: pannier.host.v1.ExplainVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	21, // 32: pannier.host.v1.ExplainVolumeResponse.claims:type_name -> pannier.host.v1.ExplainedClaim
 	8,  // 33: pannier.host.v1.ExplainVolumeResponse.conditions:type_name -> pannier.host.v1.VolumeCondition
 	6,  // 34: pannier.host.v1.ExplainedClaim.claim:type_name -> pannier.host.v1.Claim
-	55, // 35: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
-	55, // 36: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
-	55, // 37: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
-	55, // 38: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
+	66, // 35: pannier.host.v1.ExplainedClaim.last_heard:type_name -> google.protobuf.Timestamp
+	66, // 36: pannier.host.v1.ExplainedClaim.let_go_at:type_name -> google.protobuf.Timestamp
+	66, // 37: pannier.host.v1.ExplainedClaim.since:type_name -> google.protobuf.Timestamp
+	66, // 38: pannier.host.v1.ExplainedClaim.next_try_at:type_name -> google.protobuf.Timestamp
 	24, // 39: pannier.host.v1.ListExternalResponse.volumes:type_name -> pannier.host.v1.ExternalVolume
 	6,  // 40: pannier.host.v1.DeregisterVolumeResponse.left_behind:type_name -> pannier.host.v1.Claim
-	48, // 41: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
+	55, // 41: pannier.host.v1.DeleteVolumeRequest.secrets:type_name -> pannier.host.v1.DeleteVolumeRequest.SecretsEntry
 	5,  // 42: pannier.host.v1.ExpandVolumeResponse.volume:type_name -> pannier.host.v1.Volume
-	49, // 43: pannier.host.v1.ModifyVolumeRequest.parameters:type_name -> pannier.host.v1.ModifyVolumeRequest.ParametersEntry
-	50, // 44: pannier.host.v1.ModifyVolumeRequest.secrets:type_name -> pannier.host.v1.ModifyVolumeRequest.SecretsEntry
+	56, // 43: pannier.host.v1.ModifyVolumeRequest.parameters:type_name -> pannier.host.v1.ModifyVolumeRequest.ParametersEntry
+	57, // 44: pannier.host.v1.ModifyVolumeRequest.secrets:type_name -> pannier.host.v1.ModifyVolumeRequest.SecretsEntry
 	5,  // 45: pannier.host.v1.ModifyVolumeResponse.volume:type_name -> pannier.host.v1.Volume
 	35, // 46: pannier.host.v1.DetachVolumeResponse.claims:type_name -> pannier.host.v1.DetachedClaim
 	6,  // 47: pannier.host.v1.DetachedClaim.claim:type_name -> pannier.host.v1.Claim
-	51, // 48: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
-	52, // 49: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
+	58, // 48: pannier.host.v1.CreateSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateSnapshotRequest.ParametersEntry
+	59, // 49: pannier.host.v1.CreateSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateSnapshotRequest.SecretsEntry
 	38, // 50: pannier.host.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.host.v1.Snapshot
-	55, // 51: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	53, // 52: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
-	54, // 53: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
-	38, // 54: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
-	9,  // 55: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
-	11, // 56: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
-	13, // 57: pannier.host.v1.VolumeService.CheckVolume:input_type -> pannier.host.v1.CheckVolumeRequest
-	15, // 58: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
-	17, // 59: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
-	19, // 60: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
-	22, // 61: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
-	25, // 62: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
-	27, // 63: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
-	29, // 64: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
-	31, // 65: pannier.host.v1.VolumeService.ModifyVolume:input_type -> pannier.host.v1.ModifyVolumeRequest
-	33, // 66: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
-	36, // 67: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
-	39, // 68: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
-	41, // 69: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
-	10, // 70: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
-	12, // 71: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
-	14, // 72: pannier.host.v1.VolumeService.CheckVolume:output_type -> pannier.host.v1.CheckVolumeResponse
-	16, // 73: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
-	18, // 74: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
-	20, // 75: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
-	23, // 76: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
-	26, // 77: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
-	28, // 78: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
-	30, // 79: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
-	32, // 80: pannier.host.v1.VolumeService.ModifyVolume:output_type -> pannier.host.v1.ModifyVolumeResponse
-	34, // 81: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
-	37, // 82: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
-	40, // 83: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
-	42, // 84: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
-	70, // [70:85] is the sub-list for method output_type
-	55, // [55:70] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	66, // 51: pannier.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	60, // 52: pannier.host.v1.CreateGroupSnapshotRequest.parameters:type_name -> pannier.host.v1.CreateGroupSnapshotRequest.ParametersEntry
+	61, // 53: pannier.host.v1.CreateGroupSnapshotRequest.secrets:type_name -> pannier.host.v1.CreateGroupSnapshotRequest.SecretsEntry
+	41, // 54: pannier.host.v1.CreateGroupSnapshotResponse.group:type_name -> pannier.host.v1.GroupSnapshot
+	38, // 55: pannier.host.v1.GroupSnapshot.snapshots:type_name -> pannier.host.v1.Snapshot
+	66, // 56: pannier.host.v1.GroupSnapshot.created_at:type_name -> google.protobuf.Timestamp
+	62, // 57: pannier.host.v1.GetGroupSnapshotRequest.secrets:type_name -> pannier.host.v1.GetGroupSnapshotRequest.SecretsEntry
+	41, // 58: pannier.host.v1.GetGroupSnapshotResponse.group:type_name -> pannier.host.v1.GroupSnapshot
+	63, // 59: pannier.host.v1.DeleteGroupSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	64, // 60: pannier.host.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.host.v1.DeleteSnapshotRequest.SecretsEntry
+	65, // 61: pannier.host.v1.ListSnapshotsRequest.secrets:type_name -> pannier.host.v1.ListSnapshotsRequest.SecretsEntry
+	38, // 62: pannier.host.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.host.v1.Snapshot
+	9,  // 63: pannier.host.v1.VolumeService.RegisterVolume:input_type -> pannier.host.v1.RegisterVolumeRequest
+	11, // 64: pannier.host.v1.VolumeService.CreateVolume:input_type -> pannier.host.v1.CreateVolumeRequest
+	13, // 65: pannier.host.v1.VolumeService.CheckVolume:input_type -> pannier.host.v1.CheckVolumeRequest
+	15, // 66: pannier.host.v1.VolumeService.GetVolume:input_type -> pannier.host.v1.GetVolumeRequest
+	17, // 67: pannier.host.v1.VolumeService.ListVolumes:input_type -> pannier.host.v1.ListVolumesRequest
+	19, // 68: pannier.host.v1.VolumeService.ExplainVolume:input_type -> pannier.host.v1.ExplainVolumeRequest
+	22, // 69: pannier.host.v1.VolumeService.ListExternal:input_type -> pannier.host.v1.ListExternalRequest
+	25, // 70: pannier.host.v1.VolumeService.DeregisterVolume:input_type -> pannier.host.v1.DeregisterVolumeRequest
+	27, // 71: pannier.host.v1.VolumeService.DeleteVolume:input_type -> pannier.host.v1.DeleteVolumeRequest
+	29, // 72: pannier.host.v1.VolumeService.ExpandVolume:input_type -> pannier.host.v1.ExpandVolumeRequest
+	31, // 73: pannier.host.v1.VolumeService.ModifyVolume:input_type -> pannier.host.v1.ModifyVolumeRequest
+	33, // 74: pannier.host.v1.VolumeService.DetachVolume:input_type -> pannier.host.v1.DetachVolumeRequest
+	36, // 75: pannier.host.v1.VolumeService.CreateSnapshot:input_type -> pannier.host.v1.CreateSnapshotRequest
+	46, // 76: pannier.host.v1.VolumeService.DeleteSnapshot:input_type -> pannier.host.v1.DeleteSnapshotRequest
+	48, // 77: pannier.host.v1.VolumeService.ListSnapshots:input_type -> pannier.host.v1.ListSnapshotsRequest
+	39, // 78: pannier.host.v1.VolumeService.CreateGroupSnapshot:input_type -> pannier.host.v1.CreateGroupSnapshotRequest
+	42, // 79: pannier.host.v1.VolumeService.GetGroupSnapshot:input_type -> pannier.host.v1.GetGroupSnapshotRequest
+	44, // 80: pannier.host.v1.VolumeService.DeleteGroupSnapshot:input_type -> pannier.host.v1.DeleteGroupSnapshotRequest
+	10, // 81: pannier.host.v1.VolumeService.RegisterVolume:output_type -> pannier.host.v1.RegisterVolumeResponse
+	12, // 82: pannier.host.v1.VolumeService.CreateVolume:output_type -> pannier.host.v1.CreateVolumeResponse
+	14, // 83: pannier.host.v1.VolumeService.CheckVolume:output_type -> pannier.host.v1.CheckVolumeResponse
+	16, // 84: pannier.host.v1.VolumeService.GetVolume:output_type -> pannier.host.v1.GetVolumeResponse
+	18, // 85: pannier.host.v1.VolumeService.ListVolumes:output_type -> pannier.host.v1.ListVolumesResponse
+	20, // 86: pannier.host.v1.VolumeService.ExplainVolume:output_type -> pannier.host.v1.ExplainVolumeResponse
+	23, // 87: pannier.host.v1.VolumeService.ListExternal:output_type -> pannier.host.v1.ListExternalResponse
+	26, // 88: pannier.host.v1.VolumeService.DeregisterVolume:output_type -> pannier.host.v1.DeregisterVolumeResponse
+	28, // 89: pannier.host.v1.VolumeService.DeleteVolume:output_type -> pannier.host.v1.DeleteVolumeResponse
+	30, // 90: pannier.host.v1.VolumeService.ExpandVolume:output_type -> pannier.host.v1.ExpandVolumeResponse
+	32, // 91: pannier.host.v1.VolumeService.ModifyVolume:output_type -> pannier.host.v1.ModifyVolumeResponse
+	34, // 92: pannier.host.v1.VolumeService.DetachVolume:output_type -> pannier.host.v1.DetachVolumeResponse
+	37, // 93: pannier.host.v1.VolumeService.CreateSnapshot:output_type -> pannier.host.v1.CreateSnapshotResponse
+	47, // 94: pannier.host.v1.VolumeService.DeleteSnapshot:output_type -> pannier.host.v1.DeleteSnapshotResponse
+	49, // 95: pannier.host.v1.VolumeService.ListSnapshots:output_type -> pannier.host.v1.ListSnapshotsResponse
+	40, // 96: pannier.host.v1.VolumeService.CreateGroupSnapshot:output_type -> pannier.host.v1.CreateGroupSnapshotResponse
+	43, // 97: pannier.host.v1.VolumeService.GetGroupSnapshot:output_type -> pannier.host.v1.GetGroupSnapshotResponse
+	45, // 98: pannier.host.v1.VolumeService.DeleteGroupSnapshot:output_type -> pannier.host.v1.DeleteGroupSnapshotResponse
+	81, // [81:99] is the sub-list for method output_type
+	63, // [63:81] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_volume_proto_init() }
@@ -3414,7 +3910,7 @@ func file_pannier_host_v1_volume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_volume_proto_rawDesc), len(file_pannier_host_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   55,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

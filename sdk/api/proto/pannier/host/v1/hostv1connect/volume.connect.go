@@ -77,6 +77,15 @@ const (
 	// VolumeServiceListSnapshotsProcedure is the fully-qualified name of the VolumeService's
 	// ListSnapshots RPC.
 	VolumeServiceListSnapshotsProcedure = "/pannier.host.v1.VolumeService/ListSnapshots"
+	// VolumeServiceCreateGroupSnapshotProcedure is the fully-qualified name of the VolumeService's
+	// CreateGroupSnapshot RPC.
+	VolumeServiceCreateGroupSnapshotProcedure = "/pannier.host.v1.VolumeService/CreateGroupSnapshot"
+	// VolumeServiceGetGroupSnapshotProcedure is the fully-qualified name of the VolumeService's
+	// GetGroupSnapshot RPC.
+	VolumeServiceGetGroupSnapshotProcedure = "/pannier.host.v1.VolumeService/GetGroupSnapshot"
+	// VolumeServiceDeleteGroupSnapshotProcedure is the fully-qualified name of the VolumeService's
+	// DeleteGroupSnapshot RPC.
+	VolumeServiceDeleteGroupSnapshotProcedure = "/pannier.host.v1.VolumeService/DeleteGroupSnapshot"
 )
 
 // VolumeServiceClient is a client for the pannier.host.v1.VolumeService service.
@@ -118,6 +127,13 @@ type VolumeServiceClient interface {
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
 	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	// CreateGroupSnapshot takes snapshots of several volumes of a driver as of one moment, or returns the
+	// existing ones with that name.
+	CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error)
+	// GetGroupSnapshot returns a group with its snapshots.
+	GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error)
+	// DeleteGroupSnapshot deletes a group with its snapshots at its driver.
+	DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error)
 }
 
 // NewVolumeServiceClient constructs a client for the pannier.host.v1.VolumeService service. By
@@ -221,26 +237,47 @@ func NewVolumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(volumeServiceMethods.ByName("ListSnapshots")),
 			connect.WithClientOptions(opts...),
 		),
+		createGroupSnapshot: connect.NewClient[v1.CreateGroupSnapshotRequest, v1.CreateGroupSnapshotResponse](
+			httpClient,
+			baseURL+VolumeServiceCreateGroupSnapshotProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("CreateGroupSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
+		getGroupSnapshot: connect.NewClient[v1.GetGroupSnapshotRequest, v1.GetGroupSnapshotResponse](
+			httpClient,
+			baseURL+VolumeServiceGetGroupSnapshotProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("GetGroupSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteGroupSnapshot: connect.NewClient[v1.DeleteGroupSnapshotRequest, v1.DeleteGroupSnapshotResponse](
+			httpClient,
+			baseURL+VolumeServiceDeleteGroupSnapshotProcedure,
+			connect.WithSchema(volumeServiceMethods.ByName("DeleteGroupSnapshot")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // volumeServiceClient implements VolumeServiceClient.
 type volumeServiceClient struct {
-	registerVolume   *connect.Client[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse]
-	createVolume     *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
-	checkVolume      *connect.Client[v1.CheckVolumeRequest, v1.CheckVolumeResponse]
-	getVolume        *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
-	listVolumes      *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
-	explainVolume    *connect.Client[v1.ExplainVolumeRequest, v1.ExplainVolumeResponse]
-	listExternal     *connect.Client[v1.ListExternalRequest, v1.ListExternalResponse]
-	deregisterVolume *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
-	deleteVolume     *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
-	expandVolume     *connect.Client[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse]
-	modifyVolume     *connect.Client[v1.ModifyVolumeRequest, v1.ModifyVolumeResponse]
-	detachVolume     *connect.Client[v1.DetachVolumeRequest, v1.DetachVolumeResponse]
-	createSnapshot   *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
-	deleteSnapshot   *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
-	listSnapshots    *connect.Client[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse]
+	registerVolume      *connect.Client[v1.RegisterVolumeRequest, v1.RegisterVolumeResponse]
+	createVolume        *connect.Client[v1.CreateVolumeRequest, v1.CreateVolumeResponse]
+	checkVolume         *connect.Client[v1.CheckVolumeRequest, v1.CheckVolumeResponse]
+	getVolume           *connect.Client[v1.GetVolumeRequest, v1.GetVolumeResponse]
+	listVolumes         *connect.Client[v1.ListVolumesRequest, v1.ListVolumesResponse]
+	explainVolume       *connect.Client[v1.ExplainVolumeRequest, v1.ExplainVolumeResponse]
+	listExternal        *connect.Client[v1.ListExternalRequest, v1.ListExternalResponse]
+	deregisterVolume    *connect.Client[v1.DeregisterVolumeRequest, v1.DeregisterVolumeResponse]
+	deleteVolume        *connect.Client[v1.DeleteVolumeRequest, v1.DeleteVolumeResponse]
+	expandVolume        *connect.Client[v1.ExpandVolumeRequest, v1.ExpandVolumeResponse]
+	modifyVolume        *connect.Client[v1.ModifyVolumeRequest, v1.ModifyVolumeResponse]
+	detachVolume        *connect.Client[v1.DetachVolumeRequest, v1.DetachVolumeResponse]
+	createSnapshot      *connect.Client[v1.CreateSnapshotRequest, v1.CreateSnapshotResponse]
+	deleteSnapshot      *connect.Client[v1.DeleteSnapshotRequest, v1.DeleteSnapshotResponse]
+	listSnapshots       *connect.Client[v1.ListSnapshotsRequest, v1.ListSnapshotsResponse]
+	createGroupSnapshot *connect.Client[v1.CreateGroupSnapshotRequest, v1.CreateGroupSnapshotResponse]
+	getGroupSnapshot    *connect.Client[v1.GetGroupSnapshotRequest, v1.GetGroupSnapshotResponse]
+	deleteGroupSnapshot *connect.Client[v1.DeleteGroupSnapshotRequest, v1.DeleteGroupSnapshotResponse]
 }
 
 // RegisterVolume calls pannier.host.v1.VolumeService.RegisterVolume.
@@ -318,6 +355,21 @@ func (c *volumeServiceClient) ListSnapshots(ctx context.Context, req *connect.Re
 	return c.listSnapshots.CallUnary(ctx, req)
 }
 
+// CreateGroupSnapshot calls pannier.host.v1.VolumeService.CreateGroupSnapshot.
+func (c *volumeServiceClient) CreateGroupSnapshot(ctx context.Context, req *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error) {
+	return c.createGroupSnapshot.CallUnary(ctx, req)
+}
+
+// GetGroupSnapshot calls pannier.host.v1.VolumeService.GetGroupSnapshot.
+func (c *volumeServiceClient) GetGroupSnapshot(ctx context.Context, req *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error) {
+	return c.getGroupSnapshot.CallUnary(ctx, req)
+}
+
+// DeleteGroupSnapshot calls pannier.host.v1.VolumeService.DeleteGroupSnapshot.
+func (c *volumeServiceClient) DeleteGroupSnapshot(ctx context.Context, req *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error) {
+	return c.deleteGroupSnapshot.CallUnary(ctx, req)
+}
+
 // VolumeServiceHandler is an implementation of the pannier.host.v1.VolumeService service.
 type VolumeServiceHandler interface {
 	// RegisterVolume adds a volume that exists at its driver, or updates its definition. The driver
@@ -357,6 +409,13 @@ type VolumeServiceHandler interface {
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
 	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	// CreateGroupSnapshot takes snapshots of several volumes of a driver as of one moment, or returns the
+	// existing ones with that name.
+	CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error)
+	// GetGroupSnapshot returns a group with its snapshots.
+	GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error)
+	// DeleteGroupSnapshot deletes a group with its snapshots at its driver.
+	DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error)
 }
 
 // NewVolumeServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -456,6 +515,24 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(volumeServiceMethods.ByName("ListSnapshots")),
 		connect.WithHandlerOptions(opts...),
 	)
+	volumeServiceCreateGroupSnapshotHandler := connect.NewUnaryHandler(
+		VolumeServiceCreateGroupSnapshotProcedure,
+		svc.CreateGroupSnapshot,
+		connect.WithSchema(volumeServiceMethods.ByName("CreateGroupSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	volumeServiceGetGroupSnapshotHandler := connect.NewUnaryHandler(
+		VolumeServiceGetGroupSnapshotProcedure,
+		svc.GetGroupSnapshot,
+		connect.WithSchema(volumeServiceMethods.ByName("GetGroupSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
+	volumeServiceDeleteGroupSnapshotHandler := connect.NewUnaryHandler(
+		VolumeServiceDeleteGroupSnapshotProcedure,
+		svc.DeleteGroupSnapshot,
+		connect.WithSchema(volumeServiceMethods.ByName("DeleteGroupSnapshot")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.VolumeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case VolumeServiceRegisterVolumeProcedure:
@@ -488,6 +565,12 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 			volumeServiceDeleteSnapshotHandler.ServeHTTP(w, r)
 		case VolumeServiceListSnapshotsProcedure:
 			volumeServiceListSnapshotsHandler.ServeHTTP(w, r)
+		case VolumeServiceCreateGroupSnapshotProcedure:
+			volumeServiceCreateGroupSnapshotHandler.ServeHTTP(w, r)
+		case VolumeServiceGetGroupSnapshotProcedure:
+			volumeServiceGetGroupSnapshotHandler.ServeHTTP(w, r)
+		case VolumeServiceDeleteGroupSnapshotProcedure:
+			volumeServiceDeleteGroupSnapshotHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -555,4 +638,16 @@ func (UnimplementedVolumeServiceHandler) DeleteSnapshot(context.Context, *connec
 
 func (UnimplementedVolumeServiceHandler) ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListSnapshots is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateGroupSnapshot is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.GetGroupSnapshot is not implemented"))
+}
+
+func (UnimplementedVolumeServiceHandler) DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeleteGroupSnapshot is not implemented"))
 }

@@ -1,0 +1,120 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/claim"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// maxGroup bounds the volumes of a group snapshot: all of them are held still together.
+const maxGroup = 64
+
+// CreateGroupSnapshot takes snapshots of several volumes as of one moment, or returns the existing ones of that name.
+// Without a name the group gets one that contains the time.
+func (s volumeService) CreateGroupSnapshot(ctx context.Context,
+	req *connect.Request[hostv1.CreateGroupSnapshotRequest],
+) (*connect.Response[hostv1.CreateGroupSnapshotResponse], error) {
+	name := req.Msg.GetName()
+	if name == "" {
+		name = time.Now().UTC().Format("20060102-150405.000")
+	}
+	object := fmt.Sprintf("group snapshot %q", name)
+	if err := claim.CheckID(name); err != nil {
+		return nil, invalid(object, "name", err.Error())
+	}
+	ids := slices.Compact(slices.Sorted(slices.Values(req.Msg.GetVolumeIds())))
+	if len(ids) == 0 || len(ids) > maxGroup {
+		return nil, invalid(object, "volume_ids", fmt.Sprintf("are %d volumes: give 1 to %d", len(ids), maxGroup))
+	}
+	var volumes []claim.Volume
+	for _, id := range ids {
+		ref, err := volumeRef(req.Msg.GetNamespace(), id)
+		if err != nil {
+			return nil, err
+		}
+		v, _, err := s.readVolume(ctx, ref)
+		if err != nil {
+			return nil, err
+		}
+		if len(volumes) > 0 && v.PluginID != volumes[0].PluginID {
+			return nil, invalid(object, "volume_ids", fmt.Sprintf("%q is of driver %q and %q of driver %q: a driver takes "+
+				"snapshots of its own volumes only", volumes[0].ID, volumes[0].PluginID, v.ID, v.PluginID))
+		}
+		volumes = append(volumes, v)
+	}
+	taken, err := s.cfg.Controllers.CreateGroupSnapshot(ctx, volumes, name, req.Msg.GetParameters(), req.Msg.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
+	shown, err := s.shownGroup(ctx, volumes[0].PluginID, taken)
+	return connect.NewResponse(&hostv1.CreateGroupSnapshotResponse{Group: shown}), err
+}
+
+// GetGroupSnapshot reads a group with its snapshots from its driver.
+func (s volumeService) GetGroupSnapshot(ctx context.Context,
+	req *connect.Request[hostv1.GetGroupSnapshotRequest],
+) (*connect.Response[hostv1.GetGroupSnapshotResponse], error) {
+	named, err := groupRequest(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	got, err := s.cfg.Controllers.GetGroupSnapshot(ctx, req.Msg.GetPluginId(), named)
+	if err != nil {
+		return nil, err
+	}
+	shown, err := s.shownGroup(ctx, req.Msg.GetPluginId(), got)
+	return connect.NewResponse(&hostv1.GetGroupSnapshotResponse{Group: shown}), err
+}
+
+// DeleteGroupSnapshot deletes a group with its snapshots at its driver. It may be repeated.
+func (s volumeService) DeleteGroupSnapshot(ctx context.Context,
+	req *connect.Request[hostv1.DeleteGroupSnapshotRequest],
+) (*connect.Response[hostv1.DeleteGroupSnapshotResponse], error) {
+	named, err := groupRequest(req.Msg)
+	if err == nil {
+		err = s.cfg.Controllers.DeleteGroupSnapshot(ctx, req.Msg.GetPluginId(), named)
+	}
+	return connect.NewResponse(&hostv1.DeleteGroupSnapshotResponse{}), err
+}
+
+func groupRequest(req interface {
+	GetPluginId() string
+	GetGroupId() string
+	GetSnapshotIds() []string
+	GetSecrets() map[string]string
+},
+) (storage.GroupSnapshotRequest, error) {
+	named := storage.GroupSnapshotRequest{
+		ID: req.GetGroupId(), SnapshotIDs: req.GetSnapshotIds(), Secrets: req.GetSecrets(),
+	}
+	if err := claim.CheckID(req.GetPluginId()); err != nil {
+		return named, invalid("group snapshot", "plugin_id", err.Error())
+	}
+	if named.ID == "" {
+		return named, invalid("group snapshot", "group_id", "is missing")
+	}
+	return named, nil
+}
+
+func (s volumeService) shownGroup(ctx context.Context, driver string, g storage.GroupSnapshot) (*hostv1.GroupSnapshot,
+	error,
+) {
+	registered, err := s.byExternalID(ctx, driver)
+	if err != nil {
+		return nil, err
+	}
+	out := &hostv1.GroupSnapshot{GroupId: g.ID, PluginId: driver, CreatedAt: timestamp(g.CreatedAt), Ready: g.Ready}
+	for _, snapshot := range g.Snapshots {
+		shown := shownSnapshot(driver, snapshot)
+		shown.Volume = registered[snapshot.VolumeExternalID]
+		out.Snapshots = append(out.Snapshots, shown)
+	}
+	return out, nil
+}

@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func (a *app) groupCommand() *cobra.Command {
+	return a.noun("group", "Snapshots of several volumes as of one moment", a.groupCreate(), a.groupStatus(),
+		a.groupDelete())
+}
+
+func (a *app) groupCreate() *cobra.Command {
+	var workload string
+	var secretFlags, parameterFlags []string
+	cmd := &cobra.Command{
+		Use: "create NAME [VOLUME...]", Short: "Take snapshots of several volumes as of one moment",
+		Long: `Take snapshots of several volumes of one driver as of one moment: what a program has written to
+one of them before it wrote to another one is in the snapshots too. Repeating it gives the same
+snapshots.`,
+		Example: "pannier volume snapshot group create before-the-upgrade -workload db",
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return &usageError{err: errors.New("NAME is missing")}
+			case (len(args) == 1) == (workload == ""):
+				return &usageError{err: errors.New("give the volumes, or a workload with -workload")}
+			}
+			return nil
+		},
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			parameters, err := pairs("parameter", parameterFlags)
+			if err != nil {
+				return err
+			}
+			volumes := args[1:]
+			if workload != "" {
+				if volumes, err = a.volumesOf(ctx, client, workload); err != nil {
+					return err
+				}
+			}
+			resp, err := client.Volumes.CreateGroupSnapshot(ctx, connect.NewRequest(&hostv1.CreateGroupSnapshotRequest{
+				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeIds: volumes, Name: args[0],
+				Parameters: parameters, Secrets: secrets,
+			}))
+			if err != nil {
+				return hintVolume(err)
+			}
+			return a.print(resp.Msg, func() error { return a.showGroup(resp.Msg.GetGroup()) })
+		}),
+	}
+	cmd.Flags().StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
+	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
+		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	secretsFlag(cmd, &secretFlags)
+	return cmd
+}
+
+// volumesOf returns the ids of a workload's volumes.
+func (a *app) volumesOf(ctx context.Context, client *api.Client, workload string) (ids []string, err error) {
+	resp, err := client.Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{
+		Namespace: a.namespaceOr(claim.DefaultNamespace), Id: workload,
+	}))
+	if err != nil {
+		return nil, hint(err, ExitNotFound, "pannier workload status lists the workloads")
+	}
+	for _, v := range resp.Msg.GetWorkload().GetSpec().GetVolumes() {
+		ids = append(ids, v.GetSource())
+	}
+	if len(ids) == 0 {
+		return nil, &codeError{fmt.Errorf("workload %q has no volumes", workload), ExitRefused}
+	}
+	return ids, nil
+}
+
+func (a *app) groupStatus() *cobra.Command {
+	var secretFlags []string
+	cmd := &cobra.Command{
+		Use: "status DRIVER GROUP", Short: "Show a group's snapshots",
+		Example: "pannier volume snapshot group status local group-0abc",
+		Args:    exactly("DRIVER", "GROUP"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.GetGroupSnapshot(ctx, connect.NewRequest(&hostv1.GetGroupSnapshotRequest{
+				PluginId: args[0], GroupId: args[1], Secrets: secrets,
+			}))
+			if err != nil {
+				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists the snapshots with their groups",
+					args[0])
+			}
+			return a.print(resp.Msg, func() error { return a.showGroup(resp.Msg.GetGroup()) })
+		}),
+	}
+	secretsFlag(cmd, &secretFlags)
+	return cmd
+}
+
+func (a *app) groupDelete() *cobra.Command {
+	var secretFlags []string
+	cmd := &cobra.Command{
+		Use: "delete DRIVER GROUP", Short: "Delete a group with its snapshots at their driver",
+		Example: "pannier volume snapshot group delete local group-0abc",
+		Args:    exactly("DRIVER", "GROUP"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			secrets, err := readSecrets(secretFlags)
+			if err != nil {
+				return err
+			}
+			resp, err := client.Volumes.DeleteGroupSnapshot(ctx, connect.NewRequest(&hostv1.DeleteGroupSnapshotRequest{
+				PluginId: args[0], GroupId: args[1], Secrets: secrets,
+			}))
+			if err != nil {
+				return err
+			}
+			return a.print(resp.Msg, func() error {
+				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("group snapshot %s is deleted", args[1])))
+				return err
+			})
+		}),
+	}
+	secretsFlag(cmd, &secretFlags)
+	return cmd
+}
+
+func (a *app) showGroup(g *hostv1.GroupSnapshot) error {
+	state := "ready"
+	if !g.GetReady() {
+		state = "not ready yet"
+	}
+	if err := a.say(fmt.Sprintf("group snapshot %s: %s", g.GetGroupId(), state)); err != nil {
+		return err
+	}
+	return a.showSnapshots(g.GetSnapshots())
+}
