@@ -88,8 +88,8 @@ func (n *Node) execute(ctx context.Context, commands ...command.Command) []state
 }
 
 // executeOneByOne is execute for a ledger in which some volumes are one at their driver: of these, only one may have
-// claims, which nothing but the ledger as it is when a start begins can tell. So it waits for each outcome, whatever ctx
-// says.
+// claims, which nothing but the ledger as it is when a start begins can tell. So it waits for each outcome, whatever
+// ctx says.
 func (n *Node) executeOneByOne(ctx context.Context, commands []command.Command) []state.Outcome {
 	n.oneByOne.Lock()
 	defer n.oneByOne.Unlock()

@@ -70,8 +70,8 @@ func (r *rig) readAhead(id string) int {
 		}
 		f, err := os.Open(device)
 		check.NoError(r.t, err)
-		defer f.Close()
 		sectors, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKRAGET)
+		check.NoError(r.t, f.Close())
 		check.NoError(r.t, err)
 		return sectors / 2
 	}

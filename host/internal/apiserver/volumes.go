@@ -161,8 +161,8 @@ func (s *Server) shownVolume(v claim.Volume, claims []claim.Claim) *hostv1.Volum
 		Capacity: v.Capacity, AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
 		Claims: shownClaims(claims), Topologies: shownTopologies(v.Topologies),
 		MutableParameters: v.MutableParameters,
-		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex, CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(
-			v.ModifiedAt),
+		CreateIndex:       v.CreateIndex, ModifyIndex: v.ModifyIndex,
+		CreatedAt: timestamp(v.CreatedAt), ModifiedAt: timestamp(v.ModifiedAt),
 	}
 	attempt, _ := s.cfg.Watcher.Attempt(v.VolumeRef)
 	for n, c := range claims {

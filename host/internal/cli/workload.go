@@ -212,7 +212,8 @@ func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
 		w, some, err = receive(stream, p)
 		if seen && connect.CodeOf(err) == connect.CodeNotFound {
 			// The agent died between the last step and its answer: the workload is stopped.
-			w, err = &hostv1.Workload{Spec: &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}, State: "stopped"}, nil
+			spec := &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}
+			w, err = &hostv1.Workload{Spec: spec, State: "stopped"}, nil
 		}
 		seen = seen || some
 		return err

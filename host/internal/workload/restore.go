@@ -17,8 +17,7 @@ import (
 //
 // Before that, the journal is compared with what the ledger has of this node (see reconcile); Open returns the mounts
 // that this left alone. If RemoteLedger is set and the ledger does not answer at once, the comparison is done later:
-// until
-// then the workloads are Unknown and stay as they are, and no other can be started.
+// until then the workloads are Unknown and stay as they are, and no other can be started.
 func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.Layout.Check(); err != nil {
 		return nil, err
@@ -26,7 +25,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	if err := m.noteBoot(); err != nil {
 		return nil, err
 	}
-	reports := m.Events.Subscribe(m.ctx, 0)
+	reports := m.Events.Subscribe(m.ctx, 0) //nolint:contextcheck // until it is closed
 	m.live.Go(func() { m.noteRetries(reports) })
 	var found []*record
 	if err := m.journal.View(func(tx *journal.Tx) error {

@@ -54,7 +54,7 @@ func (r *run) attempt(ctx context.Context) error {
 		var cancel context.CancelCauseFunc
 		ctx, cancel = context.WithCancelCause(ctx)
 		defer cancel(nil)
-		defer context.AfterFunc(r.forced, func() { cancel(errForced) })()
+		defer context.AfterFunc(r.forced, func() { cancel(errForced) })() //nolint:contextcheck // the force, besides ctx
 	}
 	return r.down(ctx)
 }

@@ -32,7 +32,7 @@ csi_driver "fuse" {
 }
 `, testbin.Build(t, "test/lib/fusedriver"))), t}
 	h.Start()
-	h.Run("volume", "register", h.Host.Write("v.hcl", `
+	h.Run("volume", "register", h.Write("v.hcl", `
 id          = "v"
 type        = "csi"
 plugin_id   = "fuse"
@@ -54,7 +54,7 @@ func (h fuseHost) configure(old, now string) {
 	if err != nil || !strings.Contains(string(text), old) {
 		h.t.Fatalf("%q is not in the configuration (%v)", old, err)
 	}
-	h.Host.Write("agent.hcl", strings.ReplaceAll(string(text), old, now))
+	h.Write("agent.hcl", strings.ReplaceAll(string(text), old, now))
 }
 
 func (h fuseHost) target() string {
@@ -179,7 +179,7 @@ func TestDriverGoneFromTheConfigurationInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _, _ := strings.Cut(string(text), "csi_driver")
-	h.Host.Write("agent.hcl", before+"\nports {\n  http = 0\n}\n")
+	h.Write("agent.hcl", before+"\nports {\n  http = 0\n}\n")
 	h.Stop()
 	h.Start()
 	if d := h.driver(); d.GetPid() != first.GetPid() {
@@ -189,15 +189,15 @@ func TestDriverGoneFromTheConfigurationInUse(t *testing.T) {
 	h.Run("workload", "stop", "w")
 	h.Eventually("it is gone", func() error {
 		if err := syscall.Kill(int(first.GetPid()), 0); !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("process %d is there (%v)", first.GetPid(), err)
+			return fmt.Errorf("process %d is there", first.GetPid())
 		}
 		return nil
 	})
 	h.NothingInUse()
 }
 
-// The server of a volume was killed, and then its driver does not answer any more. An operator's force ends the release,
-// but not while a process has a file of it open.
+// The server of a volume was killed, and then its driver does not answer any more. An operator's force ends the
+// release, but not while a process has a file of it open.
 func TestForcedStopOfADeadFileSystem(t *testing.T) {
 	t.Parallel()
 	h := newFuseHost(t)

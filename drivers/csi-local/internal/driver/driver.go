@@ -120,8 +120,8 @@ func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return &csi.GetPluginInfoResponse{Name: Name, VendorVersion: d.version}, nil
 }
 
-// GetPluginCapabilities reports that there are a controller and a group controller, and that volumes can be expanded while they are in
-// use.
+// GetPluginCapabilities reports that there are a controller and a group controller, and that volumes can be expanded
+// while they are in use.
 func (d *Driver) GetPluginCapabilities(context.Context,
 	*csi.GetPluginCapabilitiesRequest,
 ) (*csi.GetPluginCapabilitiesResponse, error) {

@@ -104,7 +104,7 @@ func (m *Monitor) changed(v Volume, from source, before, c storage.Condition) {
 		by = fmt.Sprintf("the controller of driver %q", v.PluginID)
 	}
 	e := events.Event{
-		Topic: events.TopicVolume, Type: TypeNormal, Subject: v.VolumeRef.String(),
+		Topic: events.TopicVolume, Type: TypeNormal, Subject: v.String(),
 		Message: by + " reports no problem with it any more",
 		Details: map[string]string{"driver": v.PluginID, "node": m.Node},
 	}

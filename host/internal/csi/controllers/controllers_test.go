@@ -585,7 +585,9 @@ func TestCreatedWithAnotherCapacity(t *testing.T) {
 		least, most int64
 		want        string
 	}{
-		{7, 7, ""}, {0, 0, ""}, {0, 7, ""},
+		{7, 7, ""},
+		{0, 0, ""},
+		{0, 7, ""},
 		{8, 0, `volume "ext-1" of 7 bytes, which is less than capacity_min, 8`},
 		{0, 6, `volume "ext-1" of 7 bytes, which is more than capacity_max, 6`},
 	} {
@@ -628,11 +630,13 @@ func TestExpandOnNodesAlone(t *testing.T) {
 	}{
 		"no EXPAND_VOLUME in the controller": {
 			func(d *drivers.Driver) { d.Fingerprint.Controller.Expand, d.Fingerprint.Node.Expand = false, true },
-			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true}, codes.OK,
+			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true},
+			codes.OK,
 		},
 		"no controller": {
 			func(d *drivers.Driver) { d.Fingerprint.Controller, d.Fingerprint.Node.Expand = nil, true },
-			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true}, codes.OK,
+			storage.ExpandResponse{Capacity: 10, NodeExpansionRequired: true},
+			codes.OK,
 		},
 		"nowhere": {
 			func(d *drivers.Driver) { d.Fingerprint.Controller.Expand = false }, storage.ExpandResponse{}, codes.Unimplemented,

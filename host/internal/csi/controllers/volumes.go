@@ -119,7 +119,7 @@ func (c *Controllers) CheckCreate(ctx context.Context, v claim.Volume) (name str
 // checkCapacity refuses a volume that is smaller or larger than it may be; a driver need not report a capacity. The
 // volume is not deleted: it may be one that was there before, with data.
 func checkCapacity(v claim.Volume, made storage.CreateResponse) error {
-	wrong := ""
+	var wrong string
 	switch {
 	case made.Capacity == 0:
 		return nil

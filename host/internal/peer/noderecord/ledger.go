@@ -84,8 +84,8 @@ func (l Ledger) EndWorkload(ctx context.Context, run claim.Run) error {
 	return err
 }
 
-// NodeDetached marks claims as node-detached, with their ForcedBy. Those that are gone, or further already, stay as they
-// are.
+// NodeDetached marks claims as node-detached, with their ForcedBy. Those that are gone, or further already, stay as
+// they are.
 func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 	held := map[claim.WorkloadRef][]claim.Claim{}
 	var items []command.Advance

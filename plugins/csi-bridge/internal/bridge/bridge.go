@@ -3,8 +3,8 @@
 // and error texts.
 //
 // Invariants: nothing is kept between two calls except connections, drivers' capabilities and the calls that drivers
-// died of, so that the process can be replaced at any moment; and nothing is decided about claims or steps, because the host decides which call
-// to make.
+// died of, so that the process can be replaced at any moment; and nothing is decided about claims or steps, because
+// the host decides which call to make.
 package bridge
 
 import (

@@ -205,7 +205,8 @@ func TestHungAttemptIsRepeated(t *testing.T) {
 }
 
 // TestCallThatMountsIsNotCutOff uses a driver that needs longer than an attempt, and than the budget of other calls,
-// but not longer than its caller waits. A call that is cut off may go on in the driver, and mount when nobody expects it.
+// but not longer than its caller waits. A call that is cut off may go on in the driver, and mount when nobody expects
+// it.
 func TestCallThatMountsIsNotCutOff(t *testing.T) {
 	timing := brisk
 	timing.Attempt, timing.Budget = 100*time.Millisecond, 200*time.Millisecond
