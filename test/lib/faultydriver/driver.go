@@ -22,7 +22,7 @@ type Config struct {
 	Socket       string // default: csi.sock in a temporary directory
 	Name         string
 	NodeID       string
-	MaxVolumes   int64 // per node; 0: 16
+	MaxVolumes   int64 // per node; 0: no limit
 	NoController bool
 	NoNode       bool
 	Offline      bool // declares VolumeExpansion OFFLINE, besides ONLINE unless Without names that

@@ -123,12 +123,8 @@ func (s *services) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.N
 	if id == "" {
 		id = "faulty-node"
 	}
-	most := s.config.MaxVolumes
-	if most == 0 {
-		most = 16
-	}
 	return &csi.NodeGetInfoResponse{
-		NodeId: id, MaxVolumesPerNode: most,
+		NodeId: id, MaxVolumesPerNode: s.config.MaxVolumes,
 		AccessibleTopology: &csi.Topology{Segments: map[string]string{"rack": "R1"}},
 	}, nil
 }

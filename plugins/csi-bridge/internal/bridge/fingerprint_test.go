@@ -90,6 +90,7 @@ func TestFingerprintSaysWhatTheDriverIs(t *testing.T) {
 		"unknown additions": {faultydriver.Config{RawController: []int32{999}, RawNode: []int32{999}}, all},
 	} {
 		t.Run(name, func(t *testing.T) {
+			tc.config.MaxVolumes = 16
 			if got := firstFingerprint(t, setup(t, brisk, tc.config)); !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("got\n%+v %+v %+v", got, got.Controller, got.Node)
 			}
