@@ -222,62 +222,12 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
-	waits := s.settled(v, v.Target)
-	was := v.Mounted
-	if was == nil {
-		was, _ = mounts.At(v.Target) // of a workload that the journal does not know
-	}
-	calling, cancel := v.calling(ctx)
-	defer cancel()
-	err := s.unmount(v.Ref, v.Target, true, func() error {
-		return s.call(calling, "unpublish", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	return s.release(ctx, v, mounted{
+		Mount: v.targetMount(), was: v.Mounted, verb: "unpublish", ours: true,
+		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
-		})
+		},
 	})
-	if err = s.byForce(ctx, v, v.Target, was, err); err != nil {
-		return err
-	}
-	if err := s.unused(ctx, was); err != nil {
-		return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, err)
-	}
-	if waits != nil {
-		return waits
-	}
-	if err := s.forgetUnanswered(v.Target); err != nil {
-		return err
-	}
-	return s.Lease.Release(ctx, v.targetMount())
-}
-
-// unused fails while something that no mount table of the host shows still has the block device of a volume that was
-// unmounted, and so may write to it.
-func (s *Steps) unused(ctx context.Context, was *mounts.Mount) error {
-	if was == nil || was.Disk == nil {
-		return nil
-	}
-	return retryFor(ctx, heldWait, func() error {
-		if err := was.Disk.Unused(); err != nil {
-			return fmt.Errorf("it is unmounted, but %w: stop or unmount that, and the release continues", err)
-		}
-		return nil
-	})
-}
-
-// retryFor repeats a check until it returns nil, for some time.
-func retryFor(ctx context.Context, long time.Duration, check func() error) error {
-	tick := time.NewTicker(long / 10)
-	defer tick.Stop()
-	for deadline := time.Now().Add(long); ; {
-		err := check()
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-tick.C:
-		}
-	}
 }
 
 // notHeld fails while another process or container holds the volume.

@@ -208,31 +208,12 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 
 // unstageNow calls the driver; was is what it had mounted when it staged.
 func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) error {
-	waits := s.settled(v, v.Staging)
-	mounted := was != nil
-	if was == nil {
-		was, _ = mounts.At(v.Staging) // of a workload that the journal does not know
-	}
-	calling, cancel := v.calling(ctx)
-	defer cancel()
-	err := s.unmount(v.Ref, v.Staging, mounted, func() error {
-		return s.call(calling, "unstage", v, 0, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+	return s.release(ctx, v, mounted{
+		Mount: v.stagingMount(), was: was, verb: "unstage", ours: was != nil,
+		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
-		})
+		},
 	})
-	if err = s.byForce(ctx, v, v.Staging, was, err); err != nil {
-		return err
-	}
-	if err := s.unused(ctx, was); err != nil {
-		return fmt.Errorf("unstage volume %q: %w", v.Ref, err)
-	}
-	if waits != nil {
-		return waits
-	}
-	if err := s.forgetUnanswered(v.Staging); err != nil {
-		return err
-	}
-	return s.Lease.Release(ctx, v.stagingMount())
 }
 
 // sameMount reports whether a mount is the one that was recorded. Some drivers mount nothing when
