@@ -14,8 +14,8 @@ var crashes = []mutant{
 	{
 		name: "users-not-in-journal", promise: "users of a staging mount are known after a restart",
 		file: "host/internal/workload/volumesteps/record.go",
-		old:  "		u.Users = append(u.Users, me)\n	}\n	return u, s.saveUsers(b, key, u)\n",
-		new:  "		u.Users = append(u.Users, me)\n	}\n	return u, nil\n",
+		old:  "		u.Unanswered = note\n	}\n	return u, s.saveUsers(b, key, u)\n",
+		new:  "		u.Unanswered = note\n	}\n	return u, nil\n",
 		pkg:  crashPkg, run: "^TestMatrix$/^local$/^start$/^host$/^NodeStageVolume:worked$", args: []string{"-full"},
 	},
 	{

@@ -47,8 +47,8 @@ var ofMounts = []mutant{
 	{
 		name: "own-disk-published", promise: "a workload does not get a directory of the host's own disk for a volume that was not mounted",
 		file: "host/internal/workload/volumesteps/publish.go",
-		old:  "	if err == nil && own {\n",
-		new:  "	if err != nil && own {\n",
+		old:  "	if s.Layout.OnDisk(there, v.Driver, *m) {\n",
+		new:  "	if err != nil && s.Layout.OnDisk(there, v.Driver, *m) {\n",
 		pkg:  workloadPkg, run: "^TestStageWithoutAMount$",
 	},
 	{
@@ -74,10 +74,24 @@ var ofMounts = []mutant{
 	},
 	{
 		name: "call-not-noted", promise: "a call in the middle of which the host was killed keeps the claim too",
+		file: "host/internal/workload/volumesteps/record.go",
+		old:  "		u.Unanswered = note\n",
+		new:  "		u.Unanswered = nil\n",
+		pkg:  workloadPkg, run: "^TestKilledInTheMiddleOfACall$/^stage$",
+	},
+	{
+		name: "publish-not-noted", promise: "a publish in the middle of which the host was killed keeps the claim too",
+		file: "host/internal/workload/volumesteps/publish.go",
+		old:  "	v.set.Update(func() { v.Unanswered = v.noted })\n",
+		new:  "",
+		pkg:  workloadPkg, run: "^TestKilledInTheMiddleOfACall$/^publish$",
+	},
+	{
+		name: "noted-of-another-process", promise: "what is recorded of a call is true of the process that gets it",
 		file: "host/internal/workload/volumesteps/unanswered.go",
-		old:  "		if err := s.noteUnanswered(path, &made); err != nil {\n",
-		new:  "		if err := s.noteUnanswered(path, nil); err != nil {\n",
-		pkg:  workloadPkg, run: "^TestKilledInTheMiddleOfACall$",
+		old:  "return u != nil && u.PID == now.PID && u.Started == now.Started && ",
+		new:  "return u != nil && ",
+		pkg:  workloadPkg, run: "^TestDriverChangesBeforeACall$",
 	},
 	{
 		name: "call-cut-off-by-a-stop", promise: "a stop waits for the answer to a call that mounts",

@@ -7,8 +7,8 @@ var workloads = []mutant{
 	{
 		name: "intent-not-written", promise: "what a failed start needs to be undone is in the journal before it is done",
 		file: "host/internal/workload/run.go",
-		old:  "	if before == \"\" {\n		if err := r.mark(a, of, step.Intended); err != nil {\n",
-		new:  "	if before == \"\" && a.of != eachVolume {\n		if err := r.mark(a, of, step.Intended); err != nil {\n",
+		old:  "	if before == \"\" {\n		if a.note != nil {\n",
+		new:  "	if before == \"\" && a.of != eachVolume {\n		if a.note != nil {\n",
 		pkg:  workloadPkg, run: "^TestAStepGoesWrong$",
 	},
 	{
@@ -44,10 +44,12 @@ var workloads = []mutant{
 		file: "host/internal/workload/steps.go",
 		old: `	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
 	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
+	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+		noting((*volumesteps.Steps).NotePublish),
 `,
 		new: `	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
+	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+		noting((*volumesteps.Steps).NotePublish),
 	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
 `,
 		pkg: workloadPkg, run: "^TestOneVolumeStartAndStop$",

@@ -44,7 +44,11 @@ func (h *host) outcome(t *testing.T, id string) outcome {
 		o.Claims[n].TakenAt, o.Claims[n].ModifiedAt, o.Claims[n].Index = time.Time{}, time.Time{}, 0
 	}
 	check.NoError(t, h.journal.View(func(tx *journal.Tx) error {
-		put := func(k string, u *users) error { o.Users[k] = *u; return nil }
+		put := func(k string, u *users) error {
+			delete(*u, "unanswered") // a call that was interrupted stays so
+			o.Users[k] = *u
+			return nil
+		}
 		return errors.Join(attachments.Each(tx, put), stagings.Each(tx, put))
 	}))
 	return o

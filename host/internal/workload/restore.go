@@ -122,6 +122,9 @@ func (m *Manager) restore(ctx context.Context, rec *record) (*instance, error) {
 	i.resumed, i.reconciled = true, m.reconciled
 	if rec.BootID != m.bootID {
 		i.rec.Owner, i.rec.Process, i.rec.MountNS = nil, nil, nil
+		for _, v := range rec.Volumes {
+			v.Unanswered = nil
+		}
 		i.askStop("the machine was rebooted")
 		return i, nil
 	}

@@ -192,6 +192,9 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 	}
 	before := r.progress(a.name, of)
 	if before == "" {
+		if a.note != nil {
+			a.note(r, of)
+		}
 		if err := r.mark(a, of, step.Intended); err != nil {
 			return err
 		}

@@ -21,7 +21,8 @@ var actions = []action{
 	ofAll("reserve", (*run).wantsDevices, (*run).reserve, (*run).freeDevices),
 	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
 	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish),
+	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+		noting((*volumesteps.Steps).NotePublish),
 	ofService(registerStep, nil, (*servicesteps.Steps).Register, (*servicesteps.Steps).Deregister),
 	ofService(identifyStep, (*servicesteps.Service).Meshed, (*servicesteps.Steps).Identify, (*servicesteps.Steps).Revoke),
 	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap,
@@ -44,6 +45,8 @@ type action struct {
 	when func(r *run, of subject) bool
 
 	do, undo func(r *run, ctx context.Context, of subject) error
+	// note, if not nil, comes before the intent is written to the journal, which gets with it what it changes.
+	note func(r *run, of subject)
 }
 
 // scope is the kind of subject that an action has.
@@ -112,6 +115,12 @@ func ofVolume(name string, when func(*volumesteps.Volume) bool, do,
 		do:   func(r *run, ctx context.Context, of subject) error { return do(r.m.volumes, ctx, of.volume) },
 		undo: func(r *run, ctx context.Context, of subject) error { return undo(r.m.volumes, ctx, of.volume) },
 	}
+}
+
+// noting adds what an action of each volume notes with its intent.
+func (a action) noting(note func(*volumesteps.Steps, *volumesteps.Volume)) action {
+	a.note = func(r *run, of subject) { note(r.m.volumes, of.volume) }
+	return a
 }
 
 // ofService makes an action of each service.

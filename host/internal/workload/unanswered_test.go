@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,14 +40,28 @@ func (h *host) settles(long time.Duration) {
 	h.drivers.set(full, func(d *drivers.Driver) { d.SettleTime = long })
 }
 
-// unanswered counts the calls without an answer in the journal.
-func (h *host) unanswered(t *testing.T) (n int) {
+// unanswered lists the processes that calls without an answer in the journal were made to; 0: to one that is not known.
+func (h *host) unanswered(t *testing.T) (pids []int) {
 	t.Helper()
-	const calls journal.Bucket[map[string]any] = "unanswered"
 	check.NoError(t, h.journal.View(func(tx *journal.Tx) error {
-		return calls.Each(tx, func(string, *map[string]any) error { n++; return nil })
+		return errors.Join(
+			stagings.Each(tx, func(_ string, u *users) error {
+				if call, ok := (*u)["unanswered"].(map[string]any); ok {
+					pid, _ := call["pid"].(float64)
+					pids = append(pids, int(pid))
+				}
+				return nil
+			}),
+			records.Each(tx, func(_ string, r *record) error {
+				for _, v := range r.Volumes {
+					if v.Unanswered != nil {
+						pids = append(pids, v.Unanswered.PID)
+					}
+				}
+				return nil
+			}))
 	}))
-	return n
+	return pids
 }
 
 // givenUp starts a workload whose stage or publish is never answered, and returns when its release waits for that.
@@ -97,42 +112,86 @@ func TestCallThatIsNeverAnswered(t *testing.T) {
 	}
 }
 
-// The host is killed in the middle of a stage: nobody knows what the driver does with it.
+// The host is killed in the middle of a call: nobody knows what the driver does with it.
 func TestKilledInTheMiddleOfACall(t *testing.T) {
-	h := newHost(t)
-	h.settles(time.Hour)
-	h.volume(t, full, "a")
-	held := newGate()
-	h.on("stage:before", 1, held.hold)
-	go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{}) }()
-	held.await(t)
-	if n := h.unanswered(t); n != 1 { // this is all that a kill leaves
-		t.Errorf("the journal has %d calls while the driver works on one", n)
+	for _, call := range []string{"stage", "publish"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.settles(time.Hour)
+			h.volume(t, full, "a")
+			held := newGate()
+			h.on(call+":before", 1, held.hold)
+			go func() { _, _ = h.Start(context.Background(), spec("w", "a"), Options{}) }()
+			held.await(t)
+			if n := len(h.unanswered(t)); n != 1 { // this is all that a kill leaves
+				t.Errorf("the journal has %d calls while the driver works on one", n)
+			}
+			h = h.next(t)
+			h.settles(time.Hour)
+			h.open(t)
+			h.running(t, "w") // the driver has answered the second call
+			go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+			if w := h.waiting(t, "w"); !strings.Contains(w.Waiting, "never answered a call to "+call) {
+				t.Errorf("it waits for %s", w.Waiting)
+			}
+			h.settles(time.Millisecond)
+			h.ended(t, "w")
+			h.clean(t)
+		})
 	}
-	h = h.next(t)
-	h.settles(time.Hour)
-	h.open(t)
-	h.running(t, "w") // the driver has answered the second call
-	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
-	if w := h.waiting(t, "w"); !strings.Contains(w.Waiting, "never answered a call to stage") {
-		t.Errorf("it waits for %s", w.Waiting)
+}
+
+// The driver is another process than when the call was recorded: the journal has the one that gets the call.
+func TestDriverChangesBeforeACall(t *testing.T) {
+	for nth, call := range []string{"stage", "publish"} {
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t)
+			h.volume(t, full, "a")
+			before, after := driverProcess(t), driverProcess(t)
+			h.drivers.set(full, func(d *drivers.Driver) { d.PID = before.Pid })
+			asked, secrets := 0, h.volumes.Secrets
+			h.volumes.Secrets = func(ctx context.Context, v claim.Volume) (map[string]string, error) { // before each call
+				if asked++; asked == nth+1 {
+					h.drivers.set(full, func(d *drivers.Driver) { d.PID = after.Pid })
+				}
+				return secrets(ctx, v)
+			}
+			h.on(call+":before", 1, func(context.Context) error {
+				if got := h.unanswered(t); !slices.Equal(got, []int{after.Pid}) {
+					t.Errorf("during the call the journal has calls to %v, want one to %d", got, after.Pid)
+				}
+				return nil
+			})
+			h.start(t, spec("w", "a"))
+			if got := h.unanswered(t); len(got) > 0 {
+				t.Errorf("after the answers the journal has calls to %v", got)
+			}
+			h.stop(t, "w")
+			h.clean(t)
+		})
 	}
-	h.settles(time.Millisecond)
-	h.ended(t, "w")
-	h.clean(t)
+}
+
+// driverProcess starts a process that does nothing.
+func driverProcess(t *testing.T) *os.Process {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	check.NoError(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	return cmd.Process
 }
 
 // What the process of a driver has not done by its end, it does not do.
 func TestDriverOfAnUnansweredCallEnds(t *testing.T) {
 	h := newHost(t)
 	h.settles(time.Hour)
-	process := exec.Command("sleep", "1000")
-	check.NoError(t, process.Start())
-	t.Cleanup(func() { _ = process.Process.Kill() })
-	h.drivers.set(full, func(d *drivers.Driver) { d.PID = process.Process.Pid })
+	process := driverProcess(t)
+	h.drivers.set(full, func(d *drivers.Driver) { d.PID = process.Pid })
 	h.givenUp(t, "stage")
-	check.NoError(t, process.Process.Kill())
-	_ = process.Wait()
+	check.NoError(t, process.Kill())
+	_, _ = process.Wait()
 	h.ended(t, "w")
 	h.clean(t)
 }

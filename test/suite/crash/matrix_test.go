@@ -109,7 +109,6 @@ func starts(k kind) []crash {
 		rpcs = append(rpcs, "ControllerPublishVolume")
 	}
 	points = slices.Concat(points, of("stage", do...), of("staging", "saved", "saved#2"), of("publish", do...),
-		of("unanswered", "saved", "saved#2", "saved#3", "saved#4"),
 		of("workload", "running"))
 	return cases(points, append(rpcs, "NodeStageVolume", "NodePublishVolume"))
 }

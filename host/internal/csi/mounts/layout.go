@@ -124,28 +124,24 @@ func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 	return l.Volume(path)
 }
 
-// OnDisk reports whether a mount of this process's namespace shows a directory or file of the driver's folder that is
-// on the disk of Dir itself, rather than something that is mounted there.
-func (l Layout) OnDisk(driver string, m Mount) (bool, error) {
-	table, err := read()
-	if err != nil {
-		return false, err
-	}
-	for _, i := range slices.Backward(table) {
-		over := newMount(i)
-		rel, err := filepath.Rel(over.Path, l.Driver(driver))
+// OnDisk reports whether a mount of the table shows a directory or file of the driver's folder that is on the disk of
+// Dir itself, rather than something that is mounted there.
+func (l Layout) OnDisk(t Table, driver string, m Mount) bool {
+	for _, i := range slices.Backward(t) {
+		rel, err := filepath.Rel(filepath.Clean(i.Mountpoint), l.Driver(driver))
 		if err != nil || !filepath.IsLocal(rel) {
 			continue
 		}
+		over := newMount(i)
 		for _, dir := range []string{stagingDir, workloadDir} {
 			own := filepath.Join(over.Root, rel, dir)
 			if m.Device == over.Device && (m.Root == own || strings.HasPrefix(m.Root, own+"/")) {
-				return true, nil
+				return true
 			}
 		}
-		return false, nil
+		return false
 	}
-	return false, nil
+	return false
 }
 
 // split splits a path where drivers may mount into the driver's folder and the rest; any other path

@@ -51,14 +51,22 @@ func (m Mount) String() string {
 	return fmt.Sprintf("%s of %s (%s, %s)", m.FSType, m.Source, m.Device, access)
 }
 
+// Table is what was mounted in this process's namespace at one moment, in the order of mounting.
+type Table []*mountinfo.Info
+
+// Read reads the mount table.
+func Read() (Table, error) {
+	table, err := mountuse.Read(mountuse.Self)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	return table, nil
+}
+
 // At returns what is mounted at path, or nil. Of several mounts on top of each other it is the
 // visible one.
-func At(path string) (*Mount, error) {
-	table, err := read()
-	if err != nil {
-		return nil, err
-	}
-	for _, i := range slices.Backward(table) {
+func (t Table) At(path string) *Mount {
+	for _, i := range slices.Backward(t) {
 		if filepath.Clean(i.Mountpoint) != path {
 			continue
 		}
@@ -66,28 +74,31 @@ func At(path string) (*Mount, error) {
 		if d, ok := mountuse.DiskOf(i); ok {
 			m.Disk = &d
 		}
-		return &m, nil
+		return &m
 	}
-	return nil, nil
+	return nil
 }
 
 // Below returns what is mounted at or below dir, in the order of mounting.
-func Below(dir string) (found []Mount, err error) {
-	table, err := read()
-	for _, i := range table {
-		if m := newMount(i); m.Path == dir || strings.HasPrefix(m.Path, dir+"/") {
-			found = append(found, m)
+func (t Table) Below(dir string) (found []Mount) {
+	for _, i := range t {
+		if path := filepath.Clean(i.Mountpoint); path == dir || strings.HasPrefix(path, dir+"/") {
+			found = append(found, newMount(i))
 		}
 	}
-	return found, err
+	return found
 }
 
-func read() ([]*mountinfo.Info, error) {
-	table, err := mountuse.Read(mountuse.Self)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	return table, nil
+// At is Table.At of the present table.
+func At(path string) (*Mount, error) {
+	t, err := Read()
+	return t.At(path), err
+}
+
+// Below is Table.Below of the present table.
+func Below(dir string) ([]Mount, error) {
+	t, err := Read()
+	return t.Below(dir), err
 }
 
 func newMount(i *mountinfo.Info) Mount {

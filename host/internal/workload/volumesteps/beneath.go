@@ -42,7 +42,7 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 		s.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
 		return err
 	}
-	return s.removeMount(ref, path)
+	return s.removePath(ref, path)
 }
 
 // report tells of a mount that the host has to unmount itself.
@@ -60,6 +60,11 @@ func (s *Steps) removeMount(ref claim.VolumeRef, path string) error {
 	if err := s.Layout.Unmount(path); err != nil {
 		return s.inUse(path, err)
 	}
+	return s.removePath(ref, path)
+}
+
+// removePath removes a path where nothing is mounted any more.
+func (s *Steps) removePath(ref claim.VolumeRef, path string) error {
 	_, err := s.setAside(ref, path)
 	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {
 		// The volume is unmounted, so its claim may be released. The next start says what is in its way.

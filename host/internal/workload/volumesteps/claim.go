@@ -262,7 +262,7 @@ func (s *Steps) Attach(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	u, err := s.join(attachments, attachmentKey(v.Ref), v)
+	u, err := s.join(attachments, attachmentKey(v.Ref), v, nil)
 	if err != nil {
 		return err
 	}

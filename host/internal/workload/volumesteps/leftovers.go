@@ -56,7 +56,7 @@ func (s *Steps) DetachUnknown(ctx context.Context, c claim.Claim, info claim.Vol
 		if u != nil {
 			continue // workloads of the journal use it
 		}
-		if err := s.unstageNow(ctx, v, nil); err != nil {
+		if err := s.unstageNow(ctx, v, &users{}); err != nil {
 			return err
 		}
 	}
@@ -114,12 +114,15 @@ func (s *Steps) unmountLeftover(ctx context.Context, ref claim.VolumeRef, m moun
 func (s *Steps) stillMounted(ctx context.Context, set *Set, skip []claim.VolumeRef) (stay []claim.VolumeRef,
 	err error,
 ) {
+	there, readErr := mounts.Read()
 	for _, v := range set.Volumes {
 		if v.Driver == "" || slices.Contains(skip, v.Ref) {
 			continue
 		}
-		failed := s.unmountBelow(v, s.Layout.WorkloadVolume(v.Driver, v.workload, v.Ref))
-		failed = errors.Join(failed, s.unmountUnstaged(ctx, v))
+		failed := errors.Join(readErr, s.unmountAll(v, there.Below(s.Layout.WorkloadVolume(v.Driver, v.workload, v.Ref))))
+		if len(there.Below(s.Layout.StagingOf(v.Driver, v.Ref))) > 0 {
+			failed = errors.Join(failed, s.unmountUnstaged(ctx, v))
+		}
 		if failed != nil {
 			stay, err = append(stay, v.Ref), errors.Join(err, failed)
 		}
@@ -142,11 +145,11 @@ func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
 	if u, _, err := s.stagingOf(v); err != nil || u != nil {
 		return err
 	}
-	return s.unmountBelow(v, s.Layout.StagingOf(v.Driver, v.Ref))
+	there, err := mounts.Below(s.Layout.StagingOf(v.Driver, v.Ref)) // now that nobody stages it
+	return errors.Join(err, s.unmountAll(v, there))
 }
 
-func (s *Steps) unmountBelow(v *Volume, folder string) error {
-	there, err := mounts.Below(folder)
+func (s *Steps) unmountAll(v *Volume, there []mounts.Mount) (err error) {
 	for _, m := range slices.Backward(there) {
 		if failed := s.removeMount(v.Ref, m.Path); failed != nil {
 			err = errors.Join(err, failed)

@@ -31,10 +31,11 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 		return err
 	}
 	unlock()
-	there, err := mounts.At(v.Target)
+	before, err := mounts.Read()
 	if err != nil {
 		return err
 	}
+	there := before.At(v.Target)
 	switch {
 	case there != nil && v.Mounted != nil && v.Mounted.Same(*there):
 		return nil // published before a restart of the host
@@ -58,20 +59,7 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	if err := s.guard(ctx, v, v.targetMount()); err != nil {
 		return err
 	}
-	before, err := mounts.Below(s.Layout.Driver(v.Driver))
-	if err != nil {
-		return err
-	}
-	err = s.mount(ctx, "publish", v, v.Target, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		req := storage.PublishRequest{
-			Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
-		}
-		if v.Stages() {
-			req.StagingPath = d.Translate(v.Staging)
-		}
-		return c.Publish(ctx, d.Ref(), req)
-	})
-	if err != nil {
+	if err := s.publishNow(ctx, v, asked); err != nil {
 		return err
 	}
 	if err := s.Lease.Valid(); err != nil {
@@ -92,6 +80,38 @@ func (s *Steps) publish(ctx context.Context, v *Volume) error {
 	}
 	v.set.Update(func() { v.Mounted = mounted })
 	return nil
+}
+
+// NotePublish notes the call of Publish, for the journal to have it together with the step's intent.
+func (s *Steps) NotePublish(v *Volume) {
+	v.noted = note("publish", s.driverNow(v))
+	v.set.Update(func() { v.Unanswered = v.noted })
+}
+
+func (s *Steps) publishNow(ctx context.Context, v *Volume, asked storage.Volume) error {
+	m := mounting{
+		verb: "publish", path: v.Target, noted: v.noted,
+		save: func(u *unanswered) error { return v.set.Save(func() { v.Unanswered = u }) },
+		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+			req := storage.PublishRequest{
+				Volume: asked, PublishContext: v.PublishContext, TargetPath: d.Translate(v.Target), ReadOnly: v.Usage.ReadOnly,
+			}
+			if v.Stages() {
+				req.StagingPath = d.Translate(v.Staging)
+			}
+			return c.Publish(ctx, d.Ref(), req)
+		},
+	}
+	if v.Unanswered != v.noted {
+		m.earlier = v.Unanswered
+	}
+	v.noted = nil
+	left, err := s.mount(ctx, v, m)
+	if left != m.earlier {
+		return errors.Join(err, m.save(left))
+	}
+	v.set.Update(func() { v.Unanswered = left }) // in the journal with the step's result
+	return err
 }
 
 // grow expands the file system to the size of the volume, which may have been expanded while it
@@ -143,10 +163,11 @@ func (v *Record) Dev() bool { return drivers.Asks(v.Options.Flags, "dev", "nodev
 // host's own disk, and so would one that shows the staging directory of a volume that was not mounted there. A driver
 // need not mount when it stages (CSI spec, NodeStageVolume), so this is checked here, for both calls.
 func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
-	m, err := mounts.At(v.Target)
+	there, err := mounts.Read()
 	if err != nil {
 		return nil, err
 	}
+	m := there.At(v.Target)
 	if v.Usage.AttachmentMode == claim.BlockDevice {
 		block, err := mounts.BlockDevice(v.Target)
 		if err == nil && !block {
@@ -161,8 +182,7 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 	case v.Usage.ReadOnly && !m.ReadOnly:
 		return nil, errors.New("the driver answered with success, but the mount is not read-only")
 	}
-	own, err := s.Layout.OnDisk(v.Driver, *m)
-	if err == nil && own {
+	if s.Layout.OnDisk(there, v.Driver, *m) {
 		err = fmt.Errorf("the driver answered with success, but %s shows a directory of this host's own disk (%s): it has not "+
 			"mounted the volume, neither when it staged it at %s nor now", v.Target, m.Root, v.Staging)
 	}
@@ -171,14 +191,13 @@ func (s *Steps) checkPublished(v *Volume) (*mounts.Mount, error) {
 
 // unmountStrays unmounts what a driver has mounted in its folder since before and no record explains, after it has lied
 // about a mount of v, and says so.
-func (s *Steps) unmountStrays(v *Volume, before []mounts.Mount) (said string) {
+func (s *Steps) unmountStrays(v *Volume, before mounts.Table) (said string) {
 	now, err := mounts.Below(s.Layout.Driver(v.Driver))
 	if err != nil {
 		return ""
 	}
 	for _, m := range slices.Backward(now) {
-		was := func(b mounts.Mount) bool { return b.Path == m.Path }
-		if _, ours := s.Layout.Volume(m.Path); !ours || slices.ContainsFunc(before, was) || s.Explained(m.Path) {
+		if _, ours := s.Layout.Volume(m.Path); !ours || before.At(m.Path) != nil || s.Explained(m.Path) {
 			continue
 		}
 		said += "; it has mounted at " + m.Path
@@ -222,12 +241,22 @@ func (s *Steps) Unpublish(ctx context.Context, v *Volume) error {
 }
 
 func (s *Steps) unpublishNow(ctx context.Context, v *Volume) error {
-	return s.release(ctx, v, mounted{
+	m := unmounting{
 		Mount: v.targetMount(), was: v.Mounted, verb: "unpublish", ours: true,
 		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unpublish(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Target))
 		},
-	})
+	}
+	if v.noted == nil { // else it was not made
+		m.unanswered = v.Unanswered
+	}
+	if err := s.release(ctx, v, m); err != nil {
+		return err
+	}
+	if v.set != nil {
+		v.set.Update(func() { v.Unanswered = nil })
+	}
+	return nil
 }
 
 // notHeld fails while another process or container holds the volume.

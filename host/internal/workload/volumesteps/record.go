@@ -44,6 +44,7 @@ type Record struct {
 	Staging        string            `json:"staging,omitempty"`
 	Target         string            `json:"target,omitempty"`
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`
+	Unanswered     *unanswered       `json:"unanswered,omitempty"` // a call to publish
 
 	// ForcedBy is the operator for whom the host has unmounted the volume without its driver; empty: it has not.
 	ForcedBy string `json:"forced_by,omitempty"`
@@ -81,6 +82,7 @@ type users struct {
 	Done           bool              `json:"done,omitempty"`
 	PublishContext map[string]string `json:"publish_context,omitempty"` // of an attachment
 	Mounted        *mounts.Mount     `json:"mounted,omitempty"`         // of a staging mount
+	Unanswered     *unanswered       `json:"unanswered,omitempty"`      // a call to stage
 	// Options are those with which the volume was staged; nil: an older version has staged it.
 	Options *claim.MountOptions `json:"options,omitempty"`
 }
@@ -96,8 +98,8 @@ func attachmentKey(ref claim.VolumeRef) string { return ref.Namespace + "/" + re
 func (v *Record) stagingKey() string { return attachmentKey(v.Ref) + "/" + filepath.Base(v.Staging) }
 
 // join adds the volume request to the users of a mount or an attachment, before the driver is
-// called for it.
-func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, error) {
+// called for it; if that call mounts, note is its record.
+func (s *Steps) join(b journal.Bucket[users], key string, v *Volume, note *unanswered) (*users, error) {
 	u, err := s.loadUsers(b, key)
 	if err != nil {
 		return nil, err
@@ -113,6 +115,9 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume) (*users, er
 	}
 	if me := v.user(); !slices.Contains(u.Users, me) {
 		u.Users = append(u.Users, me)
+	}
+	if note != nil {
+		u.Unanswered = note
 	}
 	return u, s.saveUsers(b, key, u)
 }
@@ -160,20 +165,10 @@ func ForgetMounts(tx *journal.Tx) error {
 			return err
 		}
 		for key, u := range all {
-			u.Done, u.Mounted = false, nil
+			u.Done, u.Mounted, u.Unanswered = false, nil, nil
 			if err := b.Put(tx, key, u); err != nil {
 				return err
 			}
-		}
-	}
-	var made []string
-	note := func(path string, _ *unanswered) error { made = append(made, path); return nil }
-	if err := calls.Each(tx, note); err != nil {
-		return err
-	}
-	for _, path := range made {
-		if err := calls.Delete(tx, path); err != nil {
-			return err
 		}
 	}
 	return nil

@@ -31,42 +31,60 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 	if err != nil {
 		return err
 	}
-	there, err := mounts.Below(s.Layout.StagingOf(v.Driver, v.Ref))
+	table, err := mounts.Read()
 	if err != nil {
 		return err
 	}
-	if len(there) > 0 && before == nil {
+	if there := table.Below(s.Layout.StagingOf(v.Driver, v.Ref)); len(there) > 0 && before == nil {
 		return fmt.Errorf("stage volume %q: %s is there already and is not ours: %s", v.Ref, there[0].Path, there[0])
 	}
 	if err := before.fits(v); err != nil {
 		return step.NoEffect(err)
 	}
 	key := v.stagingKey()
-	u, err := s.join(stagings, key, v)
+	if before != nil && before.Done && sameMount(before.Mounted, table.At(v.Staging)) {
+		_, err := s.join(stagings, key, v, nil)
+		return err
+	}
+	noted := note("stage", s.driverNow(v))
+	u, err := s.join(stagings, key, v, noted)
 	if err != nil {
 		return err
 	}
-	if u.Done {
-		if at, err := mounts.At(v.Staging); err != nil || sameMount(u.Mounted, at) {
-			return err
-		}
+	u.Unanswered = nil
+	if before != nil {
+		u.Unanswered = before.Unanswered
 	}
+	if err := s.makeStaging(v, before == nil); err != nil {
+		if before != nil {
+			return errors.Join(err, s.saveUsers(stagings, key, u)) // there is something to undo
+		}
+		// What is in the way is not the host's, and an undo would remove it.
+		if left := s.leave(stagings, key, v); left != nil {
+			return errors.Join(err, left)
+		}
+		return step.NoEffect(err)
+	}
+	mounted, err := s.stageNow(ctx, v, table, u, noted)
+	if err == nil {
+		u.Mounted, u.Done = mounted, true
+	}
+	return errors.Join(err, s.saveUsers(stagings, key, u))
+}
+
+// makeStaging makes the directory. Without a first stage its files may be those of a driver that mounts nothing when it
+// stages.
+func (s *Steps) makeStaging(v *Volume, first bool) error {
 	if err := s.Layout.Make(v.Staging); err != nil {
-		return s.notStaged(v, before, fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err))
+		return fmt.Errorf("make the staging directory of volume %q: %w", v.Ref, err)
 	}
-	if before == nil { // otherwise the files may be those of a driver that mounts nothing when it stages
-		if err := s.Layout.CheckEmpty(v.Staging); err != nil {
-			return s.notStaged(v, before, inTheWay("stage", v, err))
-		}
+	if !first {
+		return nil
 	}
-	if err := s.stageNow(ctx, v); err != nil {
-		return err
+	if err := s.Layout.CheckEmpty(v.Staging); err != nil {
+		return inTheWay("stage", v, err)
 	}
-	if u.Mounted, err = mounts.At(v.Staging); err != nil {
-		return err
-	}
-	u.Done = true
-	return s.saveUsers(stagings, key, u)
+	return nil
 }
 
 // findStaging returns the users of the volume's staging mount on this node, and gives v its path.
@@ -133,50 +151,47 @@ func stageFlags(flags []string) []string {
 	return slices.Compact(flags)
 }
 
-// notStaged removes this use before the driver was called for it: what is in the way is not the
-// host's, and an undo would remove it.
-func (s *Steps) notStaged(v *Volume, before *users, err error) error {
-	if before != nil {
-		return err // there is something to undo
-	}
-	if left := s.leave(stagings, v.stagingKey(), v); left != nil {
-		return errors.Join(err, left)
-	}
-	return step.NoEffect(err)
-}
-
-func (s *Steps) stageNow(ctx context.Context, v *Volume) error {
+// stageNow calls the driver, and returns what it has mounted. before is the mount table at some time before; noted is
+// the record of the call, in place of u.Unanswered.
+func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u *users, noted *unanswered) (*mounts.Mount,
+	error,
+) {
 	asked, err := s.withSecrets(ctx, v)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.guard(ctx, v, v.stagingMount()); err != nil {
-		return err
+		return nil, err
 	}
-	before, err := mounts.Below(s.Layout.Driver(v.Driver))
-	if err != nil {
-		return err
-	}
-	err = s.mount(ctx, "stage", v, v.Staging, func(ctx context.Context, c storage.Client, d drivers.Driver) error {
-		return c.Stage(ctx, d.Ref(), storage.StageRequest{
-			Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
-		})
+	u.Unanswered, err = s.mount(ctx, v, mounting{
+		verb: "stage", path: v.Staging, earlier: u.Unanswered, noted: noted,
+		save: func(now *unanswered) error {
+			with := *u
+			with.Unanswered = now
+			return s.saveUsers(stagings, v.stagingKey(), &with)
+		},
+		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
+			return c.Stage(ctx, d.Ref(), storage.StageRequest{
+				Volume: asked, PublishContext: v.PublishContext, StagingPath: d.Translate(v.Staging),
+			})
+		},
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.Lease.Valid(); err != nil {
-		return err
+		return nil, err
 	}
 	// No mount there is no lie yet: a driver may only prepare the volume (see checkPublished).
-	there, err := mounts.Below(v.Staging)
-	if err == nil && len(there) == 0 {
-		if said := s.unmountStrays(v, before); said != "" {
-			err = fmt.Errorf("stage volume %q for workload %q on driver %q: the driver answered with success, but nothing is mounted "+
-				"at %s%s", v.Ref, v.workload, v.Driver, v.Staging, said)
-		}
+	now, err := mounts.Read()
+	if err != nil || len(now.Below(v.Staging)) > 0 {
+		return now.At(v.Staging), err
 	}
-	return err
+	if said := s.unmountStrays(v, before); said != "" {
+		return nil, fmt.Errorf("stage volume %q for workload %q on driver %q: the driver answered with success, but nothing is "+
+			"mounted at %s%s", v.Ref, v.workload, v.Driver, v.Staging, said)
+	}
+	return nil, nil
 }
 
 // Unstage ends this use; the last user unmounts the volume.
@@ -199,17 +214,17 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 		if err := s.saveUsers(stagings, key, u); err != nil {
 			return err
 		}
-		if err := s.unstageNow(ctx, v, u.Mounted); err != nil {
+		if err := s.unstageNow(ctx, v, u); err != nil {
 			return err
 		}
 	}
 	return s.leave(stagings, key, v)
 }
 
-// unstageNow calls the driver; was is what it had mounted when it staged.
-func (s *Steps) unstageNow(ctx context.Context, v *Volume, was *mounts.Mount) error {
-	return s.release(ctx, v, mounted{
-		Mount: v.stagingMount(), was: was, verb: "unstage", ours: was != nil,
+// unstageNow calls the driver; u is the record of the staging mount.
+func (s *Steps) unstageNow(ctx context.Context, v *Volume, u *users) error {
+	return s.release(ctx, v, unmounting{
+		Mount: v.stagingMount(), was: u.Mounted, unanswered: u.Unanswered, verb: "unstage", ours: u.Mounted != nil,
 		call: func(ctx context.Context, c storage.Client, d drivers.Driver) error {
 			return c.Unstage(ctx, d.Ref(), v.storageVolume(), d.Translate(v.Staging))
 		},

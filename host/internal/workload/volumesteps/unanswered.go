@@ -13,26 +13,49 @@ import (
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
-	"github.com/pannier/pannier/host/internal/system/failpoint"
-	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
 // unanswered is a call that mounts a volume, which was made and has no answer: its driver may mount at any time, also
-// after it has answered the opposite call. It is in the journal from before the call until its answer. Without an
-// answer it stays until the driver's process has ended, or until the driver's SettleTime has passed; so long the
-// volume's claim is kept, since a second writer may be on another node as soon as it is freed.
+// after it has answered the opposite call. It is in the journal from before the call until its answer, with what the
+// journal gets then anyway: the users of a staging mount, the progress of a publish. Without an answer it stays until
+// the driver's process has ended, or until the driver's SettleTime has passed; so long the volume's claim is kept, since
+// a second writer may be on another node as soon as it is freed.
 type unanswered struct {
 	Call  string           `json:"call"`
-	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, when it was made
+	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, not before it was made
 	// PID and Started, in clock ticks since boot, are the driver's process; 0: it is not run by the host.
 	PID     int    `json:"pid,omitempty"`
 	Started uint64 `json:"started,omitempty"`
 }
 
-// calls are the unanswered ones, by the path at which they mount.
-const calls journal.Bucket[unanswered] = "unanswered"
+// ahead is how long before a call its record may be written. A call that is made later, or to another process of the
+// driver, has to be recorded again.
+const ahead = time.Second
+
+// note is the record of a call that is about to be made.
+func note(call string, d drivers.Driver) *unanswered {
+	n := &unanswered{Call: call, Since: boottime.Now().Add(ahead)}
+	if d.PID == 0 {
+		return n
+	}
+	if stat, err := procfs.ReadStat(procfs.Dir(d.PID)); err == nil {
+		n.PID, n.Started = d.PID, stat.StartTime
+	}
+	return n
+}
+
+// holds reports whether what was noted is true of a call that is made now, as now says.
+func (u *unanswered) holds(now *unanswered) bool {
+	return u != nil && u.PID == now.PID && u.Started == now.Started && u.Since >= now.Since.Add(-ahead)
+}
+
+// driverNow is the driver of v as it is now, for a note.
+func (s *Steps) driverNow(v *Volume) drivers.Driver {
+	d, _ := s.Calls.Drivers.Get(v.Driver)
+	return d
+}
 
 // flight is a step that may make a call that mounts. When the step is given up while the driver works on the call, the
 // step goes on in its own goroutine: only the driver's answer says whether it has mounted.
@@ -94,29 +117,31 @@ func (s *Steps) spec(v *Volume) drivers.Spec {
 	return d.Spec
 }
 
-// mount makes a call that mounts at path. The end of ctx does not cancel it, the driver's timeout and Closing do.
-func (s *Steps) mount(ctx context.Context, call string, v *Volume, path string,
-	fn func(ctx context.Context, c storage.Client, d drivers.Driver) error,
-) error {
+// mounting is a call that mounts.
+type mounting struct {
+	verb, path string
+	earlier    *unanswered                  // an earlier one at that path, which stays unanswered
+	noted      *unanswered                  // this one, as it is in the journal; nil: it is not yet
+	save       func(left *unanswered) error // writes it there
+	call       func(ctx context.Context, c storage.Client, d drivers.Driver) error
+}
+
+// mount makes a call that mounts, and returns what stays unanswered at its path; the caller puts that into the journal.
+// The end of ctx does not cancel the call, the driver's timeout and Closing do.
+func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswered, err error) {
 	if _, err := s.Calls.Await(ctx, v.Driver, s.DriverWait); err != nil {
-		return fmt.Errorf("%s volume %q for workload %q on driver %q: %w", call, v.Ref, v.workload, v.Driver, err)
+		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.Ref, v.workload, v.Driver, err)
 	}
-	before, err := s.unansweredAt(path)
-	if err != nil {
-		return err
-	}
-	made := unanswered{Call: call}
 	tries := 0
 	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.Closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
-	err = s.call(bounded, call, v, s.DriverWait, func(bounded context.Context, c storage.Client, d drivers.Driver) error {
-		made.Since, made.PID, made.Started = boottime.Now(), 0, 0
-		if stat, err := procfs.ReadStat(procfs.Dir(d.PID)); d.PID != 0 && err == nil {
-			made.PID, made.Started = d.PID, stat.StartTime
-		}
-		if err := s.noteUnanswered(path, &made); err != nil {
-			return err
+	err = s.call(bounded, m.verb, v, s.DriverWait, func(bounded context.Context, c storage.Client, d drivers.Driver) error {
+		if now := note(m.verb, d); !m.noted.holds(now) {
+			m.noted = now
+			if err := m.save(now); err != nil {
+				return err
+			}
 		}
 		if ctx.Err() != nil && tries == 0 {
 			return context.Cause(ctx)
@@ -125,15 +150,16 @@ func (s *Steps) mount(ctx context.Context, call string, v *Volume, path string,
 		if v.flight != nil {
 			v.flight.sent.Store(true)
 		}
-		return fn(bounded, c, d)
+		return m.call(bounded, c, d)
 	})
-	if tries > 1 || tries == 1 && !answered(err) {
-		made.Since = boottime.Now()
-		s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.Driver, "call", call,
-			"volume", v.Ref, "path", path, "error", err)
-		return errors.Join(err, s.noteUnanswered(path, &made))
+	if tries == 0 || tries == 1 && answered(err) {
+		return m.earlier, err
 	}
-	return errors.Join(err, s.noteUnanswered(path, before))
+	given := *m.noted
+	given.Since = boottime.Now()
+	s.Log.Warn("a driver has not answered a call that mounts: it may mount at any time", "driver", v.Driver, "call", m.verb,
+		"volume", v.Ref, "path", m.path, "error", err)
+	return &given, err
 }
 
 // answered reports that a driver has answered a call, or never got it (sdk/storage): it does nothing for it any more.
@@ -143,12 +169,11 @@ func answered(err error) bool {
 		!errors.Is(err, context.DeadlineExceeded)
 }
 
-// settled fails while a call that mounts at path has no answer and may have an effect yet. It is called before the
-// opposite call: what is not mounted after both stays so.
-func (s *Steps) settled(v *Volume, path string) error {
-	u, err := s.unansweredAt(path)
-	if err != nil || u == nil || u.gone() {
-		return err
+// settled fails while a call that mounts has no answer and may have an effect yet. It is called before the opposite
+// call: what is not mounted after both stays so.
+func (s *Steps) settled(v *Volume, u *unanswered) error {
+	if u == nil || u.gone() {
+		return nil
 	}
 	left := u.Since.Add(s.settleTime(v)).Sub(boottime.Now())
 	if left <= 0 {
@@ -177,32 +202,5 @@ func (u *unanswered) gone() bool {
 	all, err := procfs.Processes()
 	return err == nil && !slices.ContainsFunc(all, func(p procfs.Stat) bool {
 		return !p.Ended() && (p.PID == u.PID && p.StartTime == u.Started || p.PID != u.PID && p.Session == u.PID)
-	})
-}
-
-func (s *Steps) unansweredAt(path string) (u *unanswered, err error) {
-	err = s.Journal.View(func(tx *journal.Tx) error {
-		u, err = calls.Get(tx, path)
-		return err
-	})
-	return u, err
-}
-
-// forgetUnanswered deletes the record of a path, if there is one.
-func (s *Steps) forgetUnanswered(path string) error {
-	if u, err := s.unansweredAt(path); err != nil || u == nil {
-		return err
-	}
-	return s.noteUnanswered(path, nil)
-}
-
-// noteUnanswered writes the record of a path, or deletes it if u is nil.
-func (s *Steps) noteUnanswered(path string, u *unanswered) error {
-	defer failpoint.Here(string(calls), "saved")
-	return s.Journal.Update(func(tx *journal.Tx) error {
-		if u == nil {
-			return calls.Delete(tx, path)
-		}
-		return calls.Put(tx, path, u)
 	})
 }

@@ -11,19 +11,20 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// mounted is what a driver has mounted for a volume, or may have, and the call that unmounts it.
-type mounted struct {
+// unmounting is a call that unmounts what a driver has mounted for a volume, or may have.
+type unmounting struct {
 	fence.Mount
-	was  *mounts.Mount // as it was recorded; nil: it was not
-	ours bool          // see unmount
-	verb string
-	call func(ctx context.Context, c storage.Client, d drivers.Driver) error
+	was        *mounts.Mount // as it was recorded; nil: it was not
+	ours       bool          // see unmount
+	unanswered *unanswered   // a call that mounts it
+	verb       string
+	call       func(ctx context.Context, c storage.Client, d drivers.Driver) error
 }
 
 // release has the driver unmount, and returns when nothing can use the volume through that mount any more, nor be
 // mounted there by an earlier call.
-func (s *Steps) release(ctx context.Context, v *Volume, m mounted) error {
-	waits := s.settled(v, m.Path)
+func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
+	waits := s.settled(v, m.unanswered)
 	if m.was == nil {
 		m.was, _ = mounts.At(m.Path) // of a workload that the journal does not know
 	}
@@ -42,9 +43,6 @@ func (s *Steps) release(ctx context.Context, v *Volume, m mounted) error {
 	}
 	if waits != nil {
 		return waits
-	}
-	if err := s.forgetUnanswered(m.Path); err != nil {
-		return err
 	}
 	return s.Lease.Release(ctx, m.Mount)
 }
