@@ -3,6 +3,7 @@ package state
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/dgraph-io/badger/v4"
@@ -19,18 +20,8 @@ func (s *Store) HasDuplicates() bool { return s.duplicates.Load() }
 
 // Duplicates returns the other volumes that have the driver and external id of v.
 func (tx *ReadTx) Duplicates(v *claim.Volume) ([]claim.VolumeRef, error) {
-	same, err := tx.keys(span{base: externalIDPart(v)})
-	if err != nil {
-		return nil, err
-	}
-	var others []claim.VolumeRef
-	for _, part := range same {
-		namespace, id, _ := strings.Cut(part, "/")
-		if other := (claim.VolumeRef{Namespace: namespace, ID: id}); other != v.VolumeRef {
-			others = append(others, other)
-		}
-	}
-	return others, nil
+	same, err := tx.VolumesByExternalID(v.PluginID, v.ExternalID)
+	return slices.DeleteFunc(same, func(other claim.VolumeRef) bool { return other == v.VolumeRef }), err
 }
 
 // CheckDuplicates refuses a start that wants a claim on a volume of which a duplicate has claims

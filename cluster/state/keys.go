@@ -116,13 +116,13 @@ func timePart(t time.Time) string { return fmt.Sprintf("%016x", max(t.UnixNano()
 
 func volumeIndexKeys(v *claim.Volume) []string {
 	part := volumePart(v.VolumeRef)
-	return []string{volumesByDriver + v.PluginID + "/" + part, externalIDPart(v) + part}
+	return []string{volumesByDriver + v.PluginID + "/" + part, externalIDPart(v.PluginID, v.ExternalID) + part}
 }
 
-// externalIDPart is the prefix of the index keys of all volumes with the driver and external id of v. An external
-// id may hold any characters, so its hash is in the key.
-func externalIDPart(v *claim.Volume) string {
-	return fmt.Sprintf("%s%s/%x/", volumesByExternalID, v.PluginID, sha256.Sum256([]byte(v.ExternalID)))
+// externalIDPart is the prefix of the index keys of all volumes with an external id. An external id may hold any
+// characters, so its hash is in the key.
+func externalIDPart(driver, externalID string) string {
+	return fmt.Sprintf("%s%s/%x/", volumesByExternalID, driver, sha256.Sum256([]byte(externalID)))
 }
 
 func claimIndexKeys(c *claim.Claim) []string {

@@ -106,6 +106,18 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	return found, next, nil
 }
 
+// VolumesByExternalID lists the volumes with an external id of a driver, by namespace and id. There is at most one,
+// unless earlier programs registered it under several names.
+func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.VolumeRef, error) {
+	var found []claim.VolumeRef
+	err := tx.scan(span{base: externalIDPart(driver, externalID)}, false, func(part string, _ []byte) error {
+		namespace, id, _ := strings.Cut(part, "/")
+		found = append(found, claim.VolumeRef{Namespace: namespace, ID: id})
+		return nil
+	})
+	return found, err
+}
+
 // Claim reads one claim. The error is claim.ErrClaimNotFound if there is none.
 func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, error) {
 	c, found, err := readClaim(tx, claimKey(v, w))

@@ -27,8 +27,8 @@ var ledger = []mutant{
 	{
 		name: "external-id-unchecked", promise: "a driver's volume is registered once",
 		file: "cluster/state/duplicates.go",
-		old:  "other != v.VolumeRef {",
-		new:  "other != v.VolumeRef && other.Namespace == v.Namespace {",
+		old:  "other == v.VolumeRef })",
+		new:  "other == v.VolumeRef || other.Namespace != v.Namespace })",
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
 	},
 	{

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -371,16 +372,19 @@ func (s *Server) mayUse(ctx context.Context, v claim.Volume) error {
 		return nil
 	}
 	return s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		registered, _, err := tx.Volumes(state.VolumeQuery{Driver: v.PluginID})
-		if err != nil {
-			return err
-		}
-		for _, other := range registered {
-			if capability, used := needs[other.ExternalID]; used && other.Namespace != v.Namespace {
-				err := c.mayIn(other.Namespace, capability)
+		for _, id := range slices.Sorted(maps.Keys(needs)) {
+			registered, err := tx.VolumesByExternalID(v.PluginID, id)
+			if err != nil {
+				return err
+			}
+			for _, other := range registered {
+				if other.Namespace == v.Namespace {
+					continue
+				}
+				err := c.mayIn(other.Namespace, needs[id])
 				if err != nil && !c.AllowNamespace(other.Namespace, acl.CSIListVolume) {
 					err = c.lacks(fmt.Sprintf("the capability %q on the namespace that has registered what external_id, clone_id "+
-						"or snapshot_id names at driver %q", capability, v.PluginID))
+						"or snapshot_id names at driver %q", needs[id], v.PluginID))
 				}
 				if err != nil {
 					return err
