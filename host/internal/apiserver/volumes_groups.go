@@ -106,15 +106,8 @@ func groupRequest(req interface {
 func (s volumeService) shownGroup(ctx context.Context, driver string, g storage.GroupSnapshot) (*hostv1.GroupSnapshot,
 	error,
 ) {
-	registered, err := s.byExternalID(ctx, driver)
-	if err != nil {
-		return nil, err
-	}
-	out := &hostv1.GroupSnapshot{GroupId: g.ID, PluginId: driver, CreatedAt: timestamp(g.CreatedAt), Ready: g.Ready}
-	for _, snapshot := range g.Snapshots {
-		shown := shownSnapshot(driver, snapshot)
-		shown.Volume = registered[snapshot.VolumeExternalID]
-		out.Snapshots = append(out.Snapshots, shown)
-	}
-	return out, nil
+	shown, err := s.shownSnapshots(ctx, driver, g.Snapshots)
+	return &hostv1.GroupSnapshot{
+		GroupId: g.ID, PluginId: driver, CreatedAt: timestamp(g.CreatedAt), Ready: g.Ready, Snapshots: shown,
+	}, err
 }

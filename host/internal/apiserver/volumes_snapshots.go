@@ -69,30 +69,29 @@ func (s volumeService) ListSnapshots(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	registered, err := s.byExternalID(ctx, req.Msg.GetPluginId())
-	if err != nil {
-		return nil, err
-	}
-	resp := &hostv1.ListSnapshotsResponse{NextToken: list.Next}
-	for _, snapshot := range list.Snapshots {
-		shown := shownSnapshot(req.Msg.GetPluginId(), snapshot)
-		shown.Volume = registered[snapshot.VolumeExternalID]
-		resp.Snapshots = append(resp.Snapshots, shown)
-	}
-	return connect.NewResponse(resp), nil
+	shown, err := s.shownSnapshots(ctx, req.Msg.GetPluginId(), list.Snapshots)
+	return connect.NewResponse(&hostv1.ListSnapshotsResponse{Snapshots: shown, NextToken: list.Next}), err
 }
 
-// byExternalID returns the names of a driver's registered volumes, with their namespace unless it is the default.
-func (s *Server) byExternalID(ctx context.Context, driver string) (map[string]string, error) {
-	names := map[string]string{}
-	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
-		volumes, _, err := tx.Volumes(state.VolumeQuery{Driver: driver})
-		for _, v := range volumes {
-			names[v.ExternalID] = v.String()
+// shownSnapshots returns a driver's snapshots with the names of the registered volumes that they were taken of.
+func (s *Server) shownSnapshots(ctx context.Context, driver string, snapshots []storage.Snapshot) (
+	shown []*hostv1.Snapshot, err error,
+) {
+	err = s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) error {
+		for _, snapshot := range snapshots {
+			of, err := tx.VolumesByExternalID(driver, snapshot.VolumeExternalID)
+			if err != nil {
+				return err
+			}
+			one := shownSnapshot(driver, snapshot)
+			if len(of) > 0 {
+				one.Volume = of[0].String()
+			}
+			shown = append(shown, one)
 		}
-		return err
+		return nil
 	})
-	return names, err
+	return shown, err
 }
 
 func shownSnapshot(driver string, snapshot storage.Snapshot) *hostv1.Snapshot {
