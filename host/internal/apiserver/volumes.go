@@ -127,15 +127,21 @@ func volumeAndClaims(tx *state.ReadTx, ref claim.VolumeRef) (v claim.Volume, cla
 	return v, claims, err
 }
 
-// lockVolume locks the volume that a request names against other changes, and reads it.
+// lockRef locks the volume that a request names, which may not exist, against other changes.
+func (s *Server) lockRef(ctx context.Context, req namespaced) (ref claim.VolumeRef, unlock func(), err error) {
+	if ref, err = volumeRef(req.GetNamespace(), req.GetId()); err != nil {
+		return ref, nil, err
+	}
+	unlock, err = s.cfg.Controllers.Exclusive(ctx, ref)
+	return ref, unlock, err
+}
+
+// lockVolume is lockRef that reads the volume.
 func (s *Server) lockVolume(ctx context.Context, req namespaced) (v claim.Volume, claims []claim.Claim, unlock func(),
 	err error,
 ) {
-	ref, err := volumeRef(req.GetNamespace(), req.GetId())
+	ref, unlock, err := s.lockRef(ctx, req)
 	if err != nil {
-		return v, nil, nil, err
-	}
-	if unlock, err = s.cfg.Controllers.Exclusive(ctx, ref); err != nil {
 		return v, nil, nil, err
 	}
 	if v, claims, err = s.readVolume(ctx, ref); err != nil {

@@ -350,11 +350,7 @@ func sameTopologies(a, b []claim.Topology) bool {
 func (s volumeService) DeregisterVolume(ctx context.Context,
 	req *connect.Request[hostv1.DeregisterVolumeRequest],
 ) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	ref, unlock, err := s.lockRef(ctx, req.Msg)
 	if err != nil {
 		return nil, err
 	}
@@ -371,11 +367,7 @@ func (s volumeService) DeregisterVolume(ctx context.Context,
 func (s volumeService) DeleteVolume(ctx context.Context,
 	req *connect.Request[hostv1.DeleteVolumeRequest],
 ) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := s.cfg.Controllers.Exclusive(ctx, ref)
+	ref, unlock, err := s.lockRef(ctx, req.Msg)
 	if err != nil {
 		return nil, err
 	}
