@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,16 +19,12 @@ const asideDir = "set-aside"
 // CheckEmpty fails with ErrHoldsData if path is a directory with something in it, or a file that is not empty: a mount
 // there would hide it. Nothing at path is no error. Nothing may be mounted at path.
 func (l Layout) CheckEmpty(path string) error {
-	dir, rel, err := l.split(path)
-	if err != nil {
-		return err
-	}
-	c, err := walkExisting(dir, rel)
+	c, err := l.openExisting(path)
 	if c == nil {
 		return err
 	}
 	defer c.close()
-	if !c.whole(rel) {
+	if !c.whole() {
 		return nil
 	}
 	what, err := content(c.last(), c.name())
@@ -106,7 +101,5 @@ func (l Layout) SetAside(path string, now time.Time) (to string, err error) {
 	return to, nil
 }
 
-// whole reports that the chain goes all the way to the parent of rel.
-func (c *chain) whole(rel string) bool {
-	return len(c.names) == len(strings.Split(rel, string(filepath.Separator)))
-}
+// whole reports that the chain goes all the way to the path's parent.
+func (c *chain) whole() bool { return len(c.names) == c.wanted }

@@ -57,11 +57,7 @@ func (l Layout) MakeParent(path string) error {
 	if err := l.Make(filepath.Dir(path)); err != nil {
 		return err
 	}
-	dir, rel, err := l.split(path)
-	if err != nil {
-		return err
-	}
-	c, err := walk(dir, rel, false)
+	c, err := l.open(path)
 	if err != nil {
 		return err
 	}
@@ -93,22 +89,18 @@ func kind(mode uint32) string {
 // and then its empty parents. Anything that is not empty stays; if that is path itself the error is
 // ErrHoldsData.
 func (l Layout) Remove(path string) error {
-	dir, rel, err := l.split(path)
-	if err != nil {
-		return err
-	}
-	c, err := walkExisting(dir, rel)
+	c, err := l.openExisting(path)
 	if c == nil {
 		return err
 	}
 	defer c.close()
-	whole := c.whole(rel)
+	whole := c.whole()
 	for ; len(c.dirs) > 1; c.up() { // the first is staging or per-workload, and stays
 		err := removeEmpty(c.last(), c.name())
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 		case !errors.Is(err, ErrHoldsData):
-			return &fs.PathError{Op: "remove", Path: filepath.Join(dir, filepath.Join(c.names...)), Err: err}
+			return &fs.PathError{Op: "remove", Path: filepath.Join(c.dir, filepath.Join(c.names...)), Err: err}
 		case whole:
 			return fmt.Errorf("%s: %w", path, err)
 		default:
@@ -162,7 +154,7 @@ func unmountBelow(dir, rel string) error {
 		return err
 	}
 	defer c.close()
-	if !c.whole(rel) {
+	if !c.whole() {
 		return fs.ErrNotExist
 	}
 	return unix.Unmount(c.path(), unix.UMOUNT_NOFOLLOW)
@@ -170,16 +162,12 @@ func unmountBelow(dir, rel string) error {
 
 // Restrict sets flags of the mount at path, MOUNT_ATTR_* of mount_setattr(2), and leaves the others as they are.
 func (l Layout) Restrict(path string, attributes uint64) error {
-	dir, rel, err := l.split(path)
-	if err != nil {
-		return err
-	}
-	c, err := walk(dir, rel, false)
+	c, err := l.open(path)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	if !c.whole(rel) {
+	if !c.whole() {
 		return &fs.PathError{Op: "set the flags of the mount at", Path: path, Err: fs.ErrNotExist}
 	}
 	attr := unix.MountAttr{Attr_set: attributes}
@@ -204,8 +192,10 @@ func BlockDevice(path string) (bool, error) {
 // chain is the path from a driver's folder to a path below it, with each directory opened in the one
 // above it: no link can lead out of it, whatever changes meanwhile.
 type chain struct {
-	names []string // of what lies below dirs[0]
-	dirs  []int    // dirs[i] holds names[i]
+	dir    string   // the driver's folder
+	names  []string // of what lies below it
+	dirs   []int    // dirs[i] holds names[i]
+	wanted int      // how many names the path has
 }
 
 // walk opens the directories from dir to the parent of rel. If one is missing, create makes it
@@ -216,7 +206,8 @@ func walk(dir, rel string, create bool) (*chain, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
-	c := &chain{names: strings.Split(rel, string(filepath.Separator)), dirs: []int{top}}
+	names := strings.Split(rel, string(filepath.Separator))
+	c := &chain{dir: dir, names: names, dirs: []int{top}, wanted: len(names)}
 	for i, name := range c.names[:len(c.names)-1] {
 		next, err := enter(top, name, create)
 		if errors.Is(err, unix.ENOENT) && !create {
@@ -233,9 +224,18 @@ func walk(dir, rel string, create bool) (*chain, error) {
 	return c, nil
 }
 
-// walkExisting is walk without create; it returns nil, nil if dir does not exist.
-func walkExisting(dir, rel string) (*chain, error) {
-	c, err := walk(dir, rel, false)
+// open is walk without create, to a path where drivers may mount.
+func (l Layout) open(path string) (*chain, error) {
+	dir, rel, err := l.split(path)
+	if err != nil {
+		return nil, err
+	}
+	return walk(dir, rel, false)
+}
+
+// openExisting is open that returns nil, nil if the driver's folder does not exist.
+func (l Layout) openExisting(path string) (*chain, error) {
+	c, err := l.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
