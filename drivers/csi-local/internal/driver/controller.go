@@ -154,15 +154,11 @@ func (d *Driver) ControllerExpandVolume(_ context.Context,
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}
-	end, err := d.flight.begin("ControllerExpandVolume", id)
+	v, end, err := d.begin("ControllerExpandVolume", id)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	v, err := d.presentVolume(id)
-	if err != nil {
-		return nil, err
-	}
 	capacity, err := chooseCapacity(req.GetCapacityRange(), v.Capacity, v.Capacity)
 	if err != nil {
 		return nil, err

@@ -91,6 +91,17 @@ func (d *Driver) presentVolume(id string) (store.Volume, error) {
 	return v, err
 }
 
+// begin begins an operation on a volume whose data it needs, and which is in no other operation until end.
+func (d *Driver) begin(operation, id string) (v store.Volume, end func(), err error) {
+	if end, err = d.flight.begin(operation, id); err != nil {
+		return v, nil, err
+	}
+	if v, err = d.presentVolume(id); err != nil {
+		end()
+	}
+	return v, end, err
+}
+
 // failed gives an unexpected error a gRPC status. An error that has one keeps it.
 func failed(err error) error {
 	var s interface{ GRPCStatus() *status.Status }

@@ -23,15 +23,11 @@ func (d *Driver) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	case req.GetVolumePath() == "":
 		return nil, status.Error(codes.InvalidArgument, "volume_path is missing")
 	}
-	end, err := d.flight.begin("NodeExpandVolume", req.GetVolumeId())
+	v, end, err := d.begin("NodeExpandVolume", req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	v, err := d.presentVolume(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
 	at, err := d.locate(v.ID, req.GetVolumePath())
 	if err != nil {
 		return nil, err

@@ -35,15 +35,11 @@ func (d *Driver) NodePublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	end, err := d.flight.begin("NodePublishVolume", req.GetVolumeId())
+	v, end, err := d.begin("NodePublishVolume", req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	v, err := d.presentVolume(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
 	p := publication{Volume: v, access: a, readOnly: req.GetReadonly() || a.stageOptions().ReadOnly()}
 	if err := p.resolve(req); err != nil {
 		return nil, err

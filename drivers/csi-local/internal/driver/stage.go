@@ -33,15 +33,11 @@ func (d *Driver) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	end, err := d.flight.begin("NodeStageVolume", req.GetVolumeId())
+	v, end, err := d.begin("NodeStageVolume", req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	v, err := d.presentVolume(req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
 	path, err := stagePath(req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
