@@ -67,6 +67,7 @@ type Driver struct {
 	inFlight map[string]int
 	most     map[string]int // highest inFlight seen
 	server   *grpc.Server   // nil: the driver is dead
+	listener net.Listener   // of server
 	conns    map[net.Conn]struct{}
 	served   sync.WaitGroup
 	arrived  chan struct{} // closed and replaced when a call arrives
@@ -216,7 +217,7 @@ func (d *Driver) Restart() {
 	if !d.config.NoNode {
 		csi.RegisterNodeServer(server, s)
 	}
-	d.server, d.conns = server, map[net.Conn]struct{}{}
+	d.server, d.listener, d.conns = server, listener, map[net.Conn]struct{}{}
 	d.served.Go(func() { _ = server.Serve(&tracked{listener, d}) })
 }
 
@@ -242,17 +243,23 @@ func (d *Driver) serves(server *grpc.Server) bool {
 	return d.server == server
 }
 
-// crash ends the server without waiting for calls, because it may run in one.
+// crash ends the server without waiting for calls, because it may run in one. As with a process that ends, nobody
+// can connect once the connections are closed: a caller would take what happens to that connection for another death.
 func (d *Driver) crash() {
 	d.mu.Lock()
-	server := d.server
+	server, listener := d.server, d.listener
 	d.server = nil
 	d.mu.Unlock()
 	if server == nil {
 		return
 	}
+	d.served.Add(1) // before Serve ends: Stop may be waiting
+	_ = listener.Close()
 	d.dropConnections()
-	d.served.Go(server.Stop)
+	go func() {
+		defer d.served.Done()
+		server.Stop()
+	}()
 }
 
 func (d *Driver) dropConnections() {

@@ -1,6 +1,7 @@
 package faultydriver
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -48,6 +49,19 @@ func TestScript(t *testing.T) {
 	}
 	if _, err := os.Stat(d.config.Socket); err != nil {
 		t.Errorf("a crash leaves the socket's file: %v", err)
+	}
+}
+
+// TestKill connects to a driver right after its death, as a caller does whose connection was lost with it.
+func TestKill(t *testing.T) {
+	d := Start(t, Config{})
+	for range 100 {
+		d.Kill()
+		if conn, err := net.Dial("unix", d.config.Socket); err == nil {
+			_ = conn.Close()
+			t.Fatal("a dead driver accepts connections")
+		}
+		d.Restart()
 	}
 }
 
