@@ -47,8 +47,7 @@ func (a *app) driverRegister() *cobra.Command {
 				if !d.GetHealthy() {
 					state = "not healthy yet: " + d.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
 				}
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("driver %q is registered, %s", d.GetId(), state)))
-				return err
+				return a.say(fmt.Sprintf("driver %q is registered, %s", d.GetId(), state))
 			})
 		}),
 	}
@@ -79,10 +78,7 @@ it, unless -force is given.`,
 				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
 					args[0])
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintf(a.out, "driver %q is deregistered\n", args[0])
-				return err
-			})
+			return a.answer(resp.Msg, "driver %q is deregistered", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "remove it even while a volume is mounted through it")

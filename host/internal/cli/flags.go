@@ -96,6 +96,23 @@ func readSecrets(flags []string) (map[string]string, error) {
 	return secrets, nil
 }
 
+// driverFlags are the flags -parameter and -secret-from of a command that passes both on to a driver.
+type driverFlags struct{ parameters, secrets []string }
+
+func (f *driverFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringArrayVar(&f.parameters, "parameter", nil,
+		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
+	secretsFlag(cmd, &f.secrets)
+}
+
+func (f *driverFlags) read() (parameters, secrets map[string]string, err error) {
+	if parameters, err = pairs("parameter", f.parameters); err != nil {
+		return nil, nil, err
+	}
+	secrets, err = readSecrets(f.secrets)
+	return parameters, secrets, err
+}
+
 // pairs reads flags of the form KEY=VALUE.
 func pairs(name string, flags []string) (map[string]string, error) {
 	out := map[string]string{}

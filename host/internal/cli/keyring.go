@@ -66,10 +66,8 @@ of head -c 32 /dev/urandom | base64; - is standard input.`,
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(),
-					resp.Msg.GetId()))
-			})
+			return a.answer(resp.Msg, "key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(),
+				resp.Msg.GetId())
 		}),
 	}
 }
@@ -120,7 +118,7 @@ func (a *app) keyCommand(use, short, done string,
 			if err := do(ctx, client, args[0]); err != nil {
 				return hint(err, ExitNotFound, knownKeys)
 			}
-			return a.print(&hostv1.UseKeyResponse{}, func() error { return a.say(fmt.Sprintf(done, args[0])) })
+			return a.answer(&hostv1.UseKeyResponse{}, done, args[0])
 		}),
 	}
 }

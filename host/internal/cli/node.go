@@ -237,12 +237,6 @@ func drainText(node string, enable bool) string {
 	return fmt.Sprintf("the drain of node %q has ended", node)
 }
 
-// say writes a line to standard output.
-func (a *app) say(text string) error {
-	_, err := fmt.Fprintln(a.out, printable(text))
-	return err
-}
-
 // awaitDrain waits until a node's drain is done, and shows what is left meanwhile.
 func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
@@ -259,7 +253,7 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 				"begin it with: pannier node drain -enable -wait " + name,
 			}
 		case drain.GetDoneAt() != nil:
-			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("node %q has nothing left", name)) })
+			return a.answer(resp.Msg, "node %q has nothing left", name)
 		}
 		if now := len(resp.Msg.GetWorkloads()); now != left {
 			left = now

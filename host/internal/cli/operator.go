@@ -93,7 +93,7 @@ pannier agent leave, on it.`,
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("server %q is removed from raft", args[0])) })
+			return a.answer(resp.Msg, "server %q is removed from raft", args[0])
 		}),
 	}
 }

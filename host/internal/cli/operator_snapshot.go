@@ -36,9 +36,7 @@ encrypted. Needs a management token when ACLs are on.`,
 			if err != nil {
 				return err
 			}
-			return a.print(info, func() error {
-				return a.say(fmt.Sprintf("wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize())))
-			})
+			return a.answer(info, "wrote %s: the ledger at index %d, %s", args[0], info.GetIndex(), size(info.GetSize()))
 		}),
 	}
 }
@@ -125,9 +123,7 @@ that changed after it was made is lost. Refused while there are claims.`,
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("restored the ledger from %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex()))
-			})
+			return a.answer(resp.Msg, "restored the ledger from %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex())
 		}),
 	}
 }

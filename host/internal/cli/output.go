@@ -48,6 +48,17 @@ func (a *app) print(m proto.Message, table func() error) error {
 	return table()
 }
 
+// answer prints a message of the API as JSON, or this line of text.
+func (a *app) answer(m proto.Message, format string, args ...any) error {
+	return a.print(m, func() error { return a.say(fmt.Sprintf(format, args...)) })
+}
+
+// say writes a line to standard output.
+func (a *app) say(text string) error {
+	_, err := fmt.Fprintln(a.out, printable(text))
+	return err
+}
+
 // printJSON writes a message as JSON with the API's names; an empty indent
 // keeps it on one line. It is indented again because protojson's whitespace varies from
 // build to build.

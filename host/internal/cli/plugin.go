@@ -87,10 +87,7 @@ host depend on the plugin; the message names them.`,
 			if err != nil {
 				return hintPlugin(err)
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintf(a.out, "plugin %q is removed\n", printable(args[0]))
-				return err
-			})
+			return a.answer(resp.Msg, "plugin %q is removed", args[0])
 		}),
 	}
 }
@@ -156,8 +153,7 @@ func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 	if p.GetPinned() != "" {
 		line += "; it is pinned"
 	}
-	_, err := fmt.Fprintln(a.out, printable(line))
-	return err
+	return a.say(line)
 }
 
 func (a *app) pluginVerify() *cobra.Command {

@@ -286,8 +286,7 @@ func (a *app) showLogLine(m *hostv1.PluginLogResponse) error {
 	if a.format == formatJSON {
 		return a.printJSON(m, "")
 	}
-	_, err := fmt.Fprintln(a.out, printable(logLine(m.GetLine())))
-	return err
+	return a.say(logLine(m.GetLine()))
 }
 
 // logLine formats a line of the SDK's logger (hclog's JSON) for people; other lines are unchanged.

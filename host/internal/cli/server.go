@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -65,9 +64,7 @@ func (a *app) serverJoin() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				return a.say(fmt.Sprintf("%d of %d answered; pannier server members lists all", resp.Msg.GetJoined(), len(args)))
-			})
+			return a.answer(resp.Msg, "%d of %d answered; pannier server members lists all", resp.Msg.GetJoined(), len(args))
 		}),
 	}
 }
@@ -84,7 +81,7 @@ func (a *app) serverForceLeave() *cobra.Command {
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier server members lists the agents")
 			}
-			return a.print(resp.Msg, func() error { return a.say(fmt.Sprintf("agent %q has left", args[0])) })
+			return a.answer(resp.Msg, "agent %q has left", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&prune, "prune", false, "forget it at once")

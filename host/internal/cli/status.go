@@ -146,6 +146,5 @@ func (a *app) showEvent(m *hostv1.EventsResponse) error {
 	if details := joinMap(e.GetDetails()); details != "" {
 		line += "  " + details
 	}
-	_, err := fmt.Fprintln(a.out, printable(line))
-	return err
+	return a.say(line)
 }

@@ -77,11 +77,8 @@ pannier volume create -dry-run also asks the agent and the driver.`,
 			for key := range spec.GetSecrets() {
 				spec.Secrets[key] = "[REDACTED]"
 			}
-			return a.print(spec, func() error {
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("volume %q of driver %q in namespace %q is valid",
-					spec.GetId(), spec.GetPluginId(), spec.GetNamespace())))
-				return err
-			})
+			return a.answer(spec, "volume %q of driver %q in namespace %q is valid",
+				spec.GetId(), spec.GetPluginId(), spec.GetNamespace())
 		}),
 	}
 }
@@ -127,8 +124,7 @@ func (a *app) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.
 			text = fmt.Sprintf("volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
 				resp.Msg.GetDriverName())
 		}
-		_, err := fmt.Fprintln(a.out, printable(text))
-		return err
+		return a.say(text)
 	})
 }
 
@@ -182,8 +178,7 @@ func (a *app) madeVolume(what string, v *hostv1.Volume) error {
 	if v.GetCapacity() > 0 {
 		text += ", " + size(v.GetCapacity())
 	}
-	_, err := fmt.Fprintln(a.out, printable(text))
-	return err
+	return a.say(text)
 }
 
 func (a *app) volumeExpand() *cobra.Command {
@@ -216,10 +211,7 @@ it is the same as -capacity-min.`,
 			if err != nil {
 				return hintVolume(err)
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintf(a.out, "volume %q has %s\n", args[0], size(resp.Msg.GetVolume().GetCapacity()))
-				return err
-			})
+			return a.answer(resp.Msg, "volume %q has %s", args[0], size(resp.Msg.GetVolume().GetCapacity()))
 		}),
 	}
 	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
@@ -228,7 +220,7 @@ it is the same as -capacity-min.`,
 }
 
 func (a *app) volumeModify() *cobra.Command {
-	var parameterFlags, secretFlags []string
+	var flags driverFlags
 	cmd := &cobra.Command{
 		Use: "modify ID -parameter KEY=VALUE", Short: "Change a volume's mutable parameters, mounted or not",
 		Long: `Change parameters of a volume at its driver, mounted or not. Which of them can be changed is up to
@@ -236,11 +228,7 @@ the driver; those that are not given stay as they are.`,
 		Example: "pannier volume modify data -parameter readAhead=1MiB",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			parameters, err := pairs("parameter", parameterFlags)
-			if err != nil {
-				return err
-			}
-			secrets, err := readSecrets(secretFlags)
+			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
 			}
@@ -250,16 +238,11 @@ the driver; those that are not given stay as they are.`,
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("volume %q is modified: %s", args[0],
-					joinMap(resp.Msg.GetVolume().GetMutableParameters()))))
-				return err
-			})
+			return a.answer(resp.Msg, "volume %q is modified: %s", args[0],
+				joinMap(resp.Msg.GetVolume().GetMutableParameters()))
 		}),
 	}
-	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
-		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
-	secretsFlag(cmd, &secretFlags)
+	flags.add(cmd)
 	require(cmd, "parameter")
 	return cmd
 }
@@ -300,10 +283,7 @@ leaves behind.`,
 				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
 					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintf(a.out, "volume %q is deregistered; it still exists at its driver\n", args[0])
-				return err
-			})
+			return a.answer(resp.Msg, "volume %q is deregistered; it still exists at its driver", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
@@ -328,10 +308,7 @@ func (a *app) volumeDelete() *cobra.Command {
 			if err != nil {
 				return hintVolume(err)
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintf(a.out, "volume %q is deleted\n", args[0])
-				return err
-			})
+			return a.answer(resp.Msg, "volume %q is deleted", args[0])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)

@@ -20,7 +20,7 @@ func (a *app) groupCommand() *cobra.Command {
 
 func (a *app) groupCreate() *cobra.Command {
 	var workload string
-	var secretFlags, parameterFlags []string
+	var flags driverFlags
 	cmd := &cobra.Command{
 		Use: "create NAME [VOLUME...]", Short: "Take snapshots of several volumes as of one moment",
 		Long: `Take snapshots of several volumes of one driver as of one moment: what a program has written to
@@ -37,11 +37,7 @@ snapshots.`,
 			return nil
 		},
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			secrets, err := readSecrets(secretFlags)
-			if err != nil {
-				return err
-			}
-			parameters, err := pairs("parameter", parameterFlags)
+			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
 			}
@@ -62,9 +58,7 @@ snapshots.`,
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
-	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
-		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
-	secretsFlag(cmd, &secretFlags)
+	flags.add(cmd)
 	return cmd
 }
 
@@ -127,10 +121,7 @@ func (a *app) groupDelete() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("group snapshot %s is deleted", args[1])))
-				return err
-			})
+			return a.answer(resp.Msg, "group snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
@@ -138,11 +129,7 @@ func (a *app) groupDelete() *cobra.Command {
 }
 
 func (a *app) showGroup(g *hostv1.GroupSnapshot) error {
-	state := "ready"
-	if !g.GetReady() {
-		state = "not ready yet"
-	}
-	if err := a.say(fmt.Sprintf("group snapshot %s: %s", g.GetGroupId(), state)); err != nil {
+	if err := a.say(fmt.Sprintf("group snapshot %s: %s", g.GetGroupId(), readiness(g))); err != nil {
 		return err
 	}
 	return a.showSnapshots(g.GetSnapshots())

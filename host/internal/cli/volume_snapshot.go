@@ -18,18 +18,14 @@ func (a *app) snapshotCommand() *cobra.Command {
 }
 
 func (a *app) snapshotCreate() *cobra.Command {
-	var secretFlags, parameterFlags []string
+	var flags driverFlags
 	cmd := &cobra.Command{
 		Use: "create VOLUME NAME", Short: "Take a snapshot of a volume",
 		Long:    "Take a snapshot of a volume. Repeating it gives the same snapshot.",
 		Example: "pannier volume snapshot create data before-the-upgrade",
 		Args:    exactly("VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			secrets, err := readSecrets(secretFlags)
-			if err != nil {
-				return err
-			}
-			parameters, err := pairs("parameter", parameterFlags)
+			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
 			}
@@ -43,20 +39,20 @@ func (a *app) snapshotCreate() *cobra.Command {
 			return a.print(resp.Msg, func() error {
 				a.warn(resp.Msg.GetWarnings())
 				s := resp.Msg.GetSnapshot()
-				state := "ready"
-				if !s.GetReady() {
-					state = "not ready yet"
-				}
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0],
-					state)))
-				return err
+				return a.say(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0], readiness(s)))
 			})
 		}),
 	}
-	cmd.Flags().StringArrayVar(&parameterFlags, "parameter", nil,
-		"a parameter for the driver as `KEY=VALUE`; may be given more than once")
-	secretsFlag(cmd, &secretFlags)
+	flags.add(cmd)
 	return cmd
+}
+
+// readiness is how a line of text says whether a snapshot can be used.
+func readiness(snapshot interface{ GetReady() bool }) string {
+	if snapshot.GetReady() {
+		return "ready"
+	}
+	return "not ready yet"
 }
 
 func (a *app) snapshotDelete() *cobra.Command {
@@ -76,10 +72,7 @@ func (a *app) snapshotDelete() *cobra.Command {
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
 			}
-			return a.print(resp.Msg, func() error {
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("snapshot %s is deleted", args[1])))
-				return err
-			})
+			return a.answer(resp.Msg, "snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
