@@ -68,6 +68,14 @@ csi_driver "remote" {
   }
 }
 
+# One whose controller is another process than its node service. Each may have command, env, user, checksum and limits.
+csi_driver "cloud" {
+  command = ["/usr/lib/csi/cloud", "-node", "--endpoint=${endpoint}"]
+  controller {
+    command = ["/usr/lib/csi/cloud", "-controller", "--endpoint=${endpoint}"]
+  }
+}
+
 # A driver that someone else runs, here in a container.
 csi_driver "hostpath" {
   type                   = "monolith" # node, controller, monolith

@@ -196,12 +196,16 @@ const (
 
 // NodeDriver is a CSI driver on one node, as its fingerprint reported.
 type NodeDriver struct {
-	ID       string     `json:"id"`
-	Type     DriverType `json:"type"`
-	Healthy  bool       `json:"healthy"`
-	Message  string     `json:"message,omitempty"` // why it is unhealthy
-	Provider string     `json:"provider,omitempty"`
-	Version  string     `json:"version,omitempty"`
+	ID      string     `json:"id"`
+	Type    DriverType `json:"type"`
+	Healthy bool       `json:"healthy"`
+	Message string     `json:"message,omitempty"` // why it is unhealthy
+	// ControllerApart is the health of its controller, if that is another process than its node service: Healthy and
+	// Message are those of the node service then.
+	ControllerApart *DriverHealth `json:"controller_apart,omitempty"`
+
+	Provider string `json:"provider,omitempty"`
+	Version  string `json:"version,omitempty"`
 
 	NodeID     string            `json:"node_id,omitempty"`     // the driver's own id of the node
 	MaxVolumes int64             `json:"max_volumes,omitempty"` // on the node; 0: no limit
@@ -210,6 +214,20 @@ type NodeDriver struct {
 	Controller *ControllerCapabilities `json:"controller,omitempty"` // nil: no controller service
 	Node       *NodeCapabilities       `json:"node,omitempty"`       // nil: no node service
 	UpdatedAt  time.Time               `json:"updated_at"`
+}
+
+// DriverHealth is the health of one of a driver's processes.
+type DriverHealth struct {
+	Healthy bool   `json:"healthy"`
+	Message string `json:"message,omitempty"` // why it is unhealthy
+}
+
+// ForController is the health of the process that has the controller service.
+func (d *NodeDriver) ForController() DriverHealth {
+	if d.ControllerApart != nil {
+		return *d.ControllerApart
+	}
+	return DriverHealth{Healthy: d.Healthy, Message: d.Message}
 }
 
 // ControllerCapabilities are what a driver's controller service can do (CSI
@@ -318,17 +336,17 @@ func (d *Driver) count(n *NodeDriver, by int) {
 	if n == nil {
 		return
 	}
-	healthy := 0
-	if n.Healthy {
-		healthy = by
-	}
 	if n.Type != NodeService {
 		d.ControllersExpected += by
-		d.ControllersHealthy += healthy
+		if n.ForController().Healthy {
+			d.ControllersHealthy += by
+		}
 	}
 	if n.Type != ControllerService {
 		d.NodesExpected += by
-		d.NodesHealthy += healthy
+		if n.Healthy {
+			d.NodesHealthy += by
+		}
 	}
 }
 

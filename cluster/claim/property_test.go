@@ -110,6 +110,9 @@ func TestCountsOfDrivers(t *testing.T) {
 						"type"),
 					Healthy: rapid.Bool().Draw(t, "healthy"),
 				}
+				if next.Type == claim.Monolith && rapid.Bool().Draw(t, "controller apart") {
+					next.ControllerApart = &claim.DriverHealth{Healthy: rapid.Bool().Draw(t, "healthy controller")}
+				}
 			}
 			d.Replace(says[node], next)
 			says[node] = next
@@ -125,7 +128,9 @@ func TestCountsOfDrivers(t *testing.T) {
 			}
 			if n.Type == claim.ControllerService || n.Type == claim.Monolith {
 				want.ControllersExpected++
-				want.ControllersHealthy += healthy
+				if c := n.ControllerApart; c == nil && n.Healthy || c != nil && c.Healthy {
+					want.ControllersHealthy++
+				}
 			}
 			if n.Type == claim.NodeService || n.Type == claim.Monolith {
 				want.NodesExpected++

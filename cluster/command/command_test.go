@@ -205,6 +205,12 @@ func TestLevels(t *testing.T) {
 			``): &command.PutNode{Node: claim.Node{Name: "a"}},
 		"\x02\x06" + before + nodeJSON(
 			`"secret_hash":"00",`): &command.PutNode{Node: claim.Node{Name: "a", SecretHash: "00"}},
+		"\x03\x06" + before + nodeJSON(`"drivers":{"d":{"id":"d","type":"monolith","healthy":false,`+
+			`"controller_apart":{"healthy":true},"updated_at":"0001-01-01T00:00:00Z"}},`): &command.PutNode{
+			Node: claim.Node{Name: "a", Drivers: map[string]claim.NodeDriver{
+				"d": {ID: "d", Type: claim.Monolith, ControllerApart: &claim.DriverHealth{Healthy: true}},
+			}},
+		},
 	} {
 		command.SetAt(c, at)
 		got, err := command.Encode(c)

@@ -12,7 +12,8 @@ import (
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
 // hosts needs; level 3 has the namespaces that a node is bound to, volumes that are refused because another one has
-// their external id, mutable parameters of volumes, and who forced a release.
+// their external id, mutable parameters of volumes, who forced a release, and drivers whose controller is another
+// process than their node service.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
@@ -73,6 +74,11 @@ func (c *PutNode) level() int {
 	n := &c.Node
 	if n.Namespaces != nil {
 		return 3
+	}
+	for _, d := range n.Drivers {
+		if d.ControllerApart != nil {
+			return 3
+		}
 	}
 	if n.SecretHash != "" || n.Status != "" || !n.StatusAt.IsZero() || n.StatusIndex != 0 || n.Ineligible ||
 		n.Drain != nil {

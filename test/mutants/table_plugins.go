@@ -46,9 +46,23 @@ var plugins = []mutant{
 	{
 		name: "driver-restarted-in-use", promise: "a driver in use is not restarted for a changed configuration",
 		file: "host/internal/csi/drivers/registry.go",
-		old:  "rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) == 0 {",
-		new:  "rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) >= 0 {",
+		old:  "rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {",
+		new:  "rec.Launch.Runs == runs(spec) || len(r.users(spec)) >= 0 {",
 		pkg:  driversPkg, run: "^TestChangedConfigurationWaits$",
+	},
+	{
+		name: "controller-of-another-driver", promise: "a controller of another driver than the node service is not called",
+		file: "host/internal/csi/drivers/parts.go",
+		old:  "		c.Healthy, c.Message = false, why\n",
+		new:  "		c.Message = why\n",
+		pkg:  driversPkg, run: "^TestControllerOfAnotherDriver$",
+	},
+	{
+		name: "controller-calls-to-the-node-service", promise: "calls to a controller that is a process of its own go there",
+		file: "host/internal/csi/drivers/driver.go",
+		old:  "return c.call(ctx, id, wait, Driver.ForController, fn)",
+		new:  "return c.call(ctx, id, wait, func(d Driver) Driver { return d }, fn)",
+		pkg:  driversPkg, run: "^TestCallsOfAControllerApart$",
 	},
 	{
 		name: "mounts-stopped-with-the-driver", promise: "children of a driver that serve mounts outlive it while it is in use",

@@ -133,15 +133,22 @@ func (a *agent) startDrivers(ctx context.Context, deps workload.Deps) error {
 func (a *agent) declared() []drivers.Spec {
 	var out []drivers.Spec
 	for _, d := range a.cfg.Drivers {
-		out = append(out, drivers.Spec{
-			ID: d.ID, Type: drivers.Type(d.Type), Endpoint: d.Endpoint, Command: d.Command, Env: d.Env, User: d.User,
-			Checksum: d.Checksum, Limits: process.Limits(d.Limits),
-			MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
-			Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
-			AllowedMountFlags: d.AllowedMountFlags, Source: drivers.SourceConfig,
-		})
+		out = append(out, declaredDriver(d, false))
+		if d.Controller != nil {
+			out = append(out, declaredDriver(*d.Controller, true))
+		}
 	}
 	return out
+}
+
+func declaredDriver(d config.Driver, apart bool) drivers.Spec {
+	return drivers.Spec{
+		ID: d.ID, Type: drivers.Type(d.Type), Apart: apart, Endpoint: d.Endpoint, Command: d.Command, Env: d.Env,
+		User: d.User, Checksum: d.Checksum, Limits: process.Limits(d.Limits),
+		MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
+		Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
+		AllowedMountFlags: d.AllowedMountFlags, Source: drivers.SourceConfig,
+	}
 }
 
 func (a *agent) openWorkloads(ctx context.Context) (err error) {

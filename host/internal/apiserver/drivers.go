@@ -48,7 +48,7 @@ func (s driverService) RegisterDriver(ctx context.Context,
 func (s driverService) DeregisterDriver(ctx context.Context,
 	req *connect.Request[hostv1.DeregisterDriverRequest],
 ) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
-	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), req.Msg.GetForce())
+	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), drivers.Type(req.Msg.GetType()), req.Msg.GetForce())
 	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
 }
 
@@ -56,11 +56,11 @@ func (s driverService) DeregisterDriver(ctx context.Context,
 func (s driverService) RestartDriver(ctx context.Context,
 	req *connect.Request[hostv1.RestartDriverRequest],
 ) (*connect.Response[hostv1.RestartDriverResponse], error) {
-	d, err := s.cfg.Drivers.Restart(ctx, req.Msg.GetId(), req.Msg.GetForce())
-	if err != nil {
+	id := req.Msg.GetId()
+	if err := s.cfg.Drivers.Restart(ctx, id, drivers.Type(req.Msg.GetType()), req.Msg.GetForce()); err != nil {
 		return nil, err
 	}
-	shown, err := s.shownDriver(ctx, d.ID)
+	shown, err := s.shownDriver(ctx, id)
 	return connect.NewResponse(&hostv1.RestartDriverResponse{Driver: shown}), err
 }
 
@@ -163,12 +163,12 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 	if !isHere {
 		return shown
 	}
+	showProcess(shown, here)
+	if here.Controller != nil {
+		shown.Controller = &hostv1.Driver{}
+		showProcess(shown.Controller, *here.Controller)
+	}
 	fp := here.Fingerprint
-	shown.Id, shown.Type, shown.Endpoint, shown.Source = here.ID, string(here.Type), here.Endpoint, string(here.Source)
-	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, timestamp(here.ChangedAt)
-	shown.Provider, shown.ProviderVersion = fp.Provider, fp.Version
-	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
-	shown.ConfigurationWaits = here.Waiting
 	for _, pid := range here.Left {
 		shown.LeftPids = append(shown.LeftPids, int64(pid))
 	}
@@ -179,6 +179,15 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 		shown.NodeCapabilities = nodeCapabilities(n)
 	}
 	return shown
+}
+
+// showProcess shows what a driver has of each of its processes.
+func showProcess(shown *hostv1.Driver, here drivers.Driver) {
+	shown.Id, shown.Type, shown.Endpoint, shown.Source = here.ID, string(here.Type), here.Endpoint, string(here.Source)
+	shown.Healthy, shown.Message, shown.ChangedAt = here.Healthy, here.Message, timestamp(here.ChangedAt)
+	shown.Provider, shown.ProviderVersion = here.Fingerprint.Provider, here.Fingerprint.Version
+	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
+	shown.ConfigurationWaits = here.Waiting
 }
 
 // named is a capability with its CSI name.

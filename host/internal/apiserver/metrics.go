@@ -129,6 +129,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, d := range c.cfg.Drivers.List() {
 		gauge(driverDesc, bit(d.Healthy), d.ID)
 		counter(driverRestartsDesc, d.Restarts, d.ID)
+		if c := d.Controller; c != nil {
+			gauge(driverDesc, bit(c.Healthy), d.ID+"/controller")
+			counter(driverRestartsDesc, c.Restarts, d.ID+"/controller")
+		}
 	}
 	for _, p := range c.cfg.Plugins.Status() {
 		gauge(pluginDesc, bit(p.State == supervisor.Running), p.Name)

@@ -267,6 +267,9 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.Drivers)) {
 		d := n.Drivers[id]
+		if c := d.ControllerApart; c != nil && !c.Healthy {
+			d.Message = strings.TrimPrefix(d.Message+"; its controller is unhealthy: "+c.Message, "; ")
+		}
 		shown.Drivers = append(shown.Drivers, &hostv1.NodeDriver{
 			Id: d.ID, Type: string(
 				d.Type), Healthy: d.Healthy, Message: d.Message, Provider: d.Provider, ProviderVersion: d.Version,

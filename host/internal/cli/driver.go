@@ -43,11 +43,7 @@ func (a *app) driverRegister() *cobra.Command {
 			}
 			return a.print(resp.Msg, func() error {
 				d := resp.Msg.GetDriver()
-				state := "healthy"
-				if !d.GetHealthy() {
-					state = "not healthy yet: " + d.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
-				}
-				return a.say(fmt.Sprintf("driver %q is registered, %s", d.GetId(), state))
+				return a.say(fmt.Sprintf("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type)))
 			})
 		}),
 	}
@@ -63,7 +59,7 @@ func (a *app) driverRegister() *cobra.Command {
 }
 
 func (a *app) driverDeregister() *cobra.Command {
-	var force bool
+	req := &hostv1.DeregisterDriverRequest{}
 	cmd := &cobra.Command{
 		Use: "deregister ID", Short: "Remove a driver that was registered at run time",
 		Long: `Remove a driver that was registered at run time. Refused while a volume is mounted through
@@ -71,8 +67,8 @@ it, unless -force is given.`,
 		Example: "pannier driver deregister nfs",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Drivers.DeregisterDriver(ctx,
-				connect.NewRequest(&hostv1.DeregisterDriverRequest{Id: args[0], Force: force}))
+			req.Id = args[0]
+			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(req))
 			if err != nil {
 				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
 				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
@@ -81,12 +77,13 @@ it, unless -force is given.`,
 			return a.answer(resp.Msg, "driver %q is deregistered", args[0])
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "remove it even while a volume is mounted through it")
+	cmd.Flags().BoolVar(&req.Force, "force", false, "remove it even while a volume is mounted through it")
+	cmd.Flags().StringVar(&req.Type, "type", "", "only the one of this `TYPE`, where node and controller are apart")
 	return cmd
 }
 
 func (a *app) driverRestart() *cobra.Command {
-	var force bool
+	req := &hostv1.RestartDriverRequest{}
 	cmd := &cobra.Command{
 		Use: "restart ID", Short: "Restart a driver that the agent runs",
 		Long: `Restart a driver that the agent runs, with its present csi_driver block and program. Refused
@@ -95,26 +92,39 @@ systems that the driver's own process serves.`,
 		Example: "pannier driver restart local",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Drivers.RestartDriver(ctx,
-				connect.NewRequest(&hostv1.RestartDriverRequest{Id: args[0], Force: force}))
+			req.Id = args[0]
+			resp, err := client.Drivers.RestartDriver(ctx, connect.NewRequest(req))
 			if err != nil {
 				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
 				return hint(err, ExitRefused, "pannier driver status %s", args[0])
 			}
 			return a.print(resp.Msg, func() error {
 				d := resp.Msg.GetDriver()
-				state := "healthy"
-				if !d.GetHealthy() {
-					state = "not healthy yet: " + d.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
+				text := fmt.Sprintf("driver %q is restarted", d.GetId())
+				for _, p := range []*hostv1.Driver{d, d.GetController()} {
+					if p.GetPid() != 0 && (req.Type == "" || req.Type == p.GetType()) {
+						text += fmt.Sprintf(" as process %d, %s;", p.GetPid(), stateOf(d, p.GetType()))
+					}
 				}
-				_, err := fmt.Fprintln(a.out, printable(fmt.Sprintf("driver %q is restarted as process %d, %s", d.GetId(),
-					d.GetPid(), state)))
-				return err
+				return a.say(strings.TrimSuffix(text, ";"))
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "restart it even while it is in use")
+	cmd.Flags().BoolVar(&req.Force, "force", false, "restart it even while it is in use")
+	cmd.Flags().StringVar(&req.Type, "type", "", "only the process of this `TYPE`, where node and controller are apart")
 	return cmd
+}
+
+// stateOf says how the process of a driver is that has a type.
+func stateOf(d *hostv1.Driver, kind string) string {
+	p := d
+	if c := d.GetController(); c != nil && c.GetType() == kind {
+		p = c
+	}
+	if p.GetHealthy() {
+		return "healthy"
+	}
+	return "not healthy yet: " + p.GetMessage() + "; follow it with: pannier driver status " + d.GetId()
 }
 
 func (a *app) driverStatus() *cobra.Command {
@@ -145,9 +155,15 @@ func (a *app) showDrivers(drivers []*hostv1.Driver) error {
 		return nil
 	}
 	t := newTable("ID", "TYPE", "HEALTH", "PROVIDER", "VERSION", "SOURCE", "SINCE", "MESSAGE")
-	for _, d := range drivers {
+	row := func(d *hostv1.Driver) {
 		t.row(d.GetId(), d.GetType(), healthy(d.GetHealthy()), d.GetProvider(), d.GetProviderVersion(), d.GetSource(),
 			age(d.GetChangedAt()), d.GetMessage())
+	}
+	for _, d := range drivers {
+		row(d)
+		if c := d.GetController(); c != nil {
+			row(c)
+		}
 	}
 	return a.show(t)
 }
@@ -155,15 +171,21 @@ func (a *app) showDrivers(drivers []*hostv1.Driver) error {
 func (a *app) showDriver(d *hostv1.Driver) error {
 	t := newTable()
 	t.row("ID", d.GetId())
-	t.row("Type", d.GetType())
-	t.row("Health", healthy(d.GetHealthy()))
-	t.row("Message", d.GetMessage())
-	t.row("Since", age(d.GetChangedAt()))
-	t.row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
-	t.row("Endpoint", d.GetEndpoint())
-	t.row("Source", d.GetSource())
-	if d.GetPid() != 0 {
-		t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+	process := func(d *hostv1.Driver) {
+		t.row("Type", d.GetType())
+		t.row("Health", healthy(d.GetHealthy()))
+		t.row("Message", d.GetMessage())
+		t.row("Since", age(d.GetChangedAt()))
+		t.row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
+		t.row("Endpoint", d.GetEndpoint())
+		t.row("Source", d.GetSource())
+		if d.GetPid() != 0 {
+			t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+		}
+	}
+	process(d)
+	if c := d.GetController(); c != nil {
+		process(c)
 	}
 	if left := d.GetLeftPids(); len(left) > 0 {
 		t.row("Kept for mounts", "processes "+strings.Trim(fmt.Sprint(left), "[]"))

@@ -139,6 +139,9 @@ type Driver struct {
 	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones: a name, or
 	// name=value.
 	AllowedMountFlags []string
+	// Controller is the driver's controller, if that is another process than its node service: its endpoint, and how it
+	// is run.
+	Controller *Driver
 }
 
 // DriverTimeouts are those of a driver's calls.

@@ -111,13 +111,26 @@ csi_driver "two" {
   endpoint = "unix:///run/${driver.id}.sock"
   type = "node"
   allowed_mount_flags = ["suid", "errors=remount-ro"]
+}
+csi_driver "three" {
+  command = ["/bin/d", "${endpoint}"]
+  health_timeout = "2m"
+  controller {
+    command = ["/bin/d", "-controller", "${endpoint}"]
+    env { A = "1" }
+    user = "c"
+    limits { memory = "64MiB" }
+  }
+}
+csi_driver "four" {
+  controller { endpoint = "unix:///run/${driver.id}.controller.sock" }
 }`,
 		"20.json": `{
   "log_level": "warn",
   "ports": {"http": 0},
   "gc": {"claim_threshold": "2m"},
   "plugin": {"csi-bridge": {"user": "two", "limits": {"open_files": 2000, "processes": 300}}, "other": {"config": {"x": {"y": "${node.name}"}}}},
-  "csi_driver": {"one": {"endpoint": "unix:///run/one.sock", "health_timeout": "1m"}}
+  "csi_driver": {"one": {"endpoint": "unix:///run/one.sock", "health_timeout": "1m"}, "three": {"controller": {"user": "d"}}}
 }`,
 		".hidden.hcl": "nonsense = 1",
 		"notes.txt":   "nonsense",
@@ -145,9 +158,24 @@ csi_driver "two" {
 	}
 	drivers := []Driver{
 		{
+			ID: "four", Type: "node", Endpoint: "unix://" + dir + "/data/csi/four/csi.sock", HealthTimeout: 30 * time.Second,
+			Controller: &Driver{
+				ID: "four", Type: "controller", Endpoint: "unix:///run/four.controller.sock", HealthTimeout: 30 * time.Second,
+			},
+		},
+		{
 			ID: "one", Type: "monolith", Endpoint: "unix:///run/one.sock", HealthTimeout: time.Minute,
 			Command: []string{"/bin/d", "-endpoint", "unix:///run/one.sock", "one", "n1", "dc1", dir + "/data/p"},
 			Env:     map[string]string{"NODE": "n1", "TOKEN": "file:///t"},
+		},
+		{
+			ID: "three", Type: "node", Endpoint: "unix://" + dir + "/data/csi/three/csi.sock", HealthTimeout: 2 * time.Minute,
+			Command: []string{"/bin/d", "unix://" + dir + "/data/csi/three/csi.sock"},
+			Controller: &Driver{
+				ID: "three", Type: "controller", Endpoint: "unix://" + dir + "/data/csi/three/controller/csi.sock",
+				HealthTimeout: 2 * time.Minute, Env: map[string]string{"A": "1"}, User: "d", Limits: Limits{Memory: 64 << 20},
+				Command: []string{"/bin/d", "-controller", "unix://" + dir + "/data/csi/three/controller/csi.sock"},
+			},
 		},
 		{
 			ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second,
@@ -313,6 +341,18 @@ func TestBadAgents(t *testing.T) {
 		"driver type": {
 			"csi_driver \"d\" {\n  type = \"both\"\n}",
 			`2: csi_driver "d": type: "both" is not one of node, controller, monolith`,
+		},
+		"a type beside a controller": {
+			"csi_driver \"d\" {\n  type = \"monolith\"\n  controller {}\n}",
+			`2: csi_driver "d": type: is "monolith", and the block has a controller block: write node, or nothing`,
+		},
+		"a relative command of a controller": {
+			"csi_driver \"d\" {\n  controller {\n    command = [\"d\"]\n  }\n}",
+			`3: csi_driver "d": controller: command: the program needs an absolute path, not "d"`,
+		},
+		"one endpoint for both": {
+			"csi_driver \"d\" {\n  endpoint = \"unix:///s\"\n  controller {\n    endpoint = \"unix:///s\"\n  }\n}",
+			`4: csi_driver "d/controller": endpoint: "unix:///s" is that of csi_driver "d" too`,
 		},
 		"driver id": {
 			`csi_driver "a/b" {}`,
@@ -525,8 +565,8 @@ func TestExamplesParse(t *testing.T) {
 // The examples that promise to show every key do so, and so do the reference pages.
 func TestEveryKeyIsShown(t *testing.T) {
 	agent := []fields{
-		rootFields, consulFields, driverFields, portsFields, serverFields, tlsFields, aclFields, auditFields, autopilotFields,
-		encryptionFields, gcFields,
+		rootFields, consulFields, driverFields, controllerFields, portsFields, serverFields, tlsFields, aclFields,
+		auditFields, autopilotFields, encryptionFields, gcFields,
 	}
 	workload := []fields{
 		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,

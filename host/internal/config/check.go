@@ -30,7 +30,11 @@ func (l *loader) complete() {
 		a.Plugins = append(a.Plugins, *l.plugins[name])
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.drivers)) {
-		a.Drivers = append(a.Drivers, *l.drivers[id])
+		d := l.drivers[id]
+		if d.Controller != nil {
+			d.Type, d.Controller.HealthTimeout = "node", d.HealthTimeout
+		}
+		a.Drivers = append(a.Drivers, *d)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.consuls)) {
 		a.Consuls = append(a.Consuls, l.consuls[name].Consul)
@@ -82,14 +86,20 @@ func (l *loader) check() {
 	}
 	l.checkCluster()
 	used := map[string]string{}
+	check := func(name, endpoint string) {
+		if err := CheckEndpoint(endpoint); err != nil {
+			l.problems.add(l.places[name], "csi_driver %q: endpoint: %v", name, err)
+		}
+		if other, taken := used[endpoint]; taken {
+			l.problems.add(l.places[name], "csi_driver %q: endpoint: %q is that of csi_driver %q too", name, endpoint, other)
+		}
+		used[endpoint] = name
+	}
 	for _, d := range a.Drivers {
-		if err := CheckEndpoint(d.Endpoint); err != nil {
-			l.problems.add(l.places[d.ID], "csi_driver %q: endpoint: %v", d.ID, err)
+		check(d.ID, d.Endpoint)
+		if d.Controller != nil {
+			check(apart(d.ID), d.Controller.Endpoint)
 		}
-		if other, taken := used[d.Endpoint]; taken {
-			l.problems.add(l.places[d.ID], "csi_driver %q: endpoint: %q is that of csi_driver %q too", d.ID, d.Endpoint, other)
-		}
-		used[d.Endpoint] = d.ID
 	}
 }
 

@@ -100,13 +100,18 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 	return true
 }
 
-var driverFields = fields{
-	attrs: []string{
-		"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
-		"health_timeout", "settle_time", "allowed_mount_flags",
-	},
-	blocks: []string{"limits", "timeout"}, maps: []string{"env"},
-}
+var (
+	driverFields = fields{
+		attrs: []string{
+			"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
+			"health_timeout", "settle_time", "allowed_mount_flags",
+		},
+		blocks: []string{"limits", "timeout", "controller"}, maps: []string{"env"},
+	}
+	controllerFields = fields{
+		attrs: []string{"endpoint", "command", "user", "checksum"}, blocks: []string{"limits"}, maps: []string{"env"},
+	}
+)
 
 // envName is the form of a variable's name (POSIX, "Environment Variable Definition").
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -117,6 +122,12 @@ func (l *loader) driverBlocks(roots []*section) {
 	l.drivers, l.places = map[string]*Driver{}, map[string]hcl.Range{}
 	var blocks []*section
 	var owners []*Driver
+	endpoint := func(in *section, d *Driver, place string) {
+		in.eval = l.variables(driverVariables(d.ID, ""))
+		in.str("endpoint", &d.Endpoint)
+		l.places[place] = in.at("endpoint")
+		blocks, owners = append(blocks, in), append(owners, d)
+	}
 	for _, s := range roots {
 		seen := map[string]bool{}
 		for _, block := range s.content.Blocks.OfType("csi_driver") {
@@ -125,35 +136,26 @@ func (l *loader) driverBlocks(roots []*section) {
 				continue
 			}
 			d := l.driver(block.Labels[0])
-			in.eval = l.variables(driverVariables(d.ID, ""))
-			in.str("endpoint", &d.Endpoint)
-			l.places[d.ID] = in.at("endpoint")
-			blocks, owners = append(blocks, in), append(owners, d)
+			endpoint(in, d, d.ID)
+			if block := in.one("controller"); block != nil {
+				if d.Controller == nil {
+					d.Controller = &Driver{ID: d.ID, Type: "controller", Endpoint: DefaultEndpoint(l.agent.DataDir, apart(d.ID))}
+				}
+				endpoint(in.inner(block, controllerFields), d.Controller, apart(d.ID))
+			}
 		}
 	}
 	for i, in := range blocks {
 		d := owners[i]
 		in.eval = l.variables(driverVariables(d.ID, d.Endpoint))
+		in.driverProcess(d)
+		if l.drivers[d.ID] != d {
+			continue // a controller block
+		}
 		in.oneOf("type", []string{"node", "controller", "monolith"}, &d.Type)
-		in.strings("command", &d.Command)
-		if in.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
-			in.fail("command", "the program needs an absolute path, not %q", d.Command[0])
+		if d.Controller != nil && in.has("type") && d.Type != "node" {
+			in.fail("type", "is %q, and the block has a controller block: write node, or nothing", d.Type)
 		}
-		env := in.texts("env")
-		for name := range env {
-			switch {
-			case !envName.MatchString(name):
-				in.fail("env", "%q is no name of a variable", name)
-			case name == "CSI_ENDPOINT":
-				in.fail("env", "CSI_ENDPOINT is the endpoint: set that")
-			}
-		}
-		if env != nil {
-			d.Env = env
-		}
-		in.str("user", &d.User)
-		in.checksum(&d.Checksum)
-		in.limits(&d.Limits)
 		in.absolutePath("mount_dir", &d.MountDir)
 		in.absolutePath("stage_publish_base_dir", &d.StagePublishBaseDir)
 		in.duration("health_timeout", &d.HealthTimeout)
@@ -161,6 +163,29 @@ func (l *loader) driverBlocks(roots []*section) {
 		in.timeouts(&d.Timeouts)
 		in.strings("allowed_mount_flags", &d.AllowedMountFlags)
 	}
+}
+
+// driverProcess reads how the process of a driver is run, or that of its controller.
+func (s *section) driverProcess(d *Driver) {
+	s.strings("command", &d.Command)
+	if s.has("command") && len(d.Command) > 0 && !strings.HasPrefix(d.Command[0], "/") {
+		s.fail("command", "the program needs an absolute path, not %q", d.Command[0])
+	}
+	env := s.texts("env")
+	for name := range env {
+		switch {
+		case !envName.MatchString(name):
+			s.fail("env", "%q is no name of a variable", name)
+		case name == "CSI_ENDPOINT":
+			s.fail("env", "CSI_ENDPOINT is the endpoint: set that")
+		}
+	}
+	if env != nil {
+		d.Env = env
+	}
+	s.str("user", &d.User)
+	s.checksum(&d.Checksum)
+	s.limits(&d.Limits)
 }
 
 // timeouts reads the timeout block of a driver.
@@ -188,6 +213,9 @@ func (l *loader) driver(id string) *Driver {
 	}
 	return d
 }
+
+// apart names the controller of a driver where that is another process.
+func apart(id string) string { return id + "/controller" }
 
 func driverVariables(id, endpoint string) map[string]cty.Value {
 	vars := map[string]cty.Value{"driver": cty.ObjectVal(map[string]cty.Value{"id": cty.StringVal(id)})}

@@ -36,7 +36,7 @@ func (d *driverCalls) do(ctx context.Context, of storage.Driver, volume string,
 		}
 		defer unlock()
 	}
-	err := d.calls.Call(ctx, of.ID, 0, func(ctx context.Context, c storage.Client, found drivers.Driver) error {
+	err := d.calls.CallController(ctx, of.ID, 0, func(ctx context.Context, c storage.Client, found drivers.Driver) error {
 		return fn(ctx, c, found.Ref())
 	})
 	if errors.Is(err, drivers.ErrNotFound) {

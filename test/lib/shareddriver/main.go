@@ -37,6 +37,7 @@ func run(ctx context.Context, args []string) error {
 	node := flags.String("node-id", "", "this node, as the controller is to know it")
 	dir := flags.String("dir", "", "the directory that all hosts see")
 	segments := flags.String("topology", "", "where this node is, such as rack=R1,zone=Z1")
+	part := flags.String("part", "", "serve node or controller alone; it declares a controller in either case, like many drivers")
 	late := flags.Duration("late", 0, "how long a call that unpublishes or detaches may take at most, at random")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -69,8 +70,12 @@ func run(ctx context.Context, args []string) error {
 	}
 	server := grpc.NewServer(grpc.UnaryInterceptor(complete))
 	csi.RegisterIdentityServer(server, d)
-	csi.RegisterControllerServer(server, d)
-	csi.RegisterNodeServer(server, d)
+	if *part != "node" {
+		csi.RegisterControllerServer(server, d)
+	}
+	if *part != "controller" {
+		csi.RegisterNodeServer(server, d)
+	}
 	defer context.AfterFunc(ctx, server.Stop)()
 	return server.Serve(l)
 }

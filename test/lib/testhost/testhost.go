@@ -159,6 +159,9 @@ func (h *Host) AwaitDrivers() {
 			if !d.GetHealthy() {
 				return fmt.Errorf("driver %s: %s", d.GetId(), d.GetMessage())
 			}
+			if c := d.GetController(); c != nil && !c.GetHealthy() {
+				return fmt.Errorf("controller of driver %s: %s", d.GetId(), c.GetMessage())
+			}
 		}
 		return nil
 	})

@@ -54,18 +54,19 @@ func largest(room storage.Capacity) int64 {
 // CapacityHere asks the driver of this node how much room it has for volumes that this node can use. ok is false if it
 // does not say.
 func (c *Controllers) CapacityHere(ctx context.Context, driverID string) (room storage.Capacity, ok bool) {
-	err := c.cfg.Calls.Call(ctx, driverID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
-		fp := d.Fingerprint
-		if fp.Controller == nil || !fp.Controller.GetCapacity {
-			return nil
-		}
-		var req storage.CapacityRequest
-		if fp.Node != nil {
-			req.Topology = fp.Node.AccessibleTopology
-		}
-		room, err = s.Capacity(ctx, d.Ref(), req)
-		ok = err == nil
-		return err
-	})
+	err := c.cfg.Calls.CallController(ctx, driverID, 0,
+		func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
+			fp := d.Fingerprint
+			if fp.Controller == nil || !fp.Controller.GetCapacity {
+				return nil
+			}
+			var req storage.CapacityRequest
+			if fp.Node != nil {
+				req.Topology = fp.Node.AccessibleTopology
+			}
+			room, err = s.Capacity(ctx, d.Ref(), req)
+			ok = err == nil
+			return err
+		})
 	return room, ok && err == nil
 }

@@ -39,9 +39,9 @@ func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mou
 			})
 			node = stats.Condition
 		}
-		if ctl := d.Fingerprint.Controller; ctl != nil && ctl.VolumeCondition {
+		if c := d.ForController(); c.Healthy && c.Fingerprint.Controller != nil && c.Fingerprint.Controller.VolumeCondition {
 			var failed error
-			controller, failed = getCondition(ctx, s, d, v)
+			controller, failed = getCondition(ctx, s, c, v)
 			err = errors.Join(err, failed)
 		}
 		return err

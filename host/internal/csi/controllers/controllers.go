@@ -185,7 +185,7 @@ type host struct {
 }
 
 func (h host) call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error {
-	return h.calls.Call(ctx, driver, wait, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
+	return h.calls.CallController(ctx, driver, wait, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
 		if need.optional && (d.Fingerprint.Controller == nil || !need.has(d.Fingerprint.Controller)) {
 			return nil
 		}

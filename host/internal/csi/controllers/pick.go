@@ -131,7 +131,7 @@ func able(d claim.Driver, need ability) (nodes []string, err error) {
 			if need.has(&capabilities) {
 				have = append(have, node)
 			}
-		case on.Healthy:
+		case on.ForController().Healthy:
 			reported = true
 			others = append(others, node) // it has no controller service
 		default:
@@ -164,8 +164,8 @@ func hasController(d claim.Driver) bool {
 // unfit returns why a node's controller is not tried at all for a call about a namespace's volume. Calls carry the
 // volume's secrets, so a node that is bound to namespaces gets no others.
 func (p *picker) unfit(node string, on claim.NodeDriver, namespace string) error {
-	if !on.Healthy {
-		return fmt.Errorf("%w: %s", drivers.ErrUnhealthy, on.Message)
+	if c := on.ForController(); !c.Healthy {
+		return fmt.Errorf("%w: %s", drivers.ErrUnhealthy, c.Message)
 	}
 	n, err := p.cluster.Node(node)
 	if err != nil {
@@ -230,7 +230,7 @@ func (p *picker) ask(ctx context.Context, node string, on claim.NodeDriver, fn c
 
 func (p *picker) askOn(ctx context.Context, node string, on claim.NodeDriver, fn call) error {
 	if node == p.host.name {
-		return p.host.calls.Call(ctx, on.ID, 0, fn)
+		return p.host.calls.CallController(ctx, on.ID, 0, fn)
 	}
 	if err := fn(ctx, p.cluster.Storage(node), there(on)); err != nil {
 		return fmt.Errorf("on node %q: %w", node, err)
@@ -240,9 +240,10 @@ func (p *picker) askOn(ctx context.Context, node string, on claim.NodeDriver, fn
 
 // there is a driver of another node. Only that node knows where its socket is.
 func there(on claim.NodeDriver) drivers.Driver {
+	health := on.ForController()
 	d := drivers.Driver{
-		Spec: drivers.Spec{ID: on.ID, Type: drivers.Type(on.Type)}, Healthy: on.Healthy, Message: on.Message,
-		Fingerprint: storage.Fingerprint{Healthy: on.Healthy, Provider: on.Provider, Version: on.Version},
+		Spec: drivers.Spec{ID: on.ID, Type: drivers.Type(on.Type)}, Healthy: health.Healthy, Message: health.Message,
+		Fingerprint: storage.Fingerprint{Healthy: health.Healthy, Provider: on.Provider, Version: on.Version},
 	}
 	if on.Controller != nil {
 		capabilities := storage.ControllerCapabilities(*on.Controller)

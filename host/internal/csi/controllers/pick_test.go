@@ -200,6 +200,31 @@ func TestTheNextIsAskedIfOneIsUnreachable(t *testing.T) {
 	}
 }
 
+// TestAControllerApart: it is asked if it is healthy, whatever the node service beside it is.
+func TestAControllerApart(t *testing.T) {
+	c, m := openMany("n1", "n2", "n3")
+	m.set("n2", func(d *claim.NodeDriver) {
+		d.ControllerApart = &claim.DriverHealth{Message: "it has just ended"}
+	})
+	m.set("n3", func(d *claim.NodeDriver) {
+		d.Healthy, d.ControllerApart = false, &claim.DriverHealth{Healthy: true}
+	})
+	for range 4 {
+		if _, err := c.Create(t.Context(), vol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.asked(); got["n1"] != 2 || got["n3"] != 2 {
+		t.Errorf("asked were %v", got)
+	}
+	for _, node := range []string{"n1", "n3"} {
+		m.set(node, func(d *claim.NodeDriver) { d.ControllerApart = &claim.DriverHealth{Message: "so has this"} })
+	}
+	if _, err := c.Create(t.Context(), vol); err == nil || !strings.Contains(err.Error(), "it has just ended") {
+		t.Errorf("no controller is healthy: %v", err)
+	}
+}
+
 // TestABoundNode: a controller gets calls, and with them secrets, of the namespaces that its node is bound to.
 func TestABoundNode(t *testing.T) {
 	c, m := openMany("n1", "n2")

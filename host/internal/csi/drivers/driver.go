@@ -52,6 +52,9 @@ type Driver struct {
 	Retired bool
 	// Waiting is set while a changed configuration waits until the driver is not in use; Message says how to apply it.
 	Waiting bool
+	// Controller is the driver's controller, if that is another process than its node service; nil: it is not, and the
+	// rest is of both. Else the rest is of the node service, except Fingerprint.Controller.
+	Controller *Driver
 	// Left are processes that earlier ones of the driver have left, since they may serve mounts.
 	Left []int
 	// ChangedAt is when Healthy last changed, or else when the driver appeared.
@@ -115,6 +118,8 @@ func (d *Driver) missing(fp storage.Fingerprint) string {
 	switch {
 	case d.Type != TypeController && fp.Node == nil:
 		return fmt.Sprintf("the type is %s, but the driver has no node service: set the type to controller", d.Type)
+	case d.Apart && fp.Controller == nil:
+		return "it has no controller service: check how it is started"
 	case d.Type == TypeController && fp.Controller == nil:
 		return "the type is controller, but the driver has no controller service: set the type to node"
 	}
@@ -179,12 +184,25 @@ type Caller struct {
 	Storage func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error
 }
 
-// Call makes one call to a driver that is healthy, or becomes healthy within wait. The error is
+// Call makes one call to the node service of a driver that is healthy, or becomes healthy within wait. The error is
 // ErrUnhealthy, or has the driver's own words and gRPC code.
 func (c Caller) Call(ctx context.Context, id string, wait time.Duration,
 	fn func(ctx context.Context, c storage.Client, d Driver) error,
 ) error {
-	d, err := c.Await(ctx, id, wait)
+	return c.call(ctx, id, wait, func(d Driver) Driver { return d }, fn)
+}
+
+// CallController is Call for the controller service.
+func (c Caller) CallController(ctx context.Context, id string, wait time.Duration,
+	fn func(ctx context.Context, c storage.Client, d Driver) error,
+) error {
+	return c.call(ctx, id, wait, Driver.ForController, fn)
+}
+
+func (c Caller) call(ctx context.Context, id string, wait time.Duration, part func(Driver) Driver,
+	fn func(ctx context.Context, c storage.Client, d Driver) error,
+) error {
+	d, err := c.await(ctx, id, wait, part)
 	if err != nil {
 		return err
 	}
@@ -193,14 +211,19 @@ func (c Caller) Call(ctx context.Context, id string, wait time.Duration,
 	}))
 }
 
-// Await waits until a driver is healthy; ErrUnhealthy if it is not within wait. An unknown driver is
-// an error at once.
+// Await waits until the node service of a driver is healthy; ErrUnhealthy if it is not within wait. An unknown driver
+// is an error at once.
 func (c Caller) Await(ctx context.Context, id string, wait time.Duration) (Driver, error) {
+	return c.await(ctx, id, wait, func(d Driver) Driver { return d })
+}
+
+func (c Caller) await(ctx context.Context, id string, wait time.Duration, part func(Driver) Driver) (Driver, error) {
 	late := time.NewTimer(wait)
 	defer late.Stop()
 	for {
 		changed := c.Drivers.Changed()
 		d, err := c.Drivers.Get(id)
+		d = part(d)
 		if err != nil || d.Healthy {
 			return d, err
 		}

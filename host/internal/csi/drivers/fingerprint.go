@@ -130,7 +130,7 @@ var errReported = errors.New("reported")
 // current one does. The error names the driver and the difference: if an ability is gone, calls in
 // flight would fail halfway. Additional abilities are no error.
 func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client) error {
-	for _, d := range r.List() {
+	for _, d := range r.each() {
 		if !d.Healthy {
 			continue // its fingerprint is not current
 		}
@@ -141,16 +141,16 @@ func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client) e
 				return errReported
 			})
 		if !errors.Is(err, errReported) {
-			return fmt.Errorf("driver %q: %w", d.ID, err)
+			return fmt.Errorf("driver %q: %w", d.key(), err)
 		}
-		if now, err := r.Get(d.ID); err != nil || !now.Healthy {
+		if now := r.instance(d.key()); now == nil || !now.snapshot().Healthy {
 			continue // it became unhealthy meanwhile
 		}
 		if !seen.Healthy {
-			return fmt.Errorf("driver %q is healthy, and this process finds it unhealthy: %s", d.ID, seen.Message)
+			return fmt.Errorf("driver %q is healthy, and this process finds it unhealthy: %s", d.key(), seen.Message)
 		}
 		if lost := differences(d.Fingerprint, seen.Fingerprint); len(lost) > 0 {
-			return fmt.Errorf("driver %q: this process sees another fingerprint: %s", d.ID, strings.Join(lost, ", "))
+			return fmt.Errorf("driver %q: this process sees another fingerprint: %s", d.key(), strings.Join(lost, ", "))
 		}
 	}
 	return nil

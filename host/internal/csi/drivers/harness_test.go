@@ -2,6 +2,7 @@ package drivers
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -48,13 +49,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// driverMain is a CSI driver with an identity and a node service.
+// driverMain is a CSI driver with an identity and a node service, or a controller service instead.
 func driverMain(args []string) {
 	flags := flag.NewFlagSet("driver", flag.ExitOnError)
 	endpoint := flags.String("endpoint", os.Getenv("CSI_ENDPOINT"), "")
 	var d csiDriver
 	flags.StringVar(&d.version, "version", "1.0", "")
 	flags.BoolVar(&d.notReady, "not-ready", false, "")
+	flags.BoolVar(&d.controller, "controller", false, "")
+	flags.StringVar(&d.name, "name", "", "")
 	eat := flags.Int("eat", 0, "MiB of memory")
 	flags.Parse(args)
 	eaten = make([]byte, *eat<<20)
@@ -82,19 +85,32 @@ var eaten []byte // of the driver
 type csiDriver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
-	version  string
-	notReady bool
+	csi.UnimplementedControllerServer
+	version    string
+	name       string // default: test.example.com
+	notReady   bool
+	controller bool
 }
 
 func (d *csiDriver) server() *grpc.Server {
 	s := grpc.NewServer()
 	csi.RegisterIdentityServer(s, d)
-	csi.RegisterNodeServer(s, d)
+	if d.controller {
+		csi.RegisterControllerServer(s, d)
+	} else {
+		csi.RegisterNodeServer(s, d)
+	}
 	return s
 }
 
+func (d *csiDriver) ControllerGetCapabilities(context.Context,
+	*csi.ControllerGetCapabilitiesRequest,
+) (*csi.ControllerGetCapabilitiesResponse, error) {
+	return &csi.ControllerGetCapabilitiesResponse{}, nil
+}
+
 func (d *csiDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: "test.example.com", VendorVersion: d.version}, nil
+	return &csi.GetPluginInfoResponse{Name: cmp.Or(d.name, "test.example.com"), VendorVersion: d.version}, nil
 }
 
 func (d *csiDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
@@ -183,14 +199,18 @@ func ask(ctx context.Context, conn *grpc.ClientConn) storage.Fingerprint {
 	if err != nil {
 		return storage.Fingerprint{Message: err.Error()}
 	}
+	fp := storage.Fingerprint{Healthy: true, Provider: info.GetName(), Version: info.GetVendorVersion()}
+	if _, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx,
+		&csi.ControllerGetCapabilitiesRequest{}); err == nil {
+		fp.Controller = &storage.ControllerCapabilities{CreateDelete: true}
+		return fp
+	}
 	node, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	if err != nil {
 		return storage.Fingerprint{Message: err.Error()}
 	}
-	return storage.Fingerprint{
-		Healthy: true, Provider: info.GetName(), Version: info.GetVendorVersion(),
-		Node: &storage.NodeCapabilities{NodeID: node.GetNodeId()},
-	}
+	fp.Node = &storage.NodeCapabilities{NodeID: node.GetNodeId()}
+	return fp
 }
 
 // host is a registry with its dependencies.

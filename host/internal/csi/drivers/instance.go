@@ -27,7 +27,7 @@ var (
 	errChanged = errors.New("its configuration has changed")
 )
 
-// instance is one driver under one spec, and the owner of its goroutines.
+// instance is one driver, or its controller apart, under one spec, and the owner of its goroutines.
 type instance struct {
 	r    *Registry
 	spec Spec
@@ -72,7 +72,7 @@ type instance struct {
 func newInstance(r *Registry, rec record) *instance {
 	i := &instance{
 		r: r, spec: rec.Spec, rec: rec,
-		log:  r.cfg.Logger.Named("driver." + rec.Spec.ID),
+		log:  r.cfg.Logger.Named("driver." + strings.ReplaceAll(rec.Spec.key(), "/", ".")),
 		ran:  make(chan struct{}),
 		left: make(chan struct{}), superseded: make(chan struct{}),
 	}
@@ -80,7 +80,7 @@ func newInstance(r *Registry, rec record) *instance {
 	i.state = "waiting for the driver's first answer"
 	i.driver = Driver{
 		Spec: rec.Spec, Message: i.state, ChangedAt: time.Now(),
-		dir: dir(r.cfg.DataDir, rec.Spec.ID),
+		dir: dir(r.cfg.DataDir, rec.Spec.key()),
 	}
 	return i
 }
@@ -182,6 +182,9 @@ func (i *instance) report(fp storage.Fingerprint) {
 	case different:
 		i.event("fingerprint", "the driver's fingerprint changed: "+after.provider(), i.about(after))
 	}
+	if d, err := i.r.Get(i.spec.ID); different && err == nil && d.foreign() != "" {
+		i.event("unhealthy", d.foreign(), nil)
+	}
 }
 
 // unhealthy marks the driver as unhealthy for a reason that is not the storage plugin's report.
@@ -205,6 +208,9 @@ func (i *instance) about(d Driver) map[string]string {
 
 // event publishes what happened to the driver and logs it.
 func (i *instance) event(kind, message string, details map[string]string) {
+	if i.spec.Apart {
+		message = "its controller: " + message
+	}
 	i.r.cfg.Events.Publish(events.Event{
 		Topic: events.TopicDriver, Type: kind, Subject: i.spec.ID, Message: message, Details: details,
 	})
@@ -224,7 +230,7 @@ func (i *instance) leave(ctx context.Context) {
 	for {
 		if why := i.reasonToLeave(&goneSince); why == "" {
 			i.keep("")
-		} else if users := i.r.cfg.InUse(i.spec.ID); len(users) > 0 && !i.unused {
+		} else if users := i.r.users(i.spec); len(users) > 0 && !i.unused {
 			i.keep(why + "; it is kept because it is in use by " + strings.Join(users, ", "))
 		} else if i.tryLeave(ctx, why) {
 			return

@@ -14,7 +14,7 @@ import (
 // A driver's process may leave children behind that serve mounts. They stay while the driver is in use, and usually end
 // by themselves when their mount is gone.
 
-func (i *instance) inUse() bool { return len(i.r.cfg.InUse(i.spec.ID)) > 0 }
+func (i *instance) inUse() bool { return len(i.r.users(i.spec)) > 0 }
 
 // keepLeft records that something may be left of a process of the driver, which has ended.
 func (i *instance) keepLeft(ref process.Ref) {

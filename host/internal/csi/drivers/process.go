@@ -420,7 +420,7 @@ func (i *instance) stopProcess(ctx context.Context, why string, keepMounts bool)
 	kept, err := stop(ctx)
 	if err != nil {
 		i.proc = nil // Stop has released it; the record finds it again
-		return fmt.Errorf("stop driver %q: %w", i.spec.ID, err)
+		return fmt.Errorf("stop driver %q: %w", i.spec.key(), err)
 	}
 	i.proc, i.rec.Launch = nil, nil
 	if len(kept) > 0 {
@@ -436,4 +436,4 @@ func (i *instance) stopProcess(ctx context.Context, why string, keepMounts bool)
 
 func (i *instance) save() error { return i.rec.save(i.r.cfg.DataDir) }
 
-func (i *instance) logPath() string { return logPath(i.r.cfg.DataDir, i.spec.ID) }
+func (i *instance) logPath() string { return logPath(i.r.cfg.DataDir, i.spec.key()) }

@@ -16,7 +16,7 @@ import (
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// record is what must outlive the host: <data_dir>/csi/<id>/driver.json.
+// record is what must outlive the host: driver.json in the folder of an instance.
 type record struct {
 	Version int  `json:"version"`
 	Spec    Spec `json:"spec"`
@@ -71,14 +71,14 @@ func runs(s Spec) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func recordPath(dataDir, id string) string { return filepath.Join(dir(dataDir, id), "driver.json") }
+func recordPath(dataDir, key string) string { return filepath.Join(dir(dataDir, key), "driver.json") }
 
-func logPath(dataDir, id string) string { return filepath.Join(dir(dataDir, id), "driver.log") }
+func logPath(dataDir, key string) string { return filepath.Join(dir(dataDir, key), "driver.log") }
 
 // save makes the driver's folder (0700) and replaces its record atomically.
 func (r record) save(dataDir string) error {
 	if err := r.write(dataDir); err != nil {
-		return fmt.Errorf("record driver %q: %w", r.Spec.ID, err)
+		return fmt.Errorf("record driver %q: %w", r.Spec.key(), err)
 	}
 	return nil
 }
@@ -89,28 +89,28 @@ func (r record) write(dataDir string) error {
 	if err != nil {
 		return err
 	}
-	folder := dir(dataDir, r.Spec.ID)
+	folder := dir(dataDir, r.Spec.key())
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(recordPath(dataDir, r.Spec.ID), append(text, '\n'))
+	return atomicfile.WriteFile(recordPath(dataDir, r.Spec.key()), append(text, '\n'))
 }
 
-// forget removes the driver's record and log, and its folder if nothing else is in it.
-func forget(dataDir, id string) error {
-	for _, path := range []string{recordPath(dataDir, id), logPath(dataDir, id), logPath(dataDir, id) + ".offset"} {
+// forget removes the record and log of an instance, and its folder if nothing else is in it.
+func forget(dataDir, key string) error {
+	for _, path := range []string{recordPath(dataDir, key), logPath(dataDir, key), logPath(dataDir, key) + ".offset"} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forget driver %q: %w", id, err)
+			return fmt.Errorf("forget driver %q: %w", key, err)
 		}
 	}
-	folder := dir(dataDir, id)
+	folder := dir(dataDir, key)
 	if err := os.Remove(folder); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return atomicfile.SyncDir(filepath.Dir(folder))
 	}
 	return atomicfile.SyncDir(folder)
 }
 
-// loadRecords reads the records of all drivers, by id.
+// loadRecords reads the records of all instances, by key.
 func loadRecords(dataDir string) (map[string]record, error) {
 	entries, err := os.ReadDir(filepath.Join(dataDir, "csi"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -121,31 +121,33 @@ func loadRecords(dataDir string) (map[string]record, error) {
 		if claim.CheckID(e.Name()) != nil || !e.IsDir() {
 			continue
 		}
-		r, err := loadRecord(recordPath(dataDir, e.Name()), e.Name())
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		for _, key := range []string{e.Name(), apart(e.Name())} {
+			r, err := loadRecord(recordPath(dataDir, key), key)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			records[key] = r
 		}
-		if err != nil {
-			return nil, err
-		}
-		records[r.Spec.ID] = r
 	}
 	return records, nil
 }
 
-func loadRecord(path, id string) (record, error) {
+func loadRecord(path, key string) (record, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return record{}, err
 	}
 	var r record
 	err = json.Unmarshal(text, &r)
-	if err == nil && (r.Version != recordVersion || r.Spec.ID != id) {
-		err = fmt.Errorf("it has version %d and id %q", r.Version, r.Spec.ID)
+	if err == nil && (r.Version != recordVersion || r.Spec.key() != key) {
+		err = fmt.Errorf("it has version %d and is of %q", r.Version, r.Spec.key())
 	}
 	if err != nil {
 		return record{}, fmt.Errorf(
-			"the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, id, err)
+			"the record %s of driver %q cannot be used: %w: stop the driver's process and remove the file", path, key, err)
 	}
 	return r, nil
 }

@@ -3,18 +3,20 @@ package drivers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // Register adds a driver that is already running, or replaces the spec of one that was registered before. It
-// is kept across restarts of the host until it is deregistered or stops.
+// is kept across restarts of the host until it is deregistered or stops. A controller is registered beside the node
+// service of the same id, if there is one.
 //
 // Register waits, up to the health timeout, for the driver's first healthy report, and returns its state. A
 // driver that is unhealthy is registered nevertheless, and its Message says why. ErrInvalid, ErrDeclared and
 // ErrInUse (a new container path while volumes are mounted through the driver) change nothing. If ctx ends
 // first, the driver stays registered, and its state is returned with ctx's error.
 func (r *Registry) Register(ctx context.Context, spec Spec) (Driver, error) {
-	spec.Source = SourceRegistered
+	spec.Source, spec.Apart = SourceRegistered, spec.Type == TypeController
 	spec = spec.withDefaults(r.cfg.DataDir)
 	if err := r.check(spec); err != nil {
 		return Driver{}, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -32,7 +34,7 @@ func (r *Registry) replace(ctx context.Context, spec Spec) error {
 		return fmt.Errorf("register driver %q: %w", spec.ID, err)
 	}
 	defer release()
-	before := r.instance(spec.ID)
+	before := r.instance(spec.key())
 	if err := r.mayRegister(spec, before); err != nil {
 		return err
 	}
@@ -66,16 +68,23 @@ func (r *Registry) mayRegister(spec Spec, before *instance) error {
 	if before != nil && before.spec.Source == SourceConfig {
 		return fmt.Errorf("register driver %q: %w: change its csi_driver block instead", spec.ID, ErrDeclared)
 	}
-	for _, other := range r.List() {
-		if other.ID != spec.ID && other.socket() == spec.socket() {
-			return fmt.Errorf("%w: driver %q: endpoint %q is that of driver %q", ErrInvalid, spec.ID, spec.Endpoint, other.ID)
+	for _, other := range r.each() {
+		if other.key() == spec.key() {
+			continue
+		}
+		if other.socket() == spec.socket() {
+			return fmt.Errorf("%w: driver %q: endpoint %q is that of driver %q", ErrInvalid, spec.key(), spec.Endpoint, other.key())
+		}
+		if other.ID == spec.ID && other.Type != TypeNode && spec.Type != TypeNode {
+			return fmt.Errorf("%w: driver %q is here as %s already, so its controller would be there twice: deregister that "+
+				"first, or write type = \"node\" in its csi_driver block", ErrInvalid, spec.ID, other.Type)
 		}
 	}
 	if before == nil || before.spec.MountDir == spec.MountDir &&
 		before.spec.StagePublishBaseDir == spec.StagePublishBaseDir {
 		return nil
 	}
-	if users := r.cfg.InUse(spec.ID); len(users) > 0 {
+	if users := r.users(spec); len(users) > 0 {
 		return fmt.Errorf("register driver %q with other container paths: %w: release %s first", spec.ID, ErrInUse,
 			strings.Join(users, ", "))
 	}
@@ -88,10 +97,11 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 	defer cancel()
 	for {
 		changed := r.Changed()
-		d, err := r.Get(spec.ID)
-		if err != nil {
-			return Driver{}, fmt.Errorf("driver %q was deregistered meanwhile", spec.ID)
+		i := r.instance(spec.key())
+		if i == nil {
+			return Driver{}, fmt.Errorf("driver %q was deregistered meanwhile", spec.key())
 		}
+		d := i.snapshot()
 		if d.Healthy {
 			return d, nil
 		}
@@ -106,30 +116,41 @@ func (r *Registry) firstAnswer(ctx context.Context, spec Spec) (Driver, error) {
 	}
 }
 
-// Deregister removes a driver that was registered at run time, or is gone from the configuration.
-// The process of the former is not the host's and keeps running; that of the latter is stopped.
-// While volumes are mounted through the driver it fails with ErrInUse, unless force is set: then its
+// Deregister removes a driver that was registered at run time, or is gone from the configuration: what of it has the
+// type part, or all if that is empty. The process of the former is not the host's and keeps running; that of the latter
+// is stopped. While volumes are mounted through the driver it fails with ErrInUse, unless force is set: then its
 // children that serve mounts are stopped as well, and the volumes can be released only by force
 // (workload.Manager.Stop), or after the driver is registered again.
-func (r *Registry) Deregister(ctx context.Context, id string, force bool) error {
+func (r *Registry) Deregister(ctx context.Context, id string, part Type, force bool) error {
 	release, err := r.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("deregister driver %q: %w", id, err)
 	}
 	defer release()
-	i := r.instance(id)
-	if i == nil {
-		_, err := r.Get(id)
+	parts, err := r.parts(id, part)
+	if err != nil {
 		return err
 	}
-	if i.spec.Source == SourceConfig && !i.retired {
+	parts = slices.DeleteFunc(parts, func(i *instance) bool { return i.spec.Source == SourceConfig && !i.retired })
+	if len(parts) == 0 {
 		return fmt.Errorf("deregister driver %q: %w: remove its csi_driver block and restart the agent", id, ErrDeclared)
 	}
+	for _, i := range parts { // the node service first: it may be in use
+		if err := r.deregister(i, force); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deregister removes one instance; r.changes is held.
+func (r *Registry) deregister(i *instance, force bool) error {
+	id := i.spec.ID
 	message, cause := "deregistered by request", errLeave // the process is not the host's
 	if i.retired {
 		cause = errStop
 	}
-	if users := r.cfg.InUse(id); len(users) > 0 {
+	if users := r.users(i.spec); len(users) > 0 {
 		if !force {
 			return fmt.Errorf("deregister driver %q: %w: release %s first, or force it", id, ErrInUse, strings.Join(users, ", "))
 		}
@@ -146,14 +167,14 @@ func (r *Registry) Deregister(ctx context.Context, id string, force bool) error 
 
 // drop removes an instance that has ended, with its files; r.changes is held.
 func (r *Registry) drop(i *instance, message string) error {
-	err := forget(r.cfg.DataDir, i.spec.ID)
+	err := forget(r.cfg.DataDir, i.spec.key())
 	r.remove(i)
 	i.event("deregistered", message, nil)
 	return err
 }
 
-func (r *Registry) instance(id string) *instance {
+func (r *Registry) instance(key string) *instance {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.instances[id]
+	return r.instances[key]
 }

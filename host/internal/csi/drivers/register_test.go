@@ -32,14 +32,14 @@ func TestRegisterAndDeregister(t *testing.T) {
 	next := open(t, dataDir) // it is remembered
 	next.healthy("r")
 	next.setUsers(`workload "db"`)
-	if err := next.Deregister(t.Context(), "r", false); !errors.Is(err, ErrInUse) ||
+	if err := next.Deregister(t.Context(), "r", "", false); !errors.Is(err, ErrInUse) ||
 		!strings.Contains(err.Error(), `workload "db"`) {
 		t.Errorf("in use: got %v", err)
 	}
-	if err := next.Deregister(t.Context(), "r", true); err != nil {
+	if err := next.Deregister(t.Context(), "r", "", true); err != nil {
 		t.Errorf("forced: %v", err)
 	}
-	if err := next.Deregister(t.Context(), "r", true); !errors.Is(err, ErrNotFound) {
+	if err := next.Deregister(t.Context(), "r", "", true); !errors.Is(err, ErrNotFound) {
 		t.Errorf("twice: got %v", err)
 	}
 	if got := next.happened("deregistered"); len(got) != 1 ||
@@ -95,7 +95,7 @@ func TestRegisterRefuses(t *testing.T) {
 			}
 		})
 	}
-	if err := h.Deregister(t.Context(), "declared", true); !errors.Is(err, ErrDeclared) {
+	if err := h.Deregister(t.Context(), "declared", "", true); !errors.Is(err, ErrDeclared) {
 		t.Errorf("deregister a declared one: got %v", err)
 	}
 	_, err := h.Get("nobody")
@@ -226,7 +226,7 @@ func TestConcurrentChanges(t *testing.T) {
 				spec := registered("r", socket)
 				spec.HealthTimeout = time.Duration(n+1) * 8 * time.Millisecond
 				h.Register(context.Background(), spec)
-				h.Deregister(context.Background(), "r", false)
+				h.Deregister(context.Background(), "r", "", false)
 			}
 		}()
 	}

@@ -3,7 +3,8 @@
 // command, follows its health and capabilities through a storage plugin (csi-bridge), and returns
 // immutable snapshots of what it knows.
 //
-// Each driver has an instance with its own goroutines:
+// Each driver has an instance with its own goroutines. If its controller is another process than its node service, it
+// has two, which know nothing of each other: Get and List join what they know.
 //
 //   - run starts the process, or finds the one that an earlier host started, and restarts it when it
 //     exits. Beside it, watch holds the fingerprint stream. A driver without a command has only
@@ -79,7 +80,7 @@ type Registry struct {
 	undo    atomic.Bool    // StopStarted
 
 	mu        sync.Mutex
-	instances map[string]*instance
+	instances map[string]*instance // by Spec.key
 	changed   notify.Broadcast
 	closed    bool
 }
@@ -143,24 +144,34 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	if err != nil {
 		return err
 	}
+	if err := moveControllers(r.cfg.DataDir, records); err != nil {
+		return err
+	}
 	release, err := r.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer release()
 	for _, spec := range specs {
-		i := r.declare(records[spec.ID], spec)
-		delete(records, spec.ID)
+		if rec, ok := records[apart(spec.ID)]; ok && spec.Type != TypeNode && rec.Spec.Source == SourceRegistered {
+			// The declared driver has a controller.
+			if err := forget(r.cfg.DataDir, rec.Spec.key()); err != nil {
+				return errors.Join(err, r.stopAll(false))
+			}
+			delete(records, rec.Spec.key())
+		}
+		i := r.declare(records[spec.key()], spec)
+		delete(records, spec.key())
 		if err := i.save(); err != nil {
 			return errors.Join(err, r.stopAll(false))
 		}
 		r.add(i)
 	}
-	for _, id := range slices.Sorted(maps.Keys(records)) {
-		i := newInstance(r, records[id])
+	for _, key := range slices.Sorted(maps.Keys(records)) {
+		i := newInstance(r, records[key])
 		i.known = true
 		i.retired = i.spec.Source == SourceConfig
-		i.unused = i.retired && len(r.cfg.InUse(id)) == 0
+		i.unused = i.retired && !i.inUse()
 		i.driver.Retired = i.retired
 		r.add(i)
 	}
@@ -170,7 +181,7 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 // declare makes the instance of a declared driver. While the driver is in use, a process that runs under another
 // configuration keeps running, and the declared one waits.
 func (r *Registry) declare(rec record, spec Spec) *instance {
-	if rec.Launch == nil || rec.Launch.Runs == runs(spec) || len(r.cfg.InUse(spec.ID)) == 0 {
+	if rec.Launch == nil || rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {
 		rec.Spec = spec
 		return newInstance(r, rec)
 	}
@@ -192,12 +203,12 @@ func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
 		if err := r.check(spec); err != nil {
 			errs = append(errs, err)
 		}
-		if seen[spec.ID] {
-			errs = append(errs, fmt.Errorf("driver %q is declared twice", spec.ID))
+		if seen[spec.key()] {
+			errs = append(errs, fmt.Errorf("driver %q is declared twice", spec.key()))
 		} else if other, taken := sockets[spec.socket()]; taken {
-			errs = append(errs, fmt.Errorf("driver %q: endpoint %q is also that of driver %q", spec.ID, spec.Endpoint, other))
+			errs = append(errs, fmt.Errorf("driver %q: endpoint %q is also that of driver %q", spec.key(), spec.Endpoint, other))
 		}
-		seen[spec.ID], sockets[spec.socket()] = true, spec.ID
+		seen[spec.key()], sockets[spec.socket()] = true, spec.key()
 		specs = append(specs, spec)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -211,7 +222,7 @@ func (r *Registry) checkDeclared(declared []Spec) ([]Spec, error) {
 func (r *Registry) check(s Spec) error {
 	err := s.Validate()
 	if s.User != "" && s.User != "root" && claim.CheckID(s.ID) == nil {
-		if _, inside := below(dir(r.cfg.DataDir, s.ID), s.socket()); inside {
+		if _, inside := below(dir(r.cfg.DataDir, s.key()), s.socket()); inside {
 			err = errors.Join(err, fmt.Errorf(
 				"driver %q: user %q cannot make a socket in %s: set an endpoint in a folder that the user may write",
 				s.ID, s.User, filepath.Dir(s.socket())))
@@ -224,10 +235,10 @@ func (r *Registry) check(s Spec) error {
 func (r *Registry) Get(id string) (Driver, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if i := r.instances[id]; i != nil {
-		return i.driver, nil
+	if d, ok := r.joined(id); ok {
+		return d, nil
 	}
-	return Driver{}, notFound(id, slices.Sorted(maps.Keys(r.instances)))
+	return Driver{}, notFound(id, r.ids())
 }
 
 // List returns all drivers by id.
@@ -235,10 +246,10 @@ func (r *Registry) List() []Driver {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := make([]Driver, 0, len(r.instances))
-	for _, i := range r.instances {
-		all = append(all, i.driver)
+	for _, id := range r.ids() {
+		d, _ := r.joined(id)
+		all = append(all, d)
 	}
-	slices.SortFunc(all, func(a, b Driver) int { return strings.Compare(a.ID, b.ID) })
 	return all
 }
 
@@ -302,7 +313,7 @@ func (r *Registry) lock(ctx context.Context) (release func(), err error) {
 // add adds an instance and starts it; r.changes is held.
 func (r *Registry) add(i *instance) {
 	r.mu.Lock()
-	r.instances[i.spec.ID] = i
+	r.instances[i.spec.key()] = i
 	r.changed.Notify()
 	r.mu.Unlock()
 	i.start()
@@ -312,7 +323,7 @@ func (r *Registry) add(i *instance) {
 func (r *Registry) remove(i *instance) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.instances, i.spec.ID)
+	delete(r.instances, i.spec.key())
 	r.changed.Notify()
 }
 
@@ -331,7 +342,7 @@ func (r *Registry) Suspend(ctx context.Context, why string) error {
 		if len(i.spec.Command) == 0 || i.spec.Type == TypeController || i.retired || i.suspended {
 			continue
 		}
-		if users := r.cfg.InUse(i.spec.ID); len(users) > 0 {
+		if users := r.users(i.spec); len(users) > 0 {
 			return fmt.Errorf("stop driver %q: %w: by %s", i.spec.ID, ErrInUse, strings.Join(users, ", "))
 		}
 		own = append(own, i)

@@ -3,6 +3,7 @@ package drivers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,44 +11,64 @@ import (
 )
 
 // Restart stops the process of a driver that the host runs and starts it again, with its present configuration and
-// program. It waits, up to the health timeout, for the first healthy report, and returns the driver's state.
+// program: the processes of the type part, or all if that is empty. It waits, up to the health timeout, for the first
+// healthy report.
 //
 // While the driver is in use it fails with ErrInUse, unless force is set. Children of the driver that serve mounts are
 // not stopped (process.Process.StopKeepingMounts); mounts that its own process serves are lost. ErrNotRun: the host
 // does not run it now. If ctx ends first, the driver is restarted nevertheless.
-func (r *Registry) Restart(ctx context.Context, id string, force bool) (Driver, error) {
-	spec, err := r.restart(ctx, id, force)
+func (r *Registry) Restart(ctx context.Context, id string, part Type, force bool) error {
+	specs, err := r.restart(ctx, id, part, force)
 	if err != nil {
-		return Driver{}, fmt.Errorf("restart driver %q: %w", id, err)
+		return fmt.Errorf("restart driver %q: %w", id, err)
 	}
-	return r.firstAnswer(ctx, spec)
+	for _, spec := range specs {
+		if _, err := r.firstAnswer(ctx, spec); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (r *Registry) restart(ctx context.Context, id string, force bool) (Spec, error) {
+func (r *Registry) restart(ctx context.Context, id string, part Type, force bool) (restarted []Spec, err error) {
 	release, err := r.lock(ctx)
 	if err != nil {
-		return Spec{}, err
+		return nil, err
 	}
 	defer release()
-	i := r.instance(id)
-	switch {
-	case i == nil:
-		_, err := r.Get(id)
-		return Spec{}, err
-	case len(i.spec.Command) == 0:
-		return Spec{}, fmt.Errorf("%w: it has no command; restart it where it runs", ErrNotRun)
-	case i.suspended:
-		return Spec{}, fmt.Errorf("%w: it is stopped: %s", ErrNotRun, i.snapshot().Message)
+	parts, err := r.parts(id, part)
+	if err != nil {
+		return nil, err
 	}
-	users := r.cfg.InUse(id)
-	if len(users) > 0 && !force {
-		return Spec{}, fmt.Errorf("%w by %s; with -force %s", ErrInUse, strings.Join(users, ", "), i.consequence())
+	all := len(parts)
+	parts = slices.DeleteFunc(parts, func(i *instance) bool { return len(i.spec.Command) == 0 })
+	if len(parts) == 0 {
+		return nil, fmt.Errorf("%w: it has no command; restart it where it runs", ErrNotRun)
 	}
-	next := i.next(errRestart)
-	if len(users) > 0 {
-		next.event("restarted", "restarted by force, although in use by "+strings.Join(users, ", "), nil)
+	for _, i := range parts {
+		if i.suspended {
+			return nil, fmt.Errorf("%w: it is stopped: %s", ErrNotRun, i.snapshot().Message)
+		}
+		if users := r.users(i.spec); len(users) > 0 && !force {
+			err := fmt.Errorf("%w by %s; with -force %s", ErrInUse, strings.Join(users, ", "), i.consequence())
+			if all > 1 {
+				err = fmt.Errorf("%w; -type controller restarts its controller alone", err)
+			}
+			return nil, err
+		}
 	}
-	return next.spec, i.err
+	for _, i := range parts {
+		users := r.users(i.spec)
+		next := i.next(errRestart)
+		if len(users) > 0 {
+			next.event("restarted", "restarted by force, although in use by "+strings.Join(users, ", "), nil)
+		}
+		if i.err != nil {
+			return nil, i.err
+		}
+		restarted = append(restarted, next.spec)
+	}
+	return restarted, nil
 }
 
 // consequence says, for people, what becomes of the mounts when the driver is restarted.

@@ -78,24 +78,26 @@ func TestChangeThatIsTakenBack(t *testing.T) {
 func TestRestart(t *testing.T) {
 	h, pid := changedInUse(t)
 	ctx := t.Context()
-	if _, err := h.Restart(ctx, "a", false); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), heldBy) || !alive(pid) {
+	if err := h.Restart(ctx, "a", "", false); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), heldBy) || !alive(pid) {
 		t.Errorf("while in use: %v", err)
 	}
-	d, err := h.Restart(ctx, "a", true)
+	check.NoError(t, h.Restart(ctx, "a", "", true))
+	d, err := h.Get("a")
 	if err != nil || !d.Healthy || d.PID == pid || alive(pid) || d.Fingerprint.Version != "2.0" || d.Waiting {
 		t.Errorf("by force: %+v, %v", d, err)
 	}
 	h.mustHaveHappened("stopped", "restarted", "started", "healthy")
 	h.setUsers()
-	second, err := h.Restart(ctx, "a", false)
+	check.NoError(t, h.Restart(ctx, "a", "", false))
+	second, err := h.Get("a")
 	if err != nil || !second.Healthy || second.PID == d.PID || second.Restarts != 2 {
 		t.Errorf("unused: %+v, %v", second, err)
 	}
-	if _, err := h.Restart(ctx, "b", false); !errors.Is(err, ErrNotFound) {
+	if err := h.Restart(ctx, "b", "", false); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an unknown one: %v", err)
 	}
 	check.NoError(t, h.Suspend(ctx, "the node is drained"))
-	if _, err := h.Restart(ctx, "a", true); !errors.Is(err, ErrNotRun) || !strings.Contains(err.Error(), "drained") {
+	if err := h.Restart(ctx, "a", "", true); !errors.Is(err, ErrNotRun) || !strings.Contains(err.Error(), "drained") {
 		t.Errorf("a suspended one: %v", err)
 	}
 }
@@ -105,7 +107,7 @@ func TestRestartOfWhatTheHostDoesNotRun(t *testing.T) {
 	socket := dataDir + "/s"
 	serve(t, socket, &csiDriver{version: "1"})
 	h := open(t, dataDir, Spec{ID: "a", Endpoint: socket})
-	if _, err := h.Restart(t.Context(), "a", true); !errors.Is(err, ErrNotRun) {
+	if err := h.Restart(t.Context(), "a", "", true); !errors.Is(err, ErrNotRun) {
 		t.Errorf("got %v", err)
 	}
 }

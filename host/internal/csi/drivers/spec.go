@@ -52,8 +52,10 @@ type Spec struct {
 	// ID is what volumes name in plugin_id; see claim.CheckID.
 	ID   string `json:"id"`
 	Type Type   `json:"type"` // default: monolith
+	// Apart is set for the controller of a driver whose node service, of the same ID, is another process on this node.
+	Apart bool `json:"apart,omitempty"`
 	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
-	// default: <data_dir>/csi/<id>/csi.sock.
+	// default: csi.sock in its folder, <data_dir>/csi/<id>, or that of a controller apart, <data_dir>/csi/<id>/controller.
 	Endpoint string `json:"endpoint"`
 	// Command runs the driver under the host; empty: the host does not start it. The process gets
 	// the endpoint in CSI_ENDPOINT too (CSI spec, "General Configuration").
@@ -100,7 +102,7 @@ func (s Spec) withDefaults(dataDir string) Spec {
 		s.Type = TypeMonolith
 	}
 	if s.Endpoint == "" {
-		s.Endpoint = filepath.Join(dir(dataDir, s.ID), "csi.sock")
+		s.Endpoint = filepath.Join(dir(dataDir, s.key()), "csi.sock")
 	}
 	s.Endpoint = "unix://" + s.socket()
 	if s.MountDir != "" || s.StagePublishBaseDir != "" {
@@ -137,6 +139,9 @@ func (s Spec) Validate() error {
 	case TypeNode, TypeController, TypeMonolith:
 	default:
 		fail("type %q is not node, controller or monolith", s.Type)
+	}
+	if s.Apart && s.Type != TypeController {
+		fail("type %q is not that of a controller", s.Type)
 	}
 	if err := checkSocket(s.socket()); err != nil {
 		fail("endpoint %q: %w", s.Endpoint, err)
@@ -209,5 +214,5 @@ func cleanAbs(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) == path && !strings.ContainsRune(path, 0)
 }
 
-// dir is the folder of one driver.
-func dir(dataDir, id string) string { return filepath.Join(dataDir, "csi", id) }
+// dir is the folder of one instance.
+func dir(dataDir, key string) string { return filepath.Join(dataDir, "csi", key) }

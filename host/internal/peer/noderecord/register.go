@@ -111,6 +111,9 @@ func nodeDriver(d drivers.Driver) claim.NodeDriver {
 		Provider: fp.Provider, Version: fp.Version,
 		Controller: controllerCapabilities(fp.Controller),
 	}
+	if c := d.Controller; c != nil {
+		out.Type, out.ControllerApart = claim.Monolith, &claim.DriverHealth{Healthy: c.Healthy, Message: c.Message}
+	}
 	if n := fp.Node; n != nil {
 		out.NodeID, out.MaxVolumes, out.Topology = n.NodeID, n.MaxVolumes, n.AccessibleTopology
 		out.Node = &claim.NodeCapabilities{

@@ -95,7 +95,8 @@ func TestQuestionsAreAskedOnce(t *testing.T) {
 				if n := len(f.faulty.Calls(rpc)); n != 1 {
 					t.Errorf("%s: %d calls, want 1", code, n)
 				}
-				optional := code == codes.Unimplemented && (strings.HasPrefix(rpc, "Node") || strings.HasPrefix(rpc, "Group"))
+				optional := code == codes.Unimplemented && (strings.HasPrefix(rpc, "Node") || strings.HasPrefix(rpc, "Group") ||
+					strings.HasPrefix(rpc, "Controller"))
 				if fp.Healthy != optional {
 					t.Errorf("%s: healthy is %v: %q", code, fp.Healthy, fp.Message)
 				}

@@ -100,6 +100,11 @@ func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
 	resp, err := quick(ctx, c, func(ctx context.Context) (*csi.ControllerGetCapabilitiesResponse, error) {
 		return c.Controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
 	})
+	if status.Code(err) == codes.Unimplemented {
+		// Many drivers whose controller is another process declare the service all the same.
+		c.controller.put(epoch, nil)
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

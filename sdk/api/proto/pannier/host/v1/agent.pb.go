@@ -617,7 +617,10 @@ type Driver struct {
 	// force.
 	ConfigurationWaits bool `protobuf:"varint,24,opt,name=configuration_waits,json=configurationWaits,proto3" json:"configuration_waits,omitempty"`
 	// left_pids are processes that earlier ones of the driver have left, since they may serve mounts.
-	LeftPids      []int64 `protobuf:"varint,25,rep,packed,name=left_pids,json=leftPids,proto3" json:"left_pids,omitempty"`
+	LeftPids []int64 `protobuf:"varint,25,rep,packed,name=left_pids,json=leftPids,proto3" json:"left_pids,omitempty"`
+	// controller is the driver's controller if that is another process here than its node service: its type, endpoint,
+	// source, health, provider and process. Those of this message are of the node service then.
+	Controller    *Driver `protobuf:"bytes,26,opt,name=controller,proto3" json:"controller,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,6 +830,13 @@ func (x *Driver) GetLeftPids() []int64 {
 	return nil
 }
 
+func (x *Driver) GetController() *Driver {
+	if x != nil {
+		return x.Controller
+	}
+	return nil
+}
+
 type DriverCapacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// available for volumes, in bytes.
@@ -890,12 +900,13 @@ func (x *DriverCapacity) GetMinimumVolume() int64 {
 }
 
 type RegisterDriverRequest struct {
-	state               protoimpl.MessageState `protogen:"open.v1"`
-	Id                  string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Type                string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	Endpoint            string                 `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	MountDir            string                 `protobuf:"bytes,4,opt,name=mount_dir,json=mountDir,proto3" json:"mount_dir,omitempty"`
-	StagePublishBaseDir string                 `protobuf:"bytes,5,opt,name=stage_publish_base_dir,json=stagePublishBaseDir,proto3" json:"stage_publish_base_dir,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// type is node, controller or monolith; empty: monolith. A controller is registered beside the node service.
+	Type                string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Endpoint            string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	MountDir            string `protobuf:"bytes,4,opt,name=mount_dir,json=mountDir,proto3" json:"mount_dir,omitempty"`
+	StagePublishBaseDir string `protobuf:"bytes,5,opt,name=stage_publish_base_dir,json=stagePublishBaseDir,proto3" json:"stage_publish_base_dir,omitempty"`
 	// health_timeout_ms in milliseconds; 0: 30000.
 	HealthTimeoutMs int64 `protobuf:"varint,6,opt,name=health_timeout_ms,json=healthTimeoutMs,proto3" json:"health_timeout_ms,omitempty"`
 	unknownFields   protoimpl.UnknownFields
@@ -1019,9 +1030,11 @@ func (x *RegisterDriverResponse) GetDriver() *Driver {
 }
 
 type DeregisterDriverRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Force bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// type, node or controller, limits it to that process of a driver that has two; empty: all.
+	Type          string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1070,6 +1083,13 @@ func (x *DeregisterDriverRequest) GetForce() bool {
 	return false
 }
 
+func (x *DeregisterDriverRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
 type DeregisterDriverResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1110,7 +1130,9 @@ type RestartDriverRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// force restarts it even while it is in use.
-	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// type, node or controller, limits it to that process of a driver that has two; empty: all.
+	Type          string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1157,6 +1179,13 @@ func (x *RestartDriverRequest) GetForce() bool {
 		return x.Force
 	}
 	return false
+}
+
+func (x *RestartDriverRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
 }
 
 type RestartDriverResponse struct {
@@ -2558,7 +2587,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf1\a\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\b\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2587,7 +2616,10 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0enodes_expected\x18\x16 \x01(\x03R\rnodesExpected\x12;\n" +
 	"\bcapacity\x18\x17 \x01(\v2\x1f.pannier.host.v1.DriverCapacityR\bcapacity\x12/\n" +
 	"\x13configuration_waits\x18\x18 \x01(\bR\x12configurationWaits\x12\x1b\n" +
-	"\tleft_pids\x18\x19 \x03(\x03R\bleftPids\x1a;\n" +
+	"\tleft_pids\x18\x19 \x03(\x03R\bleftPids\x127\n" +
+	"\n" +
+	"controller\x18\x1a \x01(\v2\x17.pannier.host.v1.DriverR\n" +
+	"controller\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
@@ -2603,14 +2635,16 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x16stage_publish_base_dir\x18\x05 \x01(\tR\x13stagePublishBaseDir\x12*\n" +
 	"\x11health_timeout_ms\x18\x06 \x01(\x03R\x0fhealthTimeoutMs\"I\n" +
 	"\x16RegisterDriverResponse\x12/\n" +
-	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"?\n" +
+	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"S\n" +
 	"\x17DeregisterDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"\x1a\n" +
-	"\x18DeregisterDriverResponse\"<\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\"\x1a\n" +
+	"\x18DeregisterDriverResponse\"P\n" +
 	"\x14RestartDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"H\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\"H\n" +
 	"\x15RestartDriverResponse\x12/\n" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListDriversRequest\"H\n" +
@@ -2797,60 +2831,61 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	40, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
 	42, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
 	8,  // 11: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	7,  // 12: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 13: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 14: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	7,  // 15: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	21, // 16: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	42, // 17: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	42, // 18: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	41, // 19: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	22, // 20: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	42, // 21: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	23, // 22: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	23, // 23: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	45, // 24: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	21, // 25: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 26: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 27: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 28: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 29: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 30: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 31: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	9,  // 32: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	11, // 33: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	13, // 34: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	15, // 35: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	17, // 36: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	19, // 37: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	24, // 38: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	26, // 39: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	28, // 40: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	30, // 41: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	32, // 42: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	34, // 43: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	36, // 44: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 45: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 46: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 47: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	10, // 48: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	12, // 49: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	14, // 50: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	16, // 51: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	18, // 52: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	20, // 53: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	25, // 54: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	27, // 55: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	29, // 56: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	31, // 57: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	33, // 58: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	35, // 59: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	37, // 60: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	45, // [45:61] is the sub-list for method output_type
-	29, // [29:45] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	7,  // 12: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	7,  // 13: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 14: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	7,  // 15: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	7,  // 16: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	21, // 17: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	42, // 18: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	42, // 19: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	41, // 20: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	22, // 21: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	42, // 22: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	23, // 23: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	23, // 24: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	45, // 25: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	21, // 26: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 27: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 28: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 29: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 30: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 31: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 32: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	9,  // 33: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	11, // 34: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	13, // 35: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	15, // 36: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	17, // 37: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	19, // 38: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	24, // 39: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	26, // 40: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	28, // 41: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	30, // 42: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	32, // 43: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	34, // 44: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	36, // 45: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 46: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 47: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 48: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	10, // 49: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	12, // 50: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	14, // 51: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	16, // 52: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	18, // 53: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	20, // 54: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	25, // 55: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	27, // 56: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	29, // 57: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	31, // 58: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	33, // 59: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	35, // 60: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	37, // 61: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	46, // [46:62] is the sub-list for method output_type
+	30, // [30:46] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
