@@ -9,6 +9,20 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "failures-uncounted", promise: "a generation that fails its calls is rolled back",
+		file: "host/internal/pluginhost/supervisor/outcomes.go",
+		old:  "	case codes.Internal, codes.Unknown, codes.DeadlineExceeded:\n		return true\n",
+		new:  "	case codes.Unknown:\n		return true\n",
+		pkg:  supervisorPkg, run: "^Test(Failing|Hanging)GenerationIsRolledBack$",
+	},
+	{
+		name: "failures-not-compared", promise: "a generation is not rolled back for what failed before it too",
+		file: "host/internal/pluginhost/supervisor/swap.go",
+		old:  "	next.outcomes.before = gen.outcomes.tallies()\n",
+		new:  "",
+		pkg:  supervisorPkg, run: "^TestFailuresOfBothGenerations$",
+	},
+	{
 		name: "plugin-twice", promise: "two files of one plugin never run at once",
 		file: "host/internal/pluginhost/supervisor/identity.go",
 		old:  "		case rank.has:\n			rival, best = o, rank\n",

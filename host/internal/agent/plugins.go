@@ -30,9 +30,13 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		Probe: a.probe,
 	}
 	for _, p := range a.cfg.Plugins {
+		window := p.RollbackWindow
+		if window == 0 {
+			window = -1 // 0 is the supervisor's default
+		}
 		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
 			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
-			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: p.RollbackWindow,
+			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: window,
 		})
 	}
 	var err error

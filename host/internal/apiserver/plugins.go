@@ -207,11 +207,12 @@ func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Leases: int64(p.Users), LastError: lastError, NextTryAt: timestamp(p.NextTry),
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 		FileProblem: p.FileProblem, DuplicateOf: p.DuplicateOf,
+		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
 	}
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
 			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),
-			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error,
+			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error, Why: w.Why,
 		})
 	}
 	return shown

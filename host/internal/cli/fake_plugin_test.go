@@ -28,7 +28,7 @@ func plugin() *hostv1.Plugin {
 	return &hostv1.Plugin{
 		Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: oldSum, State: "running", Pid: 41, StartedAt: ago(
 			5 * time.Minute),
-		Generation: 4, Leases: 3, Draining: 1, LastGood: newSum, Refused: map[string]string{badSum: "handshake:\x1b[2J no"},
+		Generation: 4, Leases: 3, Calls: 800, FailedCalls: 2, Draining: 1, LastGood: newSum, Refused: map[string]string{badSum: "handshake:\x1b[2J no"},
 		Swaps: []*hostv1.PluginSwap{
 			{At: at, From: first, To: second, Took: durationpb.New(42 * time.Millisecond), Carried: 2},
 			{
@@ -38,6 +38,7 @@ func plugin() *hostv1.Plugin {
 			{
 				At: at, From: second, To: &hostv1.PluginGeneration{Generation: 4, Version: "1.0.0", Sha256: oldSum},
 				Took: durationpb.New(41 * time.Millisecond), Carried: 1, Rollback: true,
+				Why: "3 of the last 3 calls of Attach failed",
 			},
 		},
 	}

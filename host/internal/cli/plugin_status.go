@@ -25,7 +25,7 @@ func (a *app) pluginList() *cobra.Command {
 			return a.listPlugins(ctx, func(plugins []*hostv1.Plugin) error {
 				t := newTable("NAME", "KIND", "VERSION", "STATE", "UP")
 				for _, p := range plugins {
-					t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p.GetState()), up(p))
+					t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), up(p))
 				}
 				return a.show(t)
 			})
@@ -100,7 +100,7 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 	}
 	t := newTable("NAME", "KIND", "VERSION", "STATE", "PID", "UP", "CALLS", "RESTARTS", "SHA256", "LAST ERROR")
 	for _, p := range plugins {
-		t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p.GetState()), number(p.GetPid()), up(p),
+		t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), number(p.GetPid()), up(p),
 			p.GetLeases(), p.GetRestarts(), shortSum(p.GetSha256()), p.GetLastError())
 	}
 	if err := a.show(t); err != nil {
@@ -123,7 +123,7 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	t := newTable()
 	t.row("Name", p.GetName())
 	t.row("Kind", p.GetKind())
-	t.row("State", pluginState(p.GetState()))
+	t.row("State", pluginState(p))
 	t.row("Version", p.GetVersion())
 	t.row("SHA256", p.GetSha256())
 	t.row("Generation", number(int64(p.GetGeneration())))
@@ -132,7 +132,9 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	} else {
 		t.row("Process", fmt.Sprintf("none, %s", count(int64(p.GetRestarts()), "restart")))
 	}
-	t.row("Calls", fmt.Sprintf("%d in flight", p.GetLeases()))
+	t.row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
+		p.GetFailedCalls()))
+	t.row("Degraded", p.GetDegraded())
 	if n := p.GetDraining(); n > 0 {
 		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}
@@ -185,7 +187,7 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 		case w.GetError() != "":
 			result = cell{"refused: " + w.GetError(), red}
 		case w.GetRollback():
-			result = cell{"rolled back", yellow}
+			result = cell{"rolled back: " + w.GetWhy(), yellow}
 		}
 		t.row(w.GetAt().AsTime().Local().Format(time.DateTime), side(w.GetFrom()), side(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
@@ -224,7 +226,11 @@ func up(p *hostv1.Plugin) string {
 	return age(p.GetStartedAt())
 }
 
-func pluginState(state string) cell {
+func pluginState(p *hostv1.Plugin) cell {
+	state := p.GetState()
+	if p.GetDegraded() != "" {
+		return cell{"degraded", red}
+	}
 	switch state {
 	case "running":
 		return cell{state, green}

@@ -93,7 +93,7 @@ type Plugin struct {
 	Checksum string
 	// Version constrains the version that the plugin reports, such as "~> 1.2"; empty: any.
 	Version string
-	// RollbackWindow is how long after a swap a failure restores the previous binary.
+	// RollbackWindow is how long after a swap a failure restores the previous binary. 0: it never does.
 	RollbackWindow time.Duration
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
@@ -183,7 +183,7 @@ const (
 	defaultMaxDynamicPort = 32000
 
 	defaultHealthTimeout  = 30 * time.Second
-	defaultRollbackWindow = time.Minute
+	defaultRollbackWindow = 30 * time.Second
 	// defaultConsulAddress is a Consul agent's default address.
 	defaultConsulAddress   = "127.0.0.1:8500"
 	defaultIdentityTimeout = 5 * time.Minute

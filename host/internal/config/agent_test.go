@@ -129,7 +129,7 @@ csi_driver "four" {
   "log_level": "warn",
   "ports": {"http": 0},
   "gc": {"claim_threshold": "2m"},
-  "plugin": {"csi-bridge": {"user": "two", "limits": {"open_files": 2000, "processes": 300}}, "other": {"config": {"x": {"y": "${node.name}"}}}},
+  "plugin": {"csi-bridge": {"user": "two", "limits": {"open_files": 2000, "processes": 300}}, "other": {"rollback_window": "0s", "config": {"x": {"y": "${node.name}"}}}},
   "csi_driver": {"one": {"endpoint": "unix:///run/one.sock", "health_timeout": "1m"}, "three": {"controller": {"user": "d"}}}
 }`,
 		".hidden.hcl": "nonsense = 1",
@@ -151,7 +151,7 @@ csi_driver "four" {
 				Processes: 300,
 			}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
 		},
-		{Name: "other", RollbackWindow: time.Minute, Config: []byte(`{"x":{"y":"n1"}}`)},
+		{Name: "other", RollbackWindow: 0, Config: []byte(`{"x":{"y":"n1"}}`)},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
 		t.Errorf("plugins: %+v", a.Plugins)
@@ -396,8 +396,8 @@ func TestBadAgents(t *testing.T) {
 			`3: plugin "p": limits: processes: a whole number from 32 to 2147483647 is required`,
 		},
 		"rollback window": {
-			"plugin \"p\" {\n  rollback_window = \"0s\"\n}",
-			`2: plugin "p": rollback_window: a duration above 0 such as "30s" or "5m" is required, not "0s"`,
+			"plugin \"p\" {\n  rollback_window = \"-1s\"\n}",
+			`2: plugin "p": rollback_window: a duration such as "30s", or "0s", is required, not "-1s"`,
 		},
 		"checksum": {
 			"plugin \"p\" {\n  checksum = \"md5:1\"\n}",

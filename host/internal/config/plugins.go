@@ -44,7 +44,7 @@ func (l *loader) pluginBlocks(s *section) {
 				in.fail("version", "%q is no constraint such as %q", p.Version, "~> 1.2")
 			}
 		}
-		in.duration("rollback_window", &p.RollbackWindow)
+		in.durationOrOff("rollback_window", &p.RollbackWindow, true)
 		if config := in.one("config"); config != nil {
 			p.Config = in.freeForm("config", config)
 		}

@@ -204,14 +204,21 @@ func (s *section) integer(name string, lowest, highest int64, dst *int64) {
 }
 
 // duration reads a string such as "30s", above 0.
-func (s *section) duration(name string, dst *time.Duration) {
+func (s *section) duration(name string, dst *time.Duration) { s.durationOrOff(name, dst, false) }
+
+// durationOrOff reads a duration; if off is set, 0 is one.
+func (s *section) durationOrOff(name string, dst *time.Duration, off bool) {
 	var text string
 	if !s.str(name, &text) {
 		return
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		s.fail(name, "a duration above 0 such as \"30s\" or \"5m\" is required, not %q", text)
+	if err != nil || d < 0 || d == 0 && !off {
+		want := "a duration above 0 such as \"30s\" or \"5m\""
+		if off {
+			want = "a duration such as \"30s\", or \"0s\","
+		}
+		s.fail(name, "%s is required, not %q", want, text)
 		return
 	}
 	*dst = d

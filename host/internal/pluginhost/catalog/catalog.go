@@ -79,7 +79,8 @@ func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release f
 }
 
 // DoStorage runs fn with the storage plugin, within the deadline of ctx or else CallTimeout. If the plugin's process
-// ends during a call, fn is run again with the next process: the calls of all kinds are idempotent.
+// ends during a call, or is replaced because such calls fail, fn is run again with the next process: the calls of all
+// kinds are idempotent.
 func (c *Catalog) DoStorage(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
 	return do(ctx, c, storageKind, fn)
 }

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
 // CallTimeout bounds a call whose caller set no deadline: the two minutes that a driver has, retries included, and
@@ -24,7 +26,7 @@ type conn struct {
 	ended   <-chan struct{}
 }
 
-// errEnded says that the plugin's process ended during the call.
+// errEnded says that the process ended during the call, or was replaced because of it.
 var errEnded = errors.New("the plugin ended")
 
 const (
@@ -92,13 +94,17 @@ func (c *conn) wrap(ctx context.Context, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
 	}
-	return &callError{prefix: c.prefix, err: err, ended: status.Code(err) == codes.Unavailable && c.hasEnded(ctx)}
+	ended := errors.Is(err, supervisor.ErrReplaced) || status.Code(err) == codes.Unavailable && c.hasEnded(ctx)
+	return &callError{prefix: c.prefix, err: err, ended: ended}
 }
 
 // hasEnded says whether the call failed because the process ended. The code Unavailable does not prove that, since
 // a driver may be unavailable too.
 func (c *conn) hasEnded(ctx context.Context) bool {
-	if g, ok := c.ClientConnInterface.(*grpc.ClientConn); ok {
+	if g, ok := c.ClientConnInterface.(interface {
+		GetState() connectivity.State
+		WaitForStateChange(ctx context.Context, from connectivity.State) bool
+	}); ok {
 		ctx, cancel := context.WithTimeout(ctx, brokenWait)
 		defer cancel()
 		if g.GetState() == connectivity.Ready && !g.WaitForStateChange(ctx, connectivity.Ready) {

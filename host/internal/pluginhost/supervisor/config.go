@@ -40,8 +40,9 @@ type Config struct {
 	StopTimeout time.Duration
 	// DrainTimeout is how long a replaced generation may take to finish its calls. Default 5 m.
 	DrainTimeout time.Duration
-	// RollbackWindow is how long after a swap a failure of the new generation brings the old binary
-	// back. A plugin's own setting has priority. Default 1 m.
+	// RollbackWindow is how long after a swap a failure of the new generation brings the old binary back, and at
+	// least until it has answered 20 calls, but not longer than ten times as long. Negative: never. A plugin's own
+	// setting has priority. Default 30 s.
 	RollbackWindow time.Duration
 	// Probe checks whether a new process could take over from the one that serves. It has StartTimeout. May be
 	// nil.
@@ -90,7 +91,7 @@ func (c Config) withDefaults() Config {
 	def(&c.StartTimeout, 10*time.Second)
 	def(&c.StopTimeout, 10*time.Second)
 	def(&c.DrainTimeout, 5*time.Minute)
-	def(&c.RollbackWindow, time.Minute)
+	def(&c.RollbackWindow, 30*time.Second)
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}

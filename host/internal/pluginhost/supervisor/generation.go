@@ -35,6 +35,7 @@ type generation struct {
 	events      *follower       // nil before it serves, and if it has none
 	overLimit   <-chan struct{} // closed when it uses more than it may
 	firstHealth health          // what it reported when it came up
+	outcomes    *outcomes
 
 	mu       sync.Mutex
 	users    int

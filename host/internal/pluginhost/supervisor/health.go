@@ -111,6 +111,10 @@ func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 			return watchResult{lost: fmt.Errorf("the process ended: %s", gen.run.proc.Exit())}
 		case <-gen.overLimit:
 			return watchResult{alive: true, lost: gen.run.meter.why}
+		case <-gen.outcomes.changed:
+			if why := i.judge(gen); why != nil {
+				return watchResult{alive: true, lost: why}
+			}
 		case h, ok := <-gen.health.health:
 			if !ok {
 				return watchResult{lost: i.streamLost(ctx, gen)}

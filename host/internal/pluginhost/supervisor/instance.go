@@ -31,6 +31,7 @@ type instance struct {
 	sums           map[string]hashed // checksums of files of the plugin directory
 	lastTried      string            // the copy that was started last
 	unhealthySince time.Time         // since when the serving process has been unhealthy; zero: it is healthy
+	degraded       bool              // it fails more calls than the generation before; reported
 
 	requests chan request
 	rechecks chan struct{} // holds a token when another binary may have to run
@@ -167,7 +168,7 @@ func (i *instance) removeIfUnknown(ctx context.Context, err error) {
 
 // announce reports the generation that callers use now.
 func (i *instance) announce(gen *generation, how EventType, message string) {
-	i.unhealthySince = time.Time{}
+	i.unhealthySince, i.degraded = time.Time{}, false
 	i.holds(gen.identity)
 	i.set(how, message, func(s *Status) {
 		s.State, s.Message, s.DuplicateOf = Running, "", ""
@@ -247,7 +248,10 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 		gen.close()
 	})
 	if rollBack {
-		i.rec.swapped(Swap{At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true})
+		i.rec.swapped(Swap{
+			At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: i.rec.LastGood}, Rollback: true,
+			Why: i.rec.Refused[gen.sha],
+		})
 		i.set(EventRolledBack, fmt.Sprintf("%s ended soon after it had taken over, the version before it is started: %v",
 			gen.describe(), err), func(s *Status) {
 			s.State, s.LastError, s.PID = Starting, err.Error(), 0
@@ -371,7 +375,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy, EventSwapFailed, EventRolledBack, EventBusy, EventFile:
+	case EventUnhealthy, EventDegraded, EventSwapFailed, EventRolledBack, EventBusy, EventFile:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)
@@ -385,6 +389,8 @@ func (i *instance) snapshot() Status {
 	i.mu.Unlock()
 	if gen := i.current.Load(); gen != nil {
 		s.Users = gen.userCount()
+		s.Calls, s.FailedCalls = gen.outcomes.answered()
+		s.Degraded = gen.outcomes.degraded()
 	}
 	return s
 }

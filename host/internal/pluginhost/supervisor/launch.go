@@ -242,6 +242,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 		startedAt: run.record.StartedAt, pid: run.proc.PID(),
 		run: run, overLimit: run.meter.exceeded, client: client, proto: proto, conn: conn,
 		api: pluginv1.NewPluginServiceClient(conn), retiring: make(chan struct{}), drained: make(chan struct{}),
+		outcomes: newOutcomes(),
 	}
 	if gen.firstHealth, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err

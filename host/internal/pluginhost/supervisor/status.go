@@ -48,12 +48,17 @@ type Status struct {
 	StartedAt  time.Time
 	Restarts   int // by this host, after an unexpected end
 	Users      int // callers that hold the current generation
-	Message    string
-	LastError  string    // why it last ended or did not start
-	NextTry    time.Time // when it is started again, if BackingOff or Failed
-	Draining   int       // old generations that still finish their calls
-	LastGood   string    // the copy that served before; empty: none
-	Pinned     string    // the only copy that may run; empty: any
+	// Calls are those that the current generation has answered, and FailedCalls how many of them failed with
+	// Internal, Unknown, DeadlineExceeded, or Unimplemented if the generation before had the method.
+	Calls, FailedCalls int
+	// Degraded says in what the current generation fails more calls than the one before it; empty: in nothing.
+	Degraded  string
+	Message   string
+	LastError string    // why it last ended or did not start
+	NextTry   time.Time // when it is started again, if BackingOff or Failed
+	Draining  int       // old generations that still finish their calls
+	LastGood  string    // the copy that served before; empty: none
+	Pinned    string    // the only copy that may run; empty: any
 	// FileProblem says what is wrong with the plugin's files in the plugin directory; empty: nothing.
 	FileProblem string
 	// DuplicateOf is the plugin that this one is another file of: it does not run. Empty: none.
@@ -75,6 +80,7 @@ const (
 	EventFailed     EventType = "start-failed" // it did not come up
 	EventHealthy    EventType = "healthy"
 	EventUnhealthy  EventType = "unhealthy"
+	EventDegraded   EventType = "degraded" // it fails more calls than the generation before
 	EventSwapped    EventType = "swapped"
 	EventSwapFailed EventType = "swap-failed" // callers keep the old process
 	EventRolledBack EventType = "rolled-back"

@@ -252,6 +252,7 @@ func (s *Supervisor) stopsPlugins() bool {
 
 // Handle is an acquired generation of a plugin.
 type Handle struct {
+	// Conn counts the calls. Its errors wrap ErrReplaced when a call may be repeated on a new handle.
 	Conn    grpc.ClientConnInterface
 	Kind    string // such as "storage.v1"
 	Version string
@@ -275,7 +276,7 @@ func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
 		return Handle{}, err
 	}
 	return Handle{
-		Conn: gen.conn, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(),
+		Conn: counted{gen.conn, gen}, Kind: gen.kind, Version: gen.version, Retired: gen.retiring, Ended: gen.run.proc.Done(),
 		Release: release,
 	}, nil
 }

@@ -27,6 +27,8 @@ type Swap struct {
 	Carried int `json:"carried,omitempty"`
 	// Rollback says that the swap went back to the copy that had served before.
 	Rollback bool `json:"rollback,omitempty"`
+	// Why says why it went back.
+	Why string `json:"why,omitempty"`
 	// Error says why callers kept the old process; empty if they moved.
 	Error string `json:"error,omitempty"`
 }
@@ -68,17 +70,21 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 		i.notSwapped(gen, swap, src, err)
 		return nil, err
 	}
+	next.outcomes.before = gen.outcomes.tallies()
+	if swap.Rollback { // not to be compared with what it replaces
+		swap.Why, next.outcomes.before = i.rec.Refused[gen.sha], gen.outcomes.before
+	}
 	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(began)
 	failpoint.Here("swap", "moved")
 	i.drainLater(gen) //nolint:contextcheck // outlasts the swap, and the close of the host
 	i.rec.swapped(swap)
-	what := EventSwapped
+	what, why := EventSwapped, ""
 	if swap.Rollback {
-		what = EventRolledBack
+		what, why = EventRolledBack, ": "+swap.Why
 	}
-	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process",
-		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried))
+	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process%s",
+		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried, why))
 	return next, i.rec.save(i.sup.dir)
 }
 
@@ -197,11 +203,15 @@ func (i *instance) clearDrained(ctx context.Context) {
 	}
 }
 
-// onProbation says whether a generation took over so recently that a failure goes back to the copy before it.
+// onProbation says whether a generation took over so recently that a failure goes back to the copy before it: until
+// the window has passed and it has answered some calls, but at most ten times the window.
 func (i *instance) onProbation(gen *generation) bool {
-	window := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow)
-	return !gen.record.TookOver.IsZero() && time.Since(gen.record.TookOver) <= window && i.rec.Pinned != gen.sha &&
-		i.rec.LastGood != gen.sha && i.canGoBack()
+	if gen.record.TookOver.IsZero() || i.rec.Pinned == gen.sha || i.rec.LastGood == gen.sha || !i.canGoBack() {
+		return false
+	}
+	window, since := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow), time.Since(gen.record.TookOver)
+	calls, _ := gen.outcomes.answered()
+	return since <= window || calls < provenBy && since <= 10*window
 }
 
 // canGoBack says whether there is an earlier copy that was not refused.

@@ -84,16 +84,21 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *l
 	return l
 }
 
-// one makes one call on a newly acquired generation.
+// one makes one call on a newly acquired generation, and repeats it where the host does.
 func (l *load) one(s *supervisor.Supervisor, kind string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	handle, err := s.Acquire(ctx, "fixture")
-	if err != nil {
-		return err
+	for {
+		handle, err := s.Acquire(ctx, "fixture")
+		if err != nil {
+			return err
+		}
+		err = calls[kind](ctx, handle.Conn)
+		handle.Release()
+		if !errors.Is(err, supervisor.ErrReplaced) {
+			return err
+		}
 	}
-	defer handle.Release()
-	return calls[kind](ctx, handle.Conn)
 }
 
 func (l *load) note(took time.Duration, err error) {

@@ -24,6 +24,7 @@ type life interface {
 	sdk.Validator
 	sdk.Configurer
 	sdk.HealthReporter
+	answer(ctx context.Context) error // of the kind's one call
 }
 
 type reader struct {
@@ -31,8 +32,8 @@ type reader struct {
 	life
 }
 
-func (reader) Read(context.Context, service.Consul, string) (identity.Token, error) {
-	return identity.Token{Accessor: "a"}, nil
+func (r reader) Read(ctx context.Context, _ service.Consul, _ string) (identity.Token, error) {
+	return identity.Token{Accessor: "a"}, r.answer(ctx)
 }
 
 type beater struct {
@@ -40,13 +41,15 @@ type beater struct {
 	life
 }
 
-func (beater) Heartbeat(context.Context, service.Consul, []registration.Beat) error { return nil }
+func (b beater) Heartbeat(ctx context.Context, _ service.Consul, _ []registration.Beat) error {
+	return b.answer(ctx)
+}
 
 type generator struct {
 	bootstrap.Bootstrap
 	life
 }
 
-func (generator) Generate(context.Context, service.Consul, bootstrap.Request) ([]byte, error) {
-	return []byte("{}"), nil
+func (g generator) Generate(ctx context.Context, _ service.Consul, _ bootstrap.Request) ([]byte, error) {
+	return []byte("{}"), g.answer(ctx)
 }

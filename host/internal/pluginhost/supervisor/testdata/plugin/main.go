@@ -19,6 +19,8 @@ import (
 
 	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
@@ -190,8 +192,29 @@ func (i *impl) Health(context.Context) error {
 	return nil
 }
 
+// answer fails as the mode says.
+func (i *impl) answer(ctx context.Context) error {
+	switch i.mode {
+	case "fails":
+		return status.Error(codes.Internal, "nothing works")
+	case "panics":
+		panic("in each call")
+	case "has-no-calls":
+		return status.Error(codes.Unimplemented, "not in this version")
+	case "hangs-in-calls":
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return nil
+}
+
 func (i *impl) Attach(ctx context.Context, d storage.Driver, req storage.AttachRequest) (map[string]string, error) {
+	if err := i.answer(ctx); err != nil {
+		return nil, err
+	}
 	switch what, arg, _ := strings.Cut(req.Volume.Name, " "); what {
+	case "fail":
+		return nil, status.Error(codes.Internal, "as it was told")
 	case "unwell":
 		i.unwell.Store(true)
 	case "panic":

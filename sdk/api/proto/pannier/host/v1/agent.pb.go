@@ -1509,7 +1509,14 @@ type Plugin struct {
 	// serves; empty: nothing.
 	FileProblem string `protobuf:"bytes,18,opt,name=file_problem,json=fileProblem,proto3" json:"file_problem,omitempty"`
 	// duplicate_of is the name of the plugin that this one is another file of: it does not run; empty: none.
-	DuplicateOf   string `protobuf:"bytes,19,opt,name=duplicate_of,json=duplicateOf,proto3" json:"duplicate_of,omitempty"`
+	DuplicateOf string `protobuf:"bytes,19,opt,name=duplicate_of,json=duplicateOf,proto3" json:"duplicate_of,omitempty"`
+	// calls is how many calls the serving process has answered, and failed_calls how many of them failed with
+	// Internal, Unknown, DeadlineExceeded, or Unimplemented where the process before had the method.
+	Calls       int64 `protobuf:"varint,20,opt,name=calls,proto3" json:"calls,omitempty"`
+	FailedCalls int64 `protobuf:"varint,21,opt,name=failed_calls,json=failedCalls,proto3" json:"failed_calls,omitempty"`
+	// degraded says in what the serving process fails more calls than the one before it, with the numbers; empty: in
+	// nothing.
+	Degraded      string `protobuf:"bytes,22,opt,name=degraded,proto3" json:"degraded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1677,6 +1684,27 @@ func (x *Plugin) GetDuplicateOf() string {
 	return ""
 }
 
+func (x *Plugin) GetCalls() int64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *Plugin) GetFailedCalls() int64 {
+	if x != nil {
+		return x.FailedCalls
+	}
+	return 0
+}
+
+func (x *Plugin) GetDegraded() string {
+	if x != nil {
+		return x.Degraded
+	}
+	return ""
+}
+
 // PluginSwap is one change of the process that callers use, or a failed attempt.
 type PluginSwap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1690,7 +1718,9 @@ type PluginSwap struct {
 	// rollback: the swap went back to the copy that served before.
 	Rollback bool `protobuf:"varint,6,opt,name=rollback,proto3" json:"rollback,omitempty"`
 	// error is the reason why callers keep the old process; empty: they use the new one.
-	Error         string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
+	// why is the reason of a rollback.
+	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1770,6 +1800,13 @@ func (x *PluginSwap) GetRollback() bool {
 func (x *PluginSwap) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *PluginSwap) GetWhy() string {
+	if x != nil {
+		return x.Why
 	}
 	return ""
 }
@@ -2656,7 +2693,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xba\x05\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\x8f\x06\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -2681,10 +2718,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\arefused\x18\x10 \x03(\v2$.pannier.host.v1.Plugin.RefusedEntryR\arefused\x121\n" +
 	"\x05swaps\x18\x11 \x03(\v2\x1b.pannier.host.v1.PluginSwapR\x05swaps\x12!\n" +
 	"\ffile_problem\x18\x12 \x01(\tR\vfileProblem\x12!\n" +
-	"\fduplicate_of\x18\x13 \x01(\tR\vduplicateOf\x1a:\n" +
+	"\fduplicate_of\x18\x13 \x01(\tR\vduplicateOf\x12\x14\n" +
+	"\x05calls\x18\x14 \x01(\x03R\x05calls\x12!\n" +
+	"\ffailed_calls\x18\x15 \x01(\x03R\vfailedCalls\x12\x1a\n" +
+	"\bdegraded\x18\x16 \x01(\tR\bdegraded\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +
 	"\n" +
 	"PluginSwap\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x125\n" +
@@ -2693,7 +2733,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
 	"\acarried\x18\x05 \x01(\x03R\acarried\x12\x1a\n" +
 	"\brollback\x18\x06 \x01(\bR\brollback\x12\x14\n" +
-	"\x05error\x18\a \x01(\tR\x05error\"d\n" +
+	"\x05error\x18\a \x01(\tR\x05error\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\"d\n" +
 	"\x10PluginGeneration\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +

@@ -1,0 +1,220 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/bits"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// outcomes counts how the unary calls of one generation end, by method, and compares them with those of the
+// generation before it.
+type outcomes struct {
+	before map[string]tally // nil: unknown, taken as without failures
+	// changed holds a token when the generation has become worse than the one before it, or is so no more.
+	changed chan struct{}
+
+	mu      sync.Mutex
+	methods map[string]tally
+	calls   int
+	worse   bool
+	judged  chan struct{} // open: whether the generation is replaced has not been decided; nil: there is nothing to decide
+}
+
+// tally counts the calls of one method.
+type tally struct {
+	calls, failed int
+	recent        uint32 // the last 32 calls, the newest in the lowest bit: 1 is a failed one
+	last          string // why the last one failed
+	at            time.Time
+}
+
+func newOutcomes() *outcomes {
+	return &outcomes{changed: make(chan struct{}, 1), methods: map[string]tally{}}
+}
+
+// The rules for when a generation is worse than the one before it.
+const (
+	// failuresInRow is how many calls of a method must fail one after another, if none failed before.
+	failuresInRow = 3
+	// comparedCalls is how many calls of a method there must be before their rate of failures is compared; after as
+	// many that succeed one after another, the method is well again.
+	comparedCalls = 5
+	// worseBy is by how much the rate of failures must be higher.
+	worseBy = 0.20
+	// forgetAfter is how long the failures of a method count that is not called any more.
+	forgetAfter = 10 * time.Minute
+	// provenBy is how many calls a generation must have answered to be proven once the window is over.
+	provenBy = 20
+)
+
+// isFailure says whether an error is one of the plugin's own, rather than an answer to what was asked of it.
+// Unimplemented is one if the generation before had the method.
+func (o *outcomes) isFailure(method string, err error) bool {
+	switch status.Code(err) {
+	case codes.Internal, codes.Unknown, codes.DeadlineExceeded:
+		return true
+	case codes.Unimplemented:
+		b := o.before[method]
+		return b.calls > b.failed
+	default:
+		return false
+	}
+}
+
+// add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
+// that is closed when that is decided.
+func (o *outcomes) add(method string, err error) (judged <-chan struct{}) {
+	failed := o.isFailure(method, err)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t := o.methods[method]
+	t.calls++
+	t.recent <<= 1
+	t.at = time.Now()
+	o.calls++
+	if failed {
+		t.failed++
+		t.recent |= 1
+		s := status.Convert(err)
+		t.last = fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	}
+	o.methods[method] = t
+	if worse := o.worseMethod() != ""; worse != o.worse {
+		o.worse = worse
+		if worse && o.judged == nil {
+			o.judged = make(chan struct{})
+		}
+		select {
+		case o.changed <- struct{}{}:
+		default:
+		}
+	}
+	if failed {
+		return o.judged
+	}
+	return nil
+}
+
+// decided releases the calls that wait: the generation stays.
+func (o *outcomes) decided() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.judged != nil {
+		close(o.judged)
+		o.judged = nil
+	}
+}
+
+// degraded says in which method the generation is worse than the one before it, with the numbers; empty: in none.
+func (o *outcomes) degraded() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.worseMethod()
+}
+
+func (o *outcomes) worseMethod() string {
+	for _, method := range slices.Sorted(maps.Keys(o.methods)) {
+		t, b := o.methods[method], o.before[method]
+		if !t.worseThan(b) || time.Since(t.at) > forgetAfter {
+			continue
+		}
+		last := min(t.calls, bits.UintSize/2)
+		return fmt.Sprintf("%d of the last %d calls of %s failed (%d of %d in the generation before), the last with %s",
+			bits.OnesCount32(t.recent), last, path.Base(method), b.failed, b.calls, t.last)
+	}
+	return ""
+}
+
+func (t tally) worseThan(b tally) bool {
+	inRow := bits.TrailingZeros32(^t.recent)
+	if inRow >= failuresInRow && b.failed == 0 {
+		return true
+	}
+	const lastOnes = 1<<comparedCalls - 1
+	if t.calls < comparedCalls || t.recent&lastOnes == 0 {
+		return false
+	}
+	rate := float64(bits.OnesCount32(t.recent)) / float64(min(t.calls, 32))
+	return rate-float64(b.failed)/float64(max(b.calls, 1)) > worseBy
+}
+
+// tallies returns the counts of all methods, for the generation after this one to be compared with.
+func (o *outcomes) tallies() map[string]tally {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.methods)
+}
+
+// answered returns how many calls were counted, and how many failed.
+func (o *outcomes) answered() (calls, failed int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, t := range o.methods {
+		failed += t.failed
+	}
+	return o.calls, failed
+}
+
+// ErrReplaced says that a call failed and that another generation serves since, because this one failed too many: the
+// call may be repeated. It is wrapped around the error of the call.
+var ErrReplaced = errors.New("another process of the plugin has taken over, because this one failed too many calls")
+
+type replaced struct{ error }
+
+func (r replaced) Unwrap() []error { return []error{r.error, ErrReplaced} }
+
+// GRPCStatus keeps the code of the call.
+func (r replaced) GRPCStatus() *status.Status { return status.Convert(r.error) }
+
+// counted is the connection to a generation that callers use: their calls are counted.
+type counted struct {
+	*grpc.ClientConn
+	gen *generation
+}
+
+// Invoke makes a unary call. A call for whose failure the generation may be replaced returns only when that is
+// decided, or when ctx ends.
+func (c counted) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	err := c.ClientConn.Invoke(ctx, method, args, reply, opts...)
+	judged := c.gen.outcomes.add(method, err)
+	if judged == nil {
+		return err
+	}
+	select {
+	case <-judged:
+		return err
+	case <-c.gen.retiring:
+		return replaced{err}
+	case <-ctx.Done():
+		return err
+	}
+}
+
+// judge decides what becomes of a generation whose outcomes have changed. It returns an error if callers must leave
+// it.
+func (i *instance) judge(gen *generation) error {
+	why := gen.outcomes.degraded()
+	if why != "" && i.onProbation(gen) {
+		return errors.New(why)
+	}
+	gen.outcomes.decided()
+	was := i.degraded
+	i.degraded = why != ""
+	switch {
+	case i.degraded && !was:
+		i.set(EventDegraded, why+"; see: pannier plugin logs "+i.name, func(*Status) {})
+	case was && !i.degraded:
+		i.set(EventHealthy, "its calls succeed again", func(*Status) {})
+	}
+	return nil
+}
