@@ -28,7 +28,8 @@ func plugin() *hostv1.Plugin {
 	return &hostv1.Plugin{
 		Name: "csi-bridge", Kind: "storage", Version: "1.0.0", Sha256: oldSum, State: "running", Pid: 41, StartedAt: ago(
 			5 * time.Minute),
-		Generation: 4, Leases: 3, Calls: 800, FailedCalls: 2, Draining: 1, LastGood: newSum, Refused: map[string]string{badSum: "handshake:\x1b[2J no"},
+		Generation: 4, Leases: 3, Calls: 800, FailedCalls: 2, Draining: 1, LastGood: newSum,
+		Refused: map[string]string{badSum: "handshake:\x1b[2J no"},
 		Swaps: []*hostv1.PluginSwap{
 			{At: at, From: first, To: second, Took: durationpb.New(42 * time.Millisecond), Carried: 2},
 			{
