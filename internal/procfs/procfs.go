@@ -116,6 +116,18 @@ func Numbers(dir string) ([]int, error) {
 	return found, nil
 }
 
+// Descriptors lists the descriptors of a process that are of one file, such as /dev/fuse.
+func Descriptors(pid int, file string) (found []int) {
+	dir := Dir(pid) + "/fd/"
+	all, _ := Numbers(dir) // none if it is gone
+	for _, fd := range all {
+		if link, err := os.Readlink(dir + strconv.Itoa(fd)); err == nil && link == file {
+			found = append(found, fd)
+		}
+	}
+	return found
+}
+
 // MountNamespace is the inode of the mount namespace of the process or thread that has the directory dir
 // (namespaces(7)).
 func MountNamespace(dir string) (uint64, error) {

@@ -43,6 +43,14 @@ func TestThisProcess(t *testing.T) {
 	if err != nil || !slices.Contains(threads, pid) {
 		t.Errorf("the threads are %v, %v", threads, err)
 	}
+	file, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if fds := Descriptors(pid, "/dev/null"); !slices.Contains(fds, int(file.Fd())) {
+		t.Errorf("the descriptors of /dev/null are %v, without %d", fds, file.Fd())
+	}
 	if inode, err := MountNamespace(Dir(pid)); err != nil || inode == 0 {
 		t.Errorf("the mount namespace is %d, %v", inode, err)
 	}

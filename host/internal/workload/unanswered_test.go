@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -150,11 +151,11 @@ func TestDriverChangesBeforeACall(t *testing.T) {
 			h := newHost(t)
 			h.volume(t, full, "a")
 			before, after := driverProcess(t), driverProcess(t)
-			h.drivers.set(full, func(d *drivers.Driver) { d.PID = before.Pid })
+			h.runs(t, before)
 			asked, secrets := 0, h.volumes.Secrets
 			h.volumes.Secrets = func(ctx context.Context, v claim.Volume) (map[string]string, error) { // before each call
 				if asked++; asked == nth+1 {
-					h.drivers.set(full, func(d *drivers.Driver) { d.PID = after.Pid })
+					h.runs(t, after)
 				}
 				return secrets(ctx, v)
 			}
@@ -174,6 +175,14 @@ func TestDriverChangesBeforeACall(t *testing.T) {
 	}
 }
 
+// runs says that the host runs a process as its driver.
+func (h *host) runs(t *testing.T, p *os.Process) {
+	t.Helper()
+	stat, err := procfs.ReadStat(procfs.Dir(p.Pid))
+	check.NoError(t, err)
+	h.drivers.set(full, func(d *drivers.Driver) { d.PID, d.Started = stat.PID, stat.StartTime })
+}
+
 // driverProcess starts a process that does nothing.
 func driverProcess(t *testing.T) *os.Process {
 	t.Helper()
@@ -188,7 +197,7 @@ func TestDriverOfAnUnansweredCallEnds(t *testing.T) {
 	h := newHost(t)
 	h.settles(time.Hour)
 	process := driverProcess(t)
-	h.drivers.set(full, func(d *drivers.Driver) { d.PID = process.Pid })
+	h.runs(t, process)
 	h.givenUp(t, "stage")
 	check.NoError(t, process.Kill())
 	_, _ = process.Wait()

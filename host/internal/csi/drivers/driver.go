@@ -43,6 +43,8 @@ type Driver struct {
 	Message string
 	// PID of the process if the host runs it, otherwise 0.
 	PID int
+	// Started is the start time of the process that had PID last (procfs.Stat).
+	Started uint64
 	// Restarts since this host started.
 	Restarts int
 	// CrashLoop is set while the process keeps ending soon after its start.

@@ -387,7 +387,7 @@ func (i *instance) begun(kind, message string) {
 		}
 		i.startedOnce = true
 		i.answered, i.wasHealthy, i.starting = false, false, kind == "started"
-		d.PID = i.proc.PID()
+		d.PID, d.Started = i.proc.PID(), i.proc.Ref().StartTime
 		i.state = "waiting for the driver's first answer"
 	})
 	i.event(kind, message, map[string]string{"pid": strconv.Itoa(i.proc.PID())})

@@ -24,7 +24,7 @@ import (
 func TestSupervisedDriverIsStartedAgain(t *testing.T) {
 	h := open(t, shortDir(t), supervised("a"))
 	first := h.healthy("a")
-	if first.PID == 0 || first.Restarts != 0 || first.Fingerprint.Node.NodeID != "node-1" ||
+	if first.PID == 0 || first.Started == 0 || first.Restarts != 0 || first.Fingerprint.Node.NodeID != "node-1" ||
 		first.Fingerprint.Provider != "test.example.com" {
 		t.Fatalf("got %+v", first)
 	}

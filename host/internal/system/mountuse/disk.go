@@ -26,24 +26,32 @@ type Disk struct {
 // DiskOf returns the block device on which a mounted file system lies, or which is bound at the mount. ok is false if
 // there is none.
 func DiskOf(m *mountinfo.Info) (d Disk, ok bool) {
-	number, ok := blockNumber(m)
-	switch {
-	case ok:
-	case m.Major != 0:
-		number = Device(m)
-	default:
-		number = nodeNumber(m.Source) // such as btrfs, which has numbers of its own
-	}
+	number := diskNumber(m)
 	if number == 0 {
 		return Disk{}, false
 	}
 	return diskNumbered(number), true
 }
 
+// diskNumber returns the number of DiskOf; 0: there is none.
+func diskNumber(m *mountinfo.Info) uint64 {
+	if number, ok := blockNumber(m); ok {
+		return number
+	}
+	if m.Major != 0 {
+		return Device(m)
+	}
+	return nodeNumber(m.Source) // such as btrfs, which has numbers of its own
+}
+
 func diskNumbered(number uint64) Disk {
-	d := Disk{Number: fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))}
+	d := Disk{Number: numberText(number)}
 	d.Seq = d.seq()
 	return d
+}
+
+func numberText(number uint64) string {
+	return fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))
 }
 
 func (d Disk) dir() string { return "/sys/dev/block/" + d.Number }
@@ -64,7 +72,7 @@ func (d Disk) Unused() error {
 		return err
 	}
 	for _, m := range table {
-		if other, ok := DiskOf(m); ok && other.Number == d.Number {
+		if numberText(diskNumber(m)) == d.Number {
 			return nil
 		}
 	}

@@ -18,12 +18,8 @@ func Servers(device string) (pids []int) {
 	}
 	all, _ := procfs.Numbers(procfs.Root)
 	for _, pid := range all {
-		dir := procfs.Dir(pid)
-		fds, _ := procfs.Numbers(dir + "/fd")
-		if slices.ContainsFunc(fds, func(fd int) bool {
-			name := strconv.Itoa(fd)
-			file, err := os.Readlink(dir + "/fd/" + name)
-			return err == nil && file == "/dev/fuse" && connection(dir+"/fdinfo/"+name) == minor
+		if slices.ContainsFunc(procfs.Descriptors(pid, "/dev/fuse"), func(fd int) bool {
+			return connection(procfs.Dir(pid)+"/fdinfo/"+strconv.Itoa(fd)) == minor
 		}) {
 			pids = append(pids, pid)
 		}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,14 +63,7 @@ func Left(ref Ref) (pids []int) {
 
 // ServesMounts reports whether a process has /dev/fuse open: if it ends, so do the FUSE file systems that it serves
 // (fuse(4)).
-func ServesMounts(pid int) bool {
-	dir := procfs.Dir(pid) + "/fd"
-	fds, _ := procfs.Numbers(dir)
-	return slices.ContainsFunc(fds, func(fd int) bool {
-		file, err := os.Readlink(dir + "/" + strconv.Itoa(fd))
-		return err == nil && file == "/dev/fuse"
-	})
-}
+func ServesMounts(pid int) bool { return len(procfs.Descriptors(pid, "/dev/fuse")) > 0 }
 
 // Clean stops what is left of the group of a Ref whose leader is gone.
 func Clean(ctx context.Context, ref Ref) error {

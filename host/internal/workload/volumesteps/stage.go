@@ -153,9 +153,9 @@ func stageFlags(flags []string) []string {
 
 // stageNow calls the driver, and returns what it has mounted. before is the mount table at some time before; noted is
 // the record of the call, in place of u.Unanswered.
-func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u *users, noted *unanswered) (*mounts.Mount,
-	error,
-) {
+func (s *Steps) stageNow(ctx context.Context, v *Volume, before mounts.Table, u *users,
+	noted *unanswered,
+) (*mounts.Mount, error) {
 	asked, err := s.withSecrets(ctx, v)
 	if err != nil {
 		return nil, err

@@ -20,8 +20,8 @@ import (
 // unanswered is a call that mounts a volume, which was made and has no answer: its driver may mount at any time, also
 // after it has answered the opposite call. It is in the journal from before the call until its answer, with what the
 // journal gets then anyway: the users of a staging mount, the progress of a publish. Without an answer it stays until
-// the driver's process has ended, or until the driver's SettleTime has passed; so long the volume's claim is kept, since
-// a second writer may be on another node as soon as it is freed.
+// the driver's process has ended, or until the driver's SettleTime has passed; so long the volume's claim is kept,
+// since a second writer may be on another node as soon as it is freed.
 type unanswered struct {
 	Call  string           `json:"call"`
 	Since boottime.Instant `json:"since"` // when it was given up; if the host was killed, not before it was made
@@ -36,14 +36,7 @@ const ahead = time.Second
 
 // note is the record of a call that is about to be made.
 func note(call string, d drivers.Driver) *unanswered {
-	n := &unanswered{Call: call, Since: boottime.Now().Add(ahead)}
-	if d.PID == 0 {
-		return n
-	}
-	if stat, err := procfs.ReadStat(procfs.Dir(d.PID)); err == nil {
-		n.PID, n.Started = d.PID, stat.StartTime
-	}
-	return n
+	return &unanswered{Call: call, Since: boottime.Now().Add(ahead), PID: d.PID, Started: d.Started}
 }
 
 // holds reports whether what was noted is true of a call that is made now, as now says.
@@ -136,7 +129,7 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.Closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
-	err = s.call(bounded, m.verb, v, s.DriverWait, func(bounded context.Context, c storage.Client, d drivers.Driver) error {
+	call := func(bounded context.Context, c storage.Client, d drivers.Driver) error {
 		if now := note(m.verb, d); !m.noted.holds(now) {
 			m.noted = now
 			if err := m.save(now); err != nil {
@@ -151,7 +144,8 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 			v.flight.sent.Store(true)
 		}
 		return m.call(bounded, c, d)
-	})
+	}
+	err = s.call(bounded, m.verb, v, s.DriverWait, call)
 	if tries == 0 || tries == 1 && answered(err) {
 		return m.earlier, err
 	}
