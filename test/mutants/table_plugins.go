@@ -9,9 +9,23 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "calls-not-tried", promise: "a plugin that fails the calls of its kind does not take over",
+		file: "host/internal/agent/probe.go",
+		old:  "		if !supervisor.IsFailure(was) {\n",
+		new:  "		if supervisor.IsFailure(was) {\n",
+		pkg:  "./test/suite/e2e", run: "^TestMeshPluginThatFailsItsCallsDoesNotTakeOver$",
+	},
+	{
+		name: "held-device-lost", promise: "a device plugin that lost what workloads hold does not take over",
+		file: "host/internal/devices/watch.go",
+		old:  "d.Holder.ID != \"\" && !has(reported, d.ID)",
+		new:  "d.Holder.ID == \"\" && !has(reported, d.ID)",
+		pkg:  devicesPkg, run: "^TestAProcessThatLosesAHeldDeviceIsRefused$",
+	},
+	{
 		name: "failures-uncounted", promise: "a generation that fails its calls is rolled back",
 		file: "host/internal/pluginhost/supervisor/outcomes.go",
-		old:  "	case codes.Internal, codes.Unknown, codes.DeadlineExceeded:\n		return true\n",
+		old:  "	case codes.Internal, codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented:\n		return true\n",
 		new:  "	case codes.Unknown:\n		return true\n",
 		pkg:  supervisorPkg, run: "^Test(Failing|Hanging)GenerationIsRolledBack$",
 	},

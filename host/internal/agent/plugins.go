@@ -17,7 +17,6 @@ import (
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
-	"google.golang.org/grpc"
 )
 
 func (a *agent) openPlugins(ctx context.Context) error {
@@ -115,20 +114,6 @@ func (a *agent) storageHealth(plugins []supervisor.Status) (reasons []string) {
 // isDefault reports whether a plugin is the default storage plugin. While that is configured, no other storage plugin
 // is used.
 func isDefault(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
-
-// probe checks whether a new process of a plugin can take over from the old one: a storage plugin that the drivers are
-// reached through must see them as they are.
-func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error {
-	if kind != storage.Kind || name != catalog.DefaultStorage && slices.ContainsFunc(a.plugins.Status(), isDefault) {
-		return nil
-	}
-	select {
-	case <-a.driversUp:
-		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn))
-	default:
-		return nil // no driver was used yet
-	}
-}
 
 func (a *agent) pluginEvent(e supervisor.Event) {
 	a.events.Publish(events.Event{

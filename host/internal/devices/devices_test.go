@@ -377,6 +377,39 @@ func TestDevicesStayKnownDuringASwap(t *testing.T) {
 	}
 }
 
+// A new process of a plugin may not lose what workloads hold, unless the old one has lost it too.
+func TestAProcessThatLosesAHeldDeviceIsRefused(t *testing.T) {
+	h := newHost(t)
+	h.run(t)
+	old := tells(group("t4", well("0"), well("1")))
+	h.put(t, "gpus", old)
+	given, err := h.Pick(t.Context(), workload("w"), []Request{{"gpu", 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, free := given[0].ID, "0"
+	if held == free {
+		free = "1"
+	}
+	check := func(groups ...device.Group) error {
+		return h.CheckCompatible(t.Context(), "gpus", plugintest.Device(t, tells(groups...)))
+	}
+	if err := check(group("t4", well(held))); err != nil {
+		t.Errorf("it has what is held: %v", err)
+	}
+	want := "it has no device acme/gpu/t4/" + held + ", which workload " + workload("w").String() + " holds: stop that first"
+	if err := check(group("t4", well(free))); err == nil || err.Error() != want {
+		t.Errorf("it has lost a device: %v, want %s", err, want)
+	}
+	old.say(func(p *plugin) { p.groups = []device.Group{group("t4", well(free))} })
+	for changed := h.Changed(); len(h.List()[0].Devices) != 1; changed = h.Changed() {
+		<-changed
+	}
+	if err := check(group("t4", well(free))); err != nil {
+		t.Errorf("the old one has lost it too: %v", err)
+	}
+}
+
 func TestARepeatedReportChangesNothing(t *testing.T) {
 	h := newHost(t)
 	p := tells(group("T4", well("a")))

@@ -120,6 +120,41 @@ func (r *Registry) fingerprint(ctx context.Context, plugin string) (heard bool, 
 	return heard, err
 }
 
+// errReported ends a stream after its first report.
+var errReported = errors.New("reported")
+
+// CheckCompatible checks that another process of a plugin has the devices that workloads hold and that the plugin
+// reports now. The error names the first one that it has not.
+func (r *Registry) CheckCompatible(ctx context.Context, plugin string, client device.Client) error {
+	var reported []device.Group
+	err := client.Fingerprint(ctx, func(groups []device.Group) error {
+		reported = groups
+		return errReported
+	})
+	if !errors.Is(err, errReported) {
+		return err
+	}
+	if err := device.ValidateGroups(reported); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range r.groups() {
+		for _, d := range g.Devices {
+			if g.Plugin == plugin && d.Holder.ID != "" && !has(reported, d.ID) {
+				return fmt.Errorf("it has no device %s/%s, which workload %s holds: stop that first", g, d.ID, d.Holder)
+			}
+		}
+	}
+	return nil
+}
+
+func has(groups []device.Group, id string) bool {
+	return slices.ContainsFunc(groups, func(g device.Group) bool {
+		return slices.ContainsFunc(g.Devices, func(d device.Instance) bool { return d.ID == id })
+	})
+}
+
 // report stores a plugin's report. Reports of plugins that are not watched any more are ignored, and so are
 // unchanged ones.
 func (r *Registry) report(ctx context.Context, plugin string, groups []device.Group) {

@@ -57,18 +57,21 @@ const (
 	provenBy = 20
 )
 
-// isFailure says whether an error is one of the plugin's own, rather than an answer to what was asked of it.
-// Unimplemented is one if the generation before had the method.
-func (o *outcomes) isFailure(method string, err error) bool {
+// IsFailure says whether an error is one of the plugin's own, rather than an answer to what was asked of it: Internal,
+// as of a panic, Unknown, DeadlineExceeded or Unimplemented.
+func IsFailure(err error) bool {
 	switch status.Code(err) {
-	case codes.Internal, codes.Unknown, codes.DeadlineExceeded:
+	case codes.Internal, codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented:
 		return true
-	case codes.Unimplemented:
-		b := o.before[method]
-		return b.calls > b.failed
 	default:
 		return false
 	}
+}
+
+// isFailure is IsFailure, but Unimplemented is a failure only if the generation before had the method.
+func (o *outcomes) isFailure(method string, err error) bool {
+	b := o.before[method]
+	return IsFailure(err) && (status.Code(err) != codes.Unimplemented || b.calls > b.failed)
 }
 
 // add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
