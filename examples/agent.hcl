@@ -85,6 +85,12 @@ csi_driver "hostpath" {
   health_timeout         = "30s"
   settle_time            = "10m" # how long a call that was never answered may go on
   allowed_mount_flags    = ["errors=remount-ro"] # besides ro, noatime and the like
+  ephemeral_volumes {                            # workloads may have volumes that the driver makes for them
+    namespaces = ["default"]                     # default: in all namespaces
+    secrets {
+      token = "file:///etc/pannier/hostpath.token"
+    }
+  }
   timeout {
     stage     = "5m" # each: default 2m
     unstage   = "2m"

@@ -22,6 +22,14 @@ workload "report" {
     destination     = "/dev/scratch"
   }
 
+  volume "cache" {
+    driver      = "local" # makes the volume for this workload, and deletes it
+    destination = "/var/cache/report"
+    attributes {
+      size = "1GiB"
+    }
+  }
+
   user   = "nobody" # of the secrets; default: that of exec
   canary = false
 

@@ -112,7 +112,7 @@ func (a *agent) workloadDeps() workload.Deps {
 	}
 	return workload.Deps{
 		Ledger: noderecord.Ledger{Cluster: a.ledger}, Drivers: a.drivers, Devices: a.devices,
-		Calls: a.driverCalls(), Events: a.events, Services: a.services,
+		Calls: a.driverCalls(), ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
 		SecretsDir: files, IdentityTimeout: timeouts,
 	}
@@ -147,7 +147,8 @@ func declaredDriver(d config.Driver, apart bool) drivers.Spec {
 		User: d.User, Checksum: d.Checksum, Limits: process.Limits(d.Limits),
 		MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
 		Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
-		AllowedMountFlags: d.AllowedMountFlags, Source: drivers.SourceConfig,
+		AllowedMountFlags: d.AllowedMountFlags, EphemeralVolumes: (*drivers.EphemeralVolumes)(d.EphemeralVolumes),
+		Source: drivers.SourceConfig,
 	}
 }
 

@@ -172,6 +172,9 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 	for _, pid := range here.Left {
 		shown.LeftPids = append(shown.LeftPids, int64(pid))
 	}
+	if e := here.EphemeralVolumes; e != nil {
+		shown.EphemeralVolumes, shown.EphemeralNamespaces = true, e.Namespaces
+	}
 	shown.MountDir, shown.StagePublishBaseDir = here.MountDir, here.StagePublishBaseDir
 	shown.ControllerCapabilities = controllerCapabilities(fp.Controller)
 	if n := fp.Node; n != nil {

@@ -170,10 +170,13 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	}
 	for _, v := range spec.GetVolumes() {
 		out.Volumes = append(out.Volumes, volumesteps.Request{
-			Name: v.GetName(), Source: v.GetSource(), ReadOnly: v.GetReadOnly(),
+			Name: v.GetName(), Source: v.GetSource(), Driver: v.GetDriver(), ReadOnly: v.GetReadOnly(),
 			AccessMode: claim.AccessMode(v.GetAccessMode()), AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
 			MountOptions: mountOptions(v.GetMountOptions()), Destination: v.GetDestination(),
 		})
+		if len(v.GetAttributes()) > 0 {
+			out.Volumes[len(out.Volumes)-1].Attributes = maps.Clone(v.GetAttributes())
+		}
 	}
 	if e := spec.GetExec(); e != nil {
 		out.Exec = &workload.Exec{Command: e.GetCommand(), Args: notEmpty(e.GetArgs()), User: e.GetUser()}
@@ -242,8 +245,8 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
-			Name: v.Name, Source: v.Source, ReadOnly: v.ReadOnly, AccessMode: string(v.AccessMode), AttachmentMode: string(
-				v.AttachmentMode),
+			Name: v.Name, Source: v.Source, Driver: v.Driver, Attributes: maps.Clone(v.Attributes), ReadOnly: v.ReadOnly,
+			AccessMode: string(v.AccessMode), AttachmentMode: string(v.AttachmentMode),
 			MountOptions: shownMountOptions(v.MountOptions), Destination: v.Destination,
 		})
 	}
@@ -342,6 +345,7 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 		out.Mounts = append(out.Mounts, &hostv1.Mount{
 			Volume: m.Volume.ID, Request: m.Request, HostPath: m.HostPath, Destination: m.Destination,
 			ReadOnly: m.ReadOnly, Block: m.Block, Propagation: "rprivate", Suid: m.SUID, Dev: m.Dev,
+			Driver: m.Driver,
 		})
 	}
 	for _, step := range w.Steps {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -193,6 +194,9 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 	t.row("Node id", d.GetNodeId())
 	if d.GetMaxVolumes() > 0 {
 		t.row("Volumes at most", d.GetMaxVolumes())
+	}
+	if d.GetEphemeralVolumes() {
+		t.row("Ephemeral volumes", "in "+cmp.Or(strings.Join(d.GetEphemeralNamespaces(), ", "), "all namespaces"))
 	}
 	t.row("Topology", joinMap(d.GetTopology()))
 	if c := d.GetCapacity(); c != nil {

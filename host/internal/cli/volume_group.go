@@ -71,10 +71,12 @@ func (a *app) volumesOf(ctx context.Context, client *api.Client, workload string
 		return nil, hint(err, ExitNotFound, "pannier workload status lists the workloads")
 	}
 	for _, v := range resp.Msg.GetWorkload().GetSpec().GetVolumes() {
-		ids = append(ids, v.GetSource())
+		if v.GetDriver() == "" {
+			ids = append(ids, v.GetSource())
+		}
 	}
 	if len(ids) == 0 {
-		return nil, &codeError{fmt.Errorf("workload %q has no volumes", workload), ExitRefused}
+		return nil, &codeError{fmt.Errorf("workload %q has no registered volumes", workload), ExitRefused}
 	}
 	return ids, nil
 }

@@ -105,7 +105,11 @@ func (a *app) showMounts(w *hostv1.Workload) error {
 		if m.GetBlock() {
 			kind = "device"
 		}
-		t.row(m.GetVolume(), m.GetDestination(), m.GetHostPath(), access, kind)
+		name := m.GetVolume()
+		if m.GetDriver() != "" {
+			name, kind = m.GetRequest(), "folder, made by "+m.GetDriver()
+		}
+		t.row(name, m.GetDestination(), m.GetHostPath(), access, kind)
 	}
 	addDeviceRows(t, w.GetReservation())
 	return a.show(t)

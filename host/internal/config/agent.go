@@ -139,9 +139,19 @@ type Driver struct {
 	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones: a name, or
 	// name=value.
 	AllowedMountFlags []string
+	// EphemeralVolumes opens the driver for volumes of one workload each; nil: it is not open.
+	EphemeralVolumes *EphemeralVolumes
 	// Controller is the driver's controller, if that is another process than its node service: its endpoint, and how it
 	// is run.
 	Controller *Driver
+}
+
+// EphemeralVolumes says for whom a driver makes ephemeral volumes.
+type EphemeralVolumes struct {
+	// Namespaces of workloads; empty: all.
+	Namespaces []string
+	// Secrets of the calls: file:// references.
+	Secrets map[string]string
 }
 
 // DriverTimeouts are those of a driver's calls.

@@ -111,6 +111,10 @@ csi_driver "two" {
   endpoint = "unix:///run/${driver.id}.sock"
   type = "node"
   allowed_mount_flags = ["suid", "errors=remount-ro"]
+  ephemeral_volumes {
+    namespaces = ["shop"]
+    secrets = { key = "file:///etc/${driver.id}" }
+  }
 }
 csi_driver "three" {
   command = ["/bin/d", "${endpoint}"]
@@ -179,7 +183,9 @@ csi_driver "four" {
 		},
 		{
 			ID: "two", Type: "node", Endpoint: "unix:///run/two.sock", HealthTimeout: 30 * time.Second,
-			AllowedMountFlags: []string{"suid", "errors=remount-ro"},
+			AllowedMountFlags: []string{"suid", "errors=remount-ro"}, EphemeralVolumes: &EphemeralVolumes{
+				Namespaces: []string{"shop"}, Secrets: map[string]string{"key": "file:///etc/two"},
+			},
 		},
 	}
 	if !reflect.DeepEqual(a.Drivers, drivers) {

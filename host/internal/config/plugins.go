@@ -106,7 +106,8 @@ var (
 			"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
 			"health_timeout", "settle_time", "allowed_mount_flags",
 		},
-		blocks: []string{"limits", "timeout", "controller"}, maps: []string{"env"},
+		blocks: []string{"limits", "timeout", "controller", "ephemeral_volumes"}, maps: []string{"env"},
+		refused: map[string]string{"ephemeral": "write ephemeral_volumes {}"},
 	}
 	controllerFields = fields{
 		attrs: []string{"endpoint", "command", "user", "checksum"}, blocks: []string{"limits"}, maps: []string{"env"},
@@ -162,6 +163,36 @@ func (l *loader) driverBlocks(roots []*section) {
 		in.duration("settle_time", &d.SettleTime)
 		in.timeouts(&d.Timeouts)
 		in.strings("allowed_mount_flags", &d.AllowedMountFlags)
+		in.ephemeralVolumes(&d.EphemeralVolumes)
+	}
+}
+
+// ephemeralVolumes reads the ephemeral_volumes block of a driver.
+func (s *section) ephemeralVolumes(dst **EphemeralVolumes) {
+	block := s.one("ephemeral_volumes")
+	if block == nil {
+		return
+	}
+	if *dst == nil {
+		*dst = &EphemeralVolumes{}
+	}
+	in := s.inner(block, fields{attrs: []string{"namespaces"}, maps: []string{"secrets"}})
+	in.strings("namespaces", &(*dst).Namespaces)
+	for _, name := range (*dst).Namespaces {
+		if err := claim.CheckID(name); err != nil {
+			in.fail("namespaces", "%v", err)
+		}
+	}
+	if in.has("namespaces") && len((*dst).Namespaces) == 0 {
+		in.fail("namespaces", "must not be empty: leave it out for all namespaces, or leave out the block for none")
+	}
+	if secrets := in.texts("secrets"); secrets != nil {
+		(*dst).Secrets = secrets
+	}
+	for name, ref := range (*dst).Secrets {
+		if !strings.HasPrefix(ref, "file:///") {
+			in.fail("secrets", "%s must be file:// and an absolute path, so that the secret is not in this file", name)
+		}
 	}
 }
 

@@ -22,9 +22,25 @@ var (
 	}
 	deviceFields  = fields{attrs: []string{"count"}}
 	requestFields = fields{
-		attrs:  []string{"source", "read_only", "access_mode", "attachment_mode", "destination"},
-		blocks: []string{"mount_options"},
+		attrs:  []string{"source", "driver", "read_only", "access_mode", "attachment_mode", "destination"},
+		blocks: []string{"mount_options"}, maps: []string{"attributes"},
+		refused: map[string]string{
+			"plugin_id":         `write driver = "ID" for a volume that the driver makes for this workload`,
+			"parameters":        ofEphemeral,
+			"context":           ofEphemeral,
+			"volume_attributes": ofEphemeral,
+			"secrets":           ofDriver,
+			"secrets_from":      ofDriver,
+			"ephemeral":         `leave it out: with driver = "ID" the volume is made for this workload`,
+			"size":              `write attributes { size = "1GiB" }, if the driver has that attribute`,
+		},
 	}
+)
+
+const (
+	ofEphemeral = `write attributes { ... } for a volume that a driver makes for this workload; a registered one has its own`
+	ofDriver    = "is not the workload's: write secrets in ephemeral_volumes, in the csi_driver block of the agent, or in the " +
+		"spec of a volume that is registered"
 )
 
 // ReadWorkload reads a workload spec from a file; "-" reads standard input. The
@@ -153,10 +169,22 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 	}
 	seen[r.Name] = true
 
-	in.str("source", &r.Source)
-	in.id("source", r.Source)
 	in.boolean("read_only", &r.ReadOnly)
 	in.modes(&r.AccessMode, &r.AttachmentMode)
+	in.str("source", &r.Source)
+	in.str("driver", &r.Driver)
+	r.Attributes = in.texts("attributes")
+	switch {
+	case !in.has("driver") && !in.has("source"):
+		in.fail("source", "is required: the id of a volume; or driver, for one that the driver makes for this workload")
+	case !in.has("driver"):
+		in.id("source", r.Source)
+		if r.Attributes != nil {
+			in.fail("attributes", "are those of a volume that a driver makes for this workload: write driver instead of source")
+		}
+	default:
+		in.ephemeral(r)
+	}
 	r.MountOptions = in.mountOptions()
 	in.str("destination", &r.Destination)
 	switch err := checkAbsolute(r.Destination); {
@@ -172,6 +200,25 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 		destinations[r.Destination] = r.Name
 	}
 	return r
+}
+
+// ephemeral checks a request for a volume that a driver makes for the workload.
+func (s *section) ephemeral(r *hostv1.VolumeRequest) {
+	s.id("driver", r.Driver)
+	if s.has("source") {
+		s.fail("source", "is a volume that is registered, and driver makes one for this workload: leave one out")
+	}
+	if r.AccessMode != "" && r.AccessMode != string(claim.SingleNodeWriter) {
+		s.fail("access_mode", "is %q for a volume that a driver makes for this workload: leave it out", claim.SingleNodeWriter)
+	}
+	if r.AttachmentMode != "" && r.AttachmentMode != string(claim.FileSystem) {
+		s.fail("attachment_mode", "is %q for a volume that a driver makes for this workload: leave it out", claim.FileSystem)
+	}
+	for key := range r.Attributes {
+		if strings.HasPrefix(key, "csi.storage.k8s.io/") {
+			s.fail("attributes", "%q is set by the agent: leave it out", key)
+		}
+	}
 }
 
 // Nomad's network block. Here workloads use their node's network.

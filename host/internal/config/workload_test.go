@@ -83,6 +83,47 @@ workload "redis" {
 	}
 }
 
+func TestEphemeralVolume(t *testing.T) {
+	want := &hostv1.WorkloadSpec{Id: "w", Volumes: []*hostv1.VolumeRequest{{
+		Name: "scratch", Driver: "local", Attributes: map[string]string{"size": "1GiB", "n": "3"}, ReadOnly: true,
+		Destination: "/scratch", MountOptions: &hostv1.MountOptions{FsType: "xfs"},
+	}}}
+	for name, src := range map[string]string{
+		"w.hcl": `workload "w" {
+  volume "scratch" {
+    driver      = "local"
+    destination = "/scratch"
+    read_only   = true
+    attributes {
+      size = "1GiB"
+      n    = 3
+    }
+    mount_options {
+      fs_type = "xfs"
+    }
+  }
+}`,
+		"object.hcl": `workload "w" {
+  volume "scratch" {
+    driver        = "local"
+    destination   = "/scratch"
+    read_only     = true
+    attributes    = { "size" = "1GiB", n = 3 }
+    mount_options {
+      fs_type = "xfs"
+    }
+  }
+}`,
+		"w.json": `{"workload": {"w": {"volume": {"scratch": {"driver": "local", "destination": "/scratch", "read_only": true,
+			"attributes": {"size": "1GiB", "n": 3}, "mount_options": {"fs_type": "xfs"}}}}}}`,
+	} {
+		got, err := ParseWorkload(name, []byte(src))
+		if err != nil || !proto.Equal(got, want) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
+
 func TestBadWorkloads(t *testing.T) {
 	volume := func(lines string) string {
 		return "workload \"w\" {\n  volume \"a\" {\n" + lines + "\n  }\n}\n"
@@ -115,7 +156,40 @@ func TestBadWorkloads(t *testing.T) {
 			volume(good + "\nreadonly = true"),
 			`w.hcl:5: workload "w": volume "a": unsupported argument "readonly"; did you mean "read_only"?`,
 		},
-		"no source": {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required`},
+		"no source": {volume(`destination = "/d"`), `w.hcl:2: workload "w": volume "a": source: is required: the id of a volume; ` +
+			`or driver, for one that the driver makes for this workload`},
+		"source and driver": {
+			volume("source = \"s\"\ndriver = \"d\"\ndestination = \"/d\""),
+			`w.hcl:3: workload "w": volume "a": source: is a volume that is registered, and driver makes one for this workload: ` +
+				`leave one out`,
+		},
+		"bad driver": {
+			volume("driver = \"a/b\"\ndestination = \"/d\""),
+			`w.hcl:3: workload "w": volume "a": driver: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+		},
+		"attributes of a source": {
+			volume(good + "\nattributes {\nsize = \"1GiB\"\n}"),
+			`w.hcl:5: workload "w": volume "a": attributes: are those of a volume that a driver makes for this workload: ` +
+				`write driver instead of source`,
+		},
+		"attributes of the agent": {
+			volume("driver = \"d\"\ndestination = \"/d\"\nattributes = { \"csi.storage.k8s.io/pod.name\" = \"x\" }"),
+			`w.hcl:5: workload "w": volume "a": attributes: "csi.storage.k8s.io/pod.name" is set by the agent: leave it out`,
+		},
+		"modes of an ephemeral volume": {
+			volume("driver = \"d\"\ndestination = \"/d\"\naccess_mode = \"multi-node-multi-writer\"\n" +
+				"attachment_mode = \"block-device\""),
+			`w.hcl:5: workload "w": volume "a": access_mode: is "single-node-writer" for a volume that a driver makes for this ` +
+				"workload: leave it out\n" +
+				`w.hcl:6: workload "w": volume "a": attachment_mode: is "file-system" for a volume that a driver makes for this ` +
+				`workload: leave it out`,
+		},
+		"keys of a volume spec": {
+			volume("driver = \"d\"\ndestination = \"/d\"\nplugin_id = \"d\"\ncontext {}\nsecrets_from {}"),
+			`w.hcl:5: workload "w": volume "a": plugin_id: write driver = "ID" for a volume that the driver makes for this workload` +
+				"\n" + `w.hcl:6: workload "w": volume "a": context: ` + ofEphemeral +
+				"\n" + `w.hcl:7: workload "w": volume "a": secrets_from: ` + ofDriver,
+		},
 		"bad source": {
 			volume("source = \"a/b\"\ndestination = \"/d\""),
 			`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,

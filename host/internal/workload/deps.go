@@ -91,7 +91,9 @@ type Deps struct {
 	Services     servicesteps.Services
 	// Secrets decrypts a volume's secrets, here or on the server that can.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
-	Events  *events.Bus
+	// ReadSecret reads the file of a file:// reference of a driver's block.
+	ReadSecret func(ref string) (string, error)
+	Events     *events.Bus
 
 	// Datacenter is this node's, for ${node.datacenter}.
 	Datacenter string

@@ -34,6 +34,8 @@ type driver struct {
 	restages bool
 	// lies: answer stage with success and mount nothing.
 	lies bool
+	// anyone: ephemeral volumes are for other workloads than w too.
+	anyone bool
 	// twice: a volume is staged at two paths, as by an earlier version.
 	twice bool
 }
@@ -63,7 +65,14 @@ func fingerprint(id string) storage.Fingerprint {
 
 func attaching(id string) bool { return id == full || id == divided }
 
-func volumeName(v storage.Volume) string { return strings.TrimPrefix(v.ExternalID, "external-") }
+func volumeName(v storage.Volume) string {
+	if isEphemeral(v) {
+		return "ephemeral"
+	}
+	return strings.TrimPrefix(v.ExternalID, "external-")
+}
+
+func isEphemeral(v storage.Volume) bool { return strings.HasPrefix(v.ExternalID, "csi-") }
 
 func (d *driver) check(ok bool, format string, args ...any) {
 	if !ok {
@@ -114,8 +123,12 @@ func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volu
 
 func (d *driver) Publish(ctx context.Context, ref storage.Driver, req storage.PublishRequest) error {
 	return d.call(ctx, "publish", volumeName(req.Volume), func() error {
-		d.checkAsked(ref, req.Volume, req.PublishContext)
-		d.check(d.fence.guards(req.TargetPath), "%s is published and the fence does not know", req.Volume.Name)
+		if isEphemeral(req.Volume) {
+			d.checkEphemeral(req)
+		} else {
+			d.checkAsked(ref, req.Volume, req.PublishContext)
+			d.check(d.fence.guards(req.TargetPath), "%s is published and the fence does not know", req.Volume.Name)
+		}
 		if _, err := os.Stat(filepath.Dir(req.TargetPath)); err != nil {
 			return status.Errorf(codes.Internal, "the parent of the target: %v", err)
 		}
@@ -133,10 +146,15 @@ func (d *driver) Publish(ctx context.Context, ref storage.Driver, req storage.Pu
 			}
 			return d.bind(device, req.TargetPath, false)
 		}
-		if ref.ID != plain {
+		switch {
+		case isEphemeral(req.Volume):
+			if err := os.MkdirAll(source, 0o700); err != nil || d.lies {
+				return err
+			}
+		case ref.ID != plain:
 			d.check(d.lies || at(req.StagingPath) != nil, "%s is published before it is staged", req.Volume.Name)
 			source = req.StagingPath
-		} else {
+		default:
 			d.check(req.StagingPath == "", "a driver that cannot stage was told a staging path")
 		}
 		if err := os.Mkdir(req.TargetPath, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -154,8 +172,25 @@ func (d *driver) Unpublish(ctx context.Context, _ storage.Driver, v storage.Volu
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return status.Error(codes.Internal, err.Error())
 		}
+		if isEphemeral(v) {
+			return os.RemoveAll(filepath.Join(d.base, v.ExternalID))
+		}
 		return nil
 	})
+}
+
+// checkEphemeral checks a call that makes an ephemeral volume.
+func (d *driver) checkEphemeral(req storage.PublishRequest) {
+	const info = "csi.storage.k8s.io/"
+	v := req.Volume
+	d.check(v.Secrets["key"] == "the content of /secret" && len(v.Secrets) == 1, "%s: the secrets are %v", v.Name, v.Secrets)
+	d.check(v.Context[info+"ephemeral"] == "true" && (d.anyone || v.Context[info+"pod.name"] == "w") &&
+		v.Context[info+"pod.namespace"] == claim.DefaultNamespace && v.Context[info+"serviceAccount.name"] == v.Context[info+"pod.name"] &&
+		len(v.Context[info+"pod.uid"]) == 26 && v.Context["size"] == "1GiB" && len(v.Context) == 6,
+		"%s: the volume context is %v", v.Name, v.Context)
+	d.check(req.StagingPath == "" && req.PublishContext == nil, "%s: it was staged or attached: %+v", v.Name, req)
+	d.check(v.Capability.AccessMode == storage.SingleNodeWriter && v.Capability.AttachmentMode == storage.FileSystem,
+		"%s: its capability is %+v", v.Name, v.Capability)
 }
 
 func (d *driver) bind(source, target string, readOnly bool) error {
@@ -215,6 +250,7 @@ func newRegistry() *registry {
 			Spec: drivers.Spec{ID: id, SettleTime: settle}, Fingerprint: fingerprint(id), Healthy: true,
 		})
 	}
+	r.known[0].EphemeralVolumes = &drivers.EphemeralVolumes{Secrets: map[string]string{"key": "file:///secret"}}
 	return r
 }
 

@@ -89,7 +89,8 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Secrets: func(context.Context, claim.Volume) (map[string]string, error) {
 			return map[string]string{"user": "admin"}, nil
 		},
-		Tokens: c, Services: c, Datacenter: "dc7",
+		ReadSecret: func(ref string) (string, error) { return "the content of " + strings.TrimPrefix(ref, "file://"), nil },
+		Tokens:     c, Services: c, Datacenter: "dc7",
 		Ports: ports.New(ports.DefaultMin, ports.DefaultMax), SecretsDir: secretsdir.New(filepath.Join(dir, "secrets")),
 	})
 	soon := step.Backoff{Min: time.Millisecond, Max: 5 * time.Millisecond}
@@ -317,6 +318,9 @@ func (h *host) clean(t *testing.T) {
 	})
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(h.driver.base, "csi-*")); err != nil || len(left) > 0 {
+		t.Errorf("the driver still has ephemeral volumes: %q (%v)", left, err)
 	}
 	if left := h.fence.guarded(); len(left) > 0 {
 		t.Errorf("the fence still guards %v", left)

@@ -112,7 +112,8 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		workloads:  map[claim.WorkloadRef]*instance{},
 		volumes: &volumesteps.Steps{
 			Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
-			Calls: deps.Calls, Secrets: deps.Secrets, Events: deps.Events, Log: log, DriverWait: volumesteps.DriverWait,
+			Calls: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,
+			DriverWait: volumesteps.DriverWait,
 		},
 		services: &servicesteps.Steps{
 			Node: node, Datacenter: deps.Datacenter, Tokens: deps.Tokens, Services: deps.Services, SecretsDir: deps.SecretsDir,
@@ -120,7 +121,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
-	m.volumes.Closing, m.volumes.Explained = m.ctx, m.explained
+	m.volumes.Closing, m.volumes.Explained, m.volumes.Records = m.ctx, m.explained, m.liveRecords
 	return m
 }
 

@@ -306,9 +306,9 @@ func (r *run) guardProcess(ctx context.Context) error {
 	return r.m.protectProcess(ctx, r.instance, p)
 }
 
-// protectProcess tells the fence of the process of a workload with volumes.
+// protectProcess tells the fence of the process of a workload with claims.
 func (m *Manager) protectProcess(ctx context.Context, i *instance, p *process.Process) error {
-	if len(i.volumes.Volumes) == 0 {
+	if !i.volumes.HasClaims() {
 		return nil
 	}
 	return m.Lease.ProtectProcess(ctx, guarded(i, p.Ref()))
@@ -316,7 +316,7 @@ func (m *Manager) protectProcess(ctx context.Context, i *instance, p *process.Pr
 
 // releaseProcess tells the fence that the process has ended.
 func (m *Manager) releaseProcess(ctx context.Context, i *instance, ref process.Ref) error {
-	if len(i.volumes.Volumes) == 0 {
+	if !i.volumes.HasClaims() {
 		return nil
 	}
 	return m.Lease.ReleaseProcess(ctx, guarded(i, ref))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -79,9 +80,19 @@ func (m *Manager) keepRepaired(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	for step.Sleep(ctx, m.limits.repair) == nil {
+	for {
+		changed := m.Drivers.Changed() // before the repair: no change is missed
 		if err := m.repair(ctx); err != nil {
 			m.log.Debug("the mounts of this node cannot be compared with its workloads: this is retried", "error", err)
+		}
+		if len(m.Leftovers()) == 0 {
+			changed = nil // what is left may wait for a driver
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(m.limits.repair):
 		}
 	}
 }
@@ -167,7 +178,7 @@ func (m *Manager) claimed() []*instance {
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		up := i.rec.State == Starting || i.rec.State == Running
-		return !up || len(i.volumes.Volumes) == 0 || i.rec.Steps[claimStep] != step.Done
+		return !up || !i.volumes.HasClaims() || i.rec.Steps[claimStep] != step.Done
 	})
 }
 

@@ -378,7 +378,7 @@ func (r *run) mark(a action, of subject, p step.Progress) error {
 // and retried; it never ends the workload.
 func (r *run) upkeep(ctx context.Context) {
 	var all sync.WaitGroup
-	if r.intact && len(r.volumes.Volumes) > 0 {
+	if r.intact && r.volumes.HasClaims() {
 		all.Go(func() { r.guardAgain(ctx) })
 	}
 	for _, s := range r.services {

@@ -82,6 +82,9 @@ const (
 	maxDevices = device.MaxDevices
 	// maxAfter bounds the workloads that one waits for: the ledger takes no more.
 	maxAfter = 32
+	// maxAttributes bounds the attributes of an ephemeral volume, in bytes: with what the agent adds, a driver takes 4 KiB
+	// (CSI spec, "Size Limits").
+	maxAttributes = 3 << 10
 	// maxSpec bounds a specification, in bytes of JSON: each step writes it to the journal again.
 	maxSpec = 128 << 10
 )
@@ -113,8 +116,12 @@ func (s *Spec) Validate() error {
 			bad("volume %q is there twice", v.Name)
 		}
 		names[v.Name] = true
-		if err := claim.CheckID(v.Source); err != nil {
+		if v.Ephemeral() {
+			validateEphemeral(v, bad)
+		} else if err := claim.CheckID(v.Source); err != nil {
 			bad("volume %q: source: %w", v.Name, err)
+		} else if len(v.Attributes) > 0 {
+			bad("volume %q: attributes are those of an ephemeral volume: name its driver instead of a source", v.Name)
 		}
 		if v.AccessMode != "" && !slices.Contains(claim.AccessModes, v.AccessMode) {
 			bad("volume %q: unknown access_mode %q, want one of %q", v.Name, v.AccessMode, claim.AccessModes)
@@ -142,6 +149,35 @@ func (s *Spec) Validate() error {
 		return fmt.Errorf("%w %q: %w", ErrInvalid, s.ID, errors.Join(errs...))
 	}
 	return nil
+}
+
+// validateEphemeral checks a request for a volume that a driver makes for the workload.
+func validateEphemeral(v volumesteps.Request, bad func(format string, args ...any)) {
+	if err := claim.CheckID(v.Driver); err != nil {
+		bad("volume %q: driver: %w", v.Name, err)
+	}
+	if v.Source != "" {
+		bad("volume %q: it has a source, a volume that is registered, and a driver, which makes one for the workload: leave one "+
+			"out", v.Name)
+	}
+	if v.AccessMode != "" && v.AccessMode != claim.SingleNodeWriter {
+		bad("volume %q: a volume that a driver makes for the workload has access_mode %q: leave it out", v.Name,
+			claim.SingleNodeWriter)
+	}
+	if v.AttachmentMode != "" && v.AttachmentMode != claim.FileSystem {
+		bad("volume %q: a volume that a driver makes for the workload has attachment_mode %q: leave it out", v.Name,
+			claim.FileSystem)
+	}
+	size := 0
+	for key, value := range v.Attributes {
+		size += len(key) + len(value)
+		if strings.HasPrefix(key, volumesteps.ReservedAttributes) {
+			bad("volume %q: attributes: %q is set by the agent: leave it out", v.Name, key)
+		}
+	}
+	if size > maxAttributes {
+		bad("volume %q: its attributes have %d bytes, %d are allowed", v.Name, size, maxAttributes)
+	}
 }
 
 // validateDevices checks the requests for devices.

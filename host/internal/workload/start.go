@@ -144,7 +144,7 @@ func (m *Manager) make(spec Spec, owner int) (*instance, error) {
 		StartedOn: boottime.Now(), Steps: map[string]step.Progress{},
 	}
 	for _, v := range spec.Volumes {
-		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.Namespace, v))
+		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.WorkloadRef, rec.RunID, v))
 	}
 	if err := m.resolve(&rec); err != nil {
 		return nil, err

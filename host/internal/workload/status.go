@@ -166,6 +166,7 @@ type MountPoint struct {
 	Destination string
 	ReadOnly    bool
 	Block       bool
+	Driver      string // that made an ephemeral volume; empty: it is registered
 	// SUID and Dev say that set-user-ID programs and device files in it work.
 	SUID, Dev bool
 }
@@ -200,7 +201,7 @@ func (i *instance) snapshot() Workload {
 			w.Mounts = append(w.Mounts, MountPoint{
 				Volume: v.Ref, Request: v.Request.Name, HostPath: v.Target, Destination: v.Request.Destination,
 				ReadOnly: v.Usage.ReadOnly, Block: v.Usage.AttachmentMode == claim.BlockDevice,
-				SUID: v.SUID(), Dev: v.Dev(),
+				SUID: v.SUID(), Dev: v.Dev(), Driver: v.Request.Driver,
 			})
 		}
 	}

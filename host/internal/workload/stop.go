@@ -136,7 +136,7 @@ func (m *Manager) LoseLease(ctx context.Context, reason string) error {
 func (i *instance) mayHaveClaims() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return len(i.volumes.Volumes) > 0 && i.rec.Steps[claimStep] != ""
+	return i.volumes.HasClaims() && i.rec.Steps[claimStep] != ""
 }
 
 // lose asks for a stop that ends the workload as failed.

@@ -74,14 +74,14 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 	return out
 }
 
-// Mounted lists the volumes that are mounted on this node, each once with one of the places where it is. Of a volume
-// it has what its driver needs to be asked about it.
+// Mounted lists the registered volumes that are mounted on this node, each once with one of the places where it is. Of
+// a volume it has what its driver needs to be asked about it.
 func (m *Manager) Mounted() []conditions.Volume {
 	found := map[claim.VolumeRef]conditions.Volume{}
 	for _, i := range m.all() {
 		i.mu.Lock()
 		for _, v := range i.rec.Volumes {
-			if !v.Published() {
+			if !v.Published() || v.Request.Ephemeral() {
 				continue
 			}
 			at := mounts.Place{Target: v.Target}
@@ -105,7 +105,11 @@ func (m *Manager) WorkloadsUsing(driver string) []string {
 	use := func(ref claim.WorkloadRef, volumes []*volumesteps.Record) {
 		for _, v := range volumes {
 			if v.Driver == driver && len(v.Steps) > 0 {
-				out = append(out, fmt.Sprintf("volume %q of workload %q", v.Ref, ref))
+				name, kind := v.Ref.String(), "volume"
+				if v.Request.Ephemeral() {
+					name, kind = v.Request.Name, "ephemeral volume"
+				}
+				out = append(out, fmt.Sprintf("%s %q of workload %q", kind, name, ref))
 				known = append(known, v.Target, v.Staging)
 			}
 		}
@@ -124,6 +128,17 @@ func (m *Manager) WorkloadsUsing(driver string) []string {
 		}
 	}
 	return out
+}
+
+// liveRecords calls read for the volumes of each workload that has not ended, under its lock.
+func (m *Manager) liveRecords(read func(ref claim.WorkloadRef, volumes []*volumesteps.Record)) {
+	for _, i := range m.all() {
+		i.View(func() {
+			if !i.rec.State.Ended() {
+				read(i.ref, i.rec.Volumes)
+			}
+		})
+	}
 }
 
 // eachRecord calls read for the volumes of each workload, under its lock.

@@ -202,7 +202,7 @@ func (d *Driver) ControllerListVolumeHealth(_ context.Context,
 		return nil, failed(err)
 	}
 	entries, next, err := page(ids, req, store.IsVolumeID, func(id string) (*csi.VolumeHealth, error) {
-		v, err := d.store.Volume(id)
+		v, err := d.registered(id)
 		if err == nil && !v.Missing {
 			err = store.ErrNotFound // in this list
 		}

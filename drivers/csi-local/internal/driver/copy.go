@@ -174,7 +174,7 @@ func (d *Driver) Recover(ctx context.Context) error {
 			d.log.Error("a volume stays frozen", "volume_id", id, "error", err)
 		}
 	}
-	return nil
+	return d.sweepEphemeral()
 }
 
 func (d *Driver) recoverFrozen(ctx context.Context, id string) error {

@@ -65,12 +65,21 @@ func (d *Driver) Register(s grpc.ServiceRegistrar) {
 	csi.RegisterNodeServer(s, d)
 }
 
+// registered is a volume of CreateVolume.
+func (d *Driver) registered(id string) (store.Volume, error) {
+	v, err := d.store.Volume(id)
+	if err == nil && v.Ephemeral != "" {
+		err = store.ErrNotFound
+	}
+	return v, err
+}
+
 // volume looks a volume up; the error is a gRPC status.
 func (d *Driver) volume(id string) (store.Volume, error) {
 	if id == "" {
 		return store.Volume{}, status.Error(codes.InvalidArgument, "volume_id is missing")
 	}
-	v, err := d.store.Volume(id)
+	v, err := d.registered(id)
 	if errors.Is(err, store.ErrNotFound) {
 		return store.Volume{}, status.Errorf(codes.NotFound,
 			"volume %q does not exist in %s: check the id with ListVolumes", id, d.store.Dir())

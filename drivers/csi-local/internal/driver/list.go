@@ -19,7 +19,7 @@ func (d *Driver) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*c
 		return nil, failed(err)
 	}
 	entries, next, err := page(ids, req, store.IsVolumeID, func(id string) (*csi.ListVolumesResponse_Entry, error) {
-		v, err := d.store.Volume(id)
+		v, err := d.registered(id)
 		return &csi.ListVolumesResponse_Entry{Volume: csiVolume(v)}, err
 	})
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, err

@@ -35,6 +35,12 @@ func (d *Driver) NodePublishVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	if isEphemeral(req) {
+		if err := d.publishEphemeral(ctx, req, a); err != nil {
+			return nil, failed(err)
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
+	}
 	v, end, err := d.begin("NodePublishVolume", req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -164,6 +170,9 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context,
 	req *csi.NodeUnpublishVolumeRequest,
 ) (*csi.NodeUnpublishVolumeResponse, error) {
 	id := req.GetVolumeId()
+	if done, err := d.unpublishEphemeral(ctx, req); done || err != nil {
+		return &csi.NodeUnpublishVolumeResponse{}, err
+	}
 	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) error {
 		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
 			return err

@@ -35,6 +35,10 @@ type Volume struct {
 	Source     Source            `json:"source,omitzero"`
 	CreatedAt  time.Time         `json:"created_at"`
 
+	// Ephemeral is the id by which a client knows a volume that exists while it is published; empty for one of
+	// CreateVolume.
+	Ephemeral string `json:"ephemeral,omitempty"`
+
 	// FSType is the file system that the image has, or will get when it is first staged as one; empty for a volume
 	// that has only been a block device.
 	FSType string `json:"fs_type,omitempty"`
@@ -65,6 +69,10 @@ func VolumeID(name string) string { return newID(volumePrefix, name) }
 
 // SnapshotID returns the id of the snapshot with this name.
 func SnapshotID(name string) string { return newID(snapshotPrefix, name) }
+
+// EphemeralID returns the id of the volume that a client has published as an ephemeral one. No name has a control
+// character, so no other volume has this id.
+func EphemeralID(client string) string { return newID(volumePrefix, "ephemeral\x00"+client) }
 
 // IsVolumeID reports whether id has the form of VolumeID's result.
 func IsVolumeID(id string) bool { return validID(volumePrefix, id) }

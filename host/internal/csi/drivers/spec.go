@@ -85,7 +85,10 @@ type Spec struct {
 	// AllowedMountFlags are mount flags that volumes and workloads may ask for besides harmless ones such as ro and
 	// noatime: a name, which allows every value, or name=value. Only a declared driver has some.
 	AllowedMountFlags []string `json:"allowed_mount_flags,omitempty"`
-	Source            Source   `json:"source"`
+	// EphemeralVolumes opens the driver for volumes that it makes for one workload; nil: it is not open. Only a declared
+	// driver can be.
+	EphemeralVolumes *EphemeralVolumes `json:"ephemeral_volumes,omitempty"`
+	Source           Source            `json:"source"`
 }
 
 const (
@@ -158,6 +161,11 @@ func (s Spec) Validate() error {
 	for _, flag := range s.AllowedMountFlags {
 		if flag == "" || strings.ContainsAny(flag, ", \t\n") {
 			fail("allowed_mount_flags: %q is not one mount flag", flag)
+		}
+	}
+	for name, ref := range s.EphemeralVolumes.secrets() {
+		if !strings.HasPrefix(ref, "file:///") {
+			fail("ephemeral_volumes: secrets: %s is not file:// and an absolute path", name)
 		}
 	}
 	if err := s.checkCommand(); err != nil {

@@ -46,6 +46,7 @@ type Usage struct {
 	ReadOnly       bool
 	AttachmentMode claim.AttachmentMode
 	AccessMode     claim.AccessMode
+	Ephemeral      bool `json:",omitempty"` // the driver has made the volume for one workload
 }
 
 // Modes returns the modes of the claim.
@@ -53,11 +54,17 @@ func (u Usage) Modes() claim.Capability {
 	return claim.Capability{AccessMode: u.AccessMode, AttachmentMode: u.AttachmentMode}
 }
 
+// ephemeralUsage begins the usages of ephemeral volumes.
+const ephemeralUsage = "ephemeral-"
+
 // String is such as rw-file-system-single-node-writer.
 func (u Usage) String() string {
 	mode := "rw"
 	if u.ReadOnly {
 		mode = "ro"
+	}
+	if u.Ephemeral {
+		mode = ephemeralUsage + mode
 	}
 	return mode + "-" + string(u.AttachmentMode) + "-" + string(u.AccessMode)
 }
@@ -122,6 +129,18 @@ func (l Layout) Published(path string) (ref claim.VolumeRef, ok bool) {
 		return claim.VolumeRef{}, false
 	}
 	return l.Volume(path)
+}
+
+// Ephemeral returns the driver that publishes an ephemeral volume at a path, and for which workload; ok is false for
+// any other path.
+func (l Layout) Ephemeral(path string) (driver string, w claim.WorkloadRef, ok bool) {
+	ref, published := l.Published(path)
+	rel, err := filepath.Rel(l.Dir, path)
+	parts := strings.Split(rel, string(filepath.Separator))
+	if err != nil || !published || len(parts) != 7 || !strings.HasPrefix(parts[5], ephemeralUsage) {
+		return "", claim.WorkloadRef{}, false
+	}
+	return parts[0], claim.WorkloadRef{Namespace: ref.Namespace, ID: parts[2]}, true
 }
 
 // OnDisk reports whether a mount of the table shows a directory or file of the driver's folder that is on the disk of

@@ -19,8 +19,11 @@ var ErrClaimsLost = errors.New("the ledger has released its claims, and other wo
 // open. It checks that the drivers are there, and records all that an undo needs.
 func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err error) {
 	for _, v := range set.Volumes {
-		c, err := s.prepare(ctx, v)
-		if err == nil {
+		if v.Request.Ephemeral() {
+			err = s.prepareEphemeral(ctx, v)
+		} else if c, prepErr := s.prepare(ctx, v); prepErr != nil {
+			err = prepErr
+		} else {
 			want, err = merge(want, c)
 		}
 		if err != nil {
@@ -44,7 +47,7 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	if err := set.granted(started, epoch); err != nil {
 		return started.Run, err
 	}
-	return started.Run, s.checkLimits(ctx, set)
+	return started.Run, s.checkLimits(ctx, set, started.Run)
 }
 
 // granted records what the ledger has granted. A start that continues after the host was away must
@@ -54,6 +57,9 @@ func (set *Set) granted(started Started, epoch uint64) error {
 	var absent, lost []claim.VolumeRef
 	set.Update(func() {
 		for _, v := range set.Volumes {
+			if v.Request.Ephemeral() {
+				continue
+			}
 			n := slices.IndexFunc(started.Claims, func(c claim.Claim) bool { return c.Volume == v.Ref })
 			if n < 0 || n >= len(started.Volumes) {
 				absent = append(absent, v.Ref)
@@ -86,13 +92,9 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 	if err != nil {
 		return claim.Claim{}, err
 	}
-	driver, err := s.Calls.Await(ctx, info.PluginID, s.DriverWait)
+	driver, err := s.nodeDriver(ctx, info.PluginID, v)
 	if err != nil {
 		return claim.Claim{}, err
-	}
-	if driver.Fingerprint.Node == nil {
-		return claim.Claim{}, fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here",
-			driver.ID, v.Ref)
 	}
 	options := override(info.MountOptions, v.Request.MountOptions)
 	if modes.AttachmentMode == claim.FileSystem {
@@ -124,6 +126,15 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 		Volume: v.Ref, Workload: v.workload, Node: s.Node, DriverNodeID: driver.Fingerprint.Node.NodeID,
 		Mode: mode, AccessMode: modes.AccessMode, AttachmentMode: modes.AttachmentMode,
 	}, nil
+}
+
+// nodeDriver waits until a driver is healthy; it must have a node service.
+func (s *Steps) nodeDriver(ctx context.Context, id string, v *Volume) (drivers.Driver, error) {
+	d, err := s.Calls.Await(ctx, id, s.DriverWait)
+	if err == nil && d.Fingerprint.Node == nil {
+		err = fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", d.ID, v.Ref)
+	}
+	return d, err
 }
 
 // checkFlags refuses mount flags that the driver's operator has not allowed, also if the volume was registered before
@@ -223,7 +234,7 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 	}
 	if len(left) > 0 {
 		return errors.Join(err,
-			fmt.Errorf("the claims of workload %q on %v are kept until their mounts are gone", set.Ref(), left))
+			fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left))
 	}
 	if err := s.Ledger.AwaitFreed(ctx, clean); err != nil {
 		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
@@ -242,7 +253,7 @@ func (s *Steps) releasable(set *Set) (clean []claim.Claim, left []claim.VolumeRe
 			}
 		}
 		for _, v := range set.Volumes {
-			if slices.Contains(left, v.Ref) ||
+			if v.Request.Ephemeral() || slices.Contains(left, v.Ref) ||
 				slices.ContainsFunc(clean, func(c claim.Claim) bool { return c.Volume == v.Ref }) {
 				continue
 			}

@@ -47,7 +47,7 @@ func (s *Steps) confirm(ctx context.Context, set *Set) error {
 func (set *Set) Lost(node string, standing []claim.Claim) (lost []claim.VolumeRef) {
 	set.View(func() {
 		for _, v := range set.Volumes {
-			ok := slices.ContainsFunc(standing, func(c claim.Claim) bool {
+			ok := v.Request.Ephemeral() || slices.ContainsFunc(standing, func(c claim.Claim) bool {
 				return c.Workload == v.workload && c.Volume == v.Ref && c.Node == node && c.State == claim.Taken &&
 					(v.Index == 0 || v.Index == c.Index)
 			})

@@ -98,7 +98,8 @@ func (s *Steps) unmountLeftover(ctx context.Context, ref claim.VolumeRef, m moun
 	if s.Explained(m.Path) { // a start has the path meanwhile; it waits for the lock before it mounts
 		return nil
 	}
-	if err := errors.Join(s.removeMount(ref, m.Path), s.Lease.Release(ctx, fence.Mount{Path: m.Path})); err != nil {
+	err = errors.Join(s.removeLeftover(ctx, ref, m.Path), s.Lease.Release(ctx, fence.Mount{Path: m.Path}))
+	if err != nil {
 		return err
 	}
 	s.Log.Warn("unmounted a mount that no record explains", "path", m.Path, "mount", m.String())
@@ -120,7 +121,7 @@ func (s *Steps) stillMounted(ctx context.Context, set *Set, skip []claim.VolumeR
 			continue
 		}
 		failed := errors.Join(readErr, s.unmountAll(v, there.Below(s.Layout.WorkloadVolume(v.Driver, v.workload, v.Ref))))
-		if len(there.Below(s.Layout.StagingOf(v.Driver, v.Ref))) > 0 {
+		if !v.Request.Ephemeral() && len(there.Below(s.Layout.StagingOf(v.Driver, v.Ref))) > 0 {
 			failed = errors.Join(failed, s.unmountUnstaged(ctx, v))
 		}
 		if failed != nil {

@@ -24,8 +24,25 @@ type onNode struct {
 
 // checkLimits refuses a start with which a driver would get more volumes on this node than its max_volumes_per_node
 // (CSI spec, NodeGetInfo). Volumes count from their claim until it is freed, those that were claimed first before the
-// others: of several starts that want the last place, one gets it.
-func (s *Steps) checkLimits(ctx context.Context, set *Set) error {
+// others: of several starts that want the last place, one gets it. Ephemeral volumes count from this check, in which
+// they get the number of their workload's run as their Index: those that have it come first, those that do not last.
+func (s *Steps) checkLimits(ctx context.Context, set *Set, run uint64) error {
+	s.places.Lock()
+	defer s.places.Unlock()
+	if err := s.fit(ctx, set); err != nil {
+		return err
+	}
+	set.Update(func() {
+		for _, v := range set.Volumes {
+			if v.Request.Ephemeral() {
+				v.Index = run
+			}
+		}
+	})
+	return nil
+}
+
+func (s *Steps) fit(ctx context.Context, set *Set) error {
 	var here []onNode // read once, for the first driver with a limit
 	limits := map[string]int64{}
 	for _, v := range set.Volumes {
@@ -40,14 +57,15 @@ func (s *Steps) checkLimits(ctx context.Context, set *Set) error {
 				return err
 			}
 		}
-		if int64(len(here)) <= limit {
+		placed, fresh := s.ephemeralOf(driver, set)
+		if int64(len(placed)+len(here)+len(fresh)) <= limit {
 			continue
 		}
 		of, err := s.ofDriver(ctx, set, here, driver)
 		if err != nil {
 			return err
 		}
-		if int64(len(of)) <= limit {
+		if of = slices.Concat(placed, of, fresh); int64(len(of)) <= limit {
 			continue
 		}
 		for _, v := range set.Volumes {

@@ -15,8 +15,10 @@ import (
 // Request asks for one volume at one destination. A workload may request a volume more than
 // once, with other mount options.
 type Request struct {
-	Name           string               `json:"name"`   // unique in the workload
-	Source         string               `json:"source"` // the volume's id, in the workload's namespace
+	Name           string               `json:"name"`                 // unique in the workload
+	Source         string               `json:"source,omitempty"`     // the volume's id, in the workload's namespace
+	Driver         string               `json:"driver,omitempty"`     // makes the volume, see Ephemeral; instead of Source
+	Attributes     map[string]string    `json:"attributes,omitempty"` // of an ephemeral volume, for the driver
 	ReadOnly       bool                 `json:"read_only,omitempty"`
 	AccessMode     claim.AccessMode     `json:"access_mode,omitempty"`     // may be empty where the volume has one
 	AttachmentMode claim.AttachmentMode `json:"attachment_mode,omitempty"` // may be empty where the volume has one
@@ -32,7 +34,7 @@ type Record struct {
 
 	// Set by the claim.
 	Ref        claim.VolumeRef    `json:"ref"`
-	Index      uint64             `json:"index,omitempty"` // the claim's fencing token; 0: not known
+	Index      uint64             `json:"index,omitempty"` // the claim's fencing token; 0: not known; see checkLimits
 	Driver     string             `json:"driver,omitempty"`
 	ExternalID string             `json:"external_id,omitempty"`
 	Context    map[string]string  `json:"context,omitempty"`
@@ -50,11 +52,15 @@ type Record struct {
 	ForcedBy string `json:"forced_by,omitempty"`
 }
 
-// NewRecord is the record of a request that no step was taken for yet.
-func NewRecord(namespace string, req Request) *Record {
-	return &Record{
-		Request: req, Ref: claim.VolumeRef{Namespace: namespace, ID: req.Source}, Steps: map[string]step.Progress{},
+// NewRecord is the record of a request of one run of a workload that no step was taken for yet.
+func NewRecord(w claim.WorkloadRef, run string, req Request) *Record {
+	v := &Record{
+		Request: req, Ref: claim.VolumeRef{Namespace: w.Namespace, ID: req.Source}, Steps: map[string]step.Progress{},
 	}
+	if req.Ephemeral() {
+		v.makeEphemeral(w, run)
+	}
+	return v
 }
 
 // The names of the steps that mount, in Record.Steps.

@@ -99,9 +99,9 @@ func (s *Steps) landed(ctx context.Context, v *Volume) error {
 	case <-time.After(answerWait):
 	case <-ctx.Done():
 	}
-	return fmt.Errorf("driver %q has not answered the call to %s volume %q for workload %q that was made at %s: its claim is kept "+
+	return fmt.Errorf("driver %q has not answered the call to %s volume %q for workload %q that was made at %s: %s "+
 		"until it has, at most %s from then", v.Driver, v.flight.call, v.Ref, v.workload, v.flight.since.Format(time.TimeOnly),
-		s.spec(v).Timeout(v.flight.call))
+		v.kept(), s.spec(v).Timeout(v.flight.call))
 }
 
 // spec is the driver's, or its defaults if it is gone.
@@ -177,8 +177,8 @@ func (s *Steps) settled(v *Volume, u *unanswered) error {
 	if u.PID != 0 {
 		or = fmt.Sprintf(", or until its process %d has ended", u.PID)
 	}
-	return fmt.Errorf("driver %q never answered a call to %s volume %q for workload %q, and may mount it yet: its claim is kept "+
-		"for another %s (settle_time of the driver)%s", v.Driver, u.Call, v.Ref, v.workload, left.Round(time.Second), or)
+	return fmt.Errorf("driver %q never answered a call to %s volume %q for workload %q, and may mount it yet: %s "+
+		"for another %s (settle_time of the driver)%s", v.Driver, u.Call, v.Ref, v.workload, v.kept(), left.Round(time.Second), or)
 }
 
 func (s *Steps) settleTime(v *Volume) time.Duration {

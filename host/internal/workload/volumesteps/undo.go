@@ -44,6 +44,9 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	if waits != nil {
 		return waits
 	}
+	if !v.guarded() {
+		return nil
+	}
 	return s.Lease.Release(ctx, m.Mount)
 }
 

@@ -1,5 +1,5 @@
 // Package volumesteps has the steps that give a workload its volumes: claim, attach, stage and
-// publish, each with its undo.
+// publish, each with its undo. An ephemeral volume is published only (see Request.Ephemeral).
 //
 // What must stay true:
 //
@@ -97,8 +97,10 @@ type Steps struct {
 	Calls      drivers.Caller
 	// Secrets decrypts a volume's secrets.
 	Secrets func(ctx context.Context, v claim.Volume) (map[string]string, error)
-	Events  *events.Bus
-	Log     hclog.Logger
+	// ReadSecret reads the file of a file:// reference of a driver's block.
+	ReadSecret func(ref string) (string, error)
+	Events     *events.Bus
+	Log        hclog.Logger
 	// DriverWait is DriverWait, less in tests.
 	DriverWait time.Duration
 
@@ -106,9 +108,12 @@ type Steps struct {
 	Closing context.Context
 	// Explained reports whether a record of this node's workloads says what is mounted at a path.
 	Explained func(path string) bool
+	// Records calls read for the volumes of each workload of this node that has not ended, under the workload's lock.
+	Records func(read func(w claim.WorkloadRef, all []*Record))
 
-	Locks   locks // of the volumes that are being changed
-	leaving locks // see Unpublish; taken after Locks
+	Locks   locks      // of the volumes that are being changed
+	leaving locks      // see Unpublish; taken after Locks
+	places  sync.Mutex // see checkLimits
 	search  mountuse.Search
 	flights sync.WaitGroup
 }
@@ -157,13 +162,13 @@ type Volume struct {
 // one on another node: then it is asked there.
 func (v *Volume) Attaches() bool {
 	c := v.driver.Fingerprint.Controller
-	return c == nil || c.AttachDetach
+	return !v.Request.Ephemeral() && (c == nil || c.AttachDetach)
 }
 
 // Stages reports that the driver has STAGE_UNSTAGE_VOLUME (CSI spec, NodeStageVolume).
 func (v *Volume) Stages() bool {
 	n := v.driver.Fingerprint.Node
-	return n != nil && n.StageUnstage
+	return !v.Request.Ephemeral() && n != nil && n.StageUnstage
 }
 
 // withWay is a driver's timeout with some time for the way there and back.
@@ -183,7 +188,7 @@ func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Dura
 		return fn(ctx, c, d)
 	})
 	if err != nil {
-		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.Ref, v.ExternalID,
+		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.name(), v.ExternalID,
 			v.workload, v.Driver, err)
 	}
 	return nil
@@ -192,7 +197,11 @@ func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Dura
 // withSecrets is the volume as a driver's call needs it. Secrets are decrypted for the call and
 // kept nowhere.
 func (s *Steps) withSecrets(ctx context.Context, v *Volume) (storage.Volume, error) {
-	secrets, err := s.Secrets(ctx, v.info)
+	read := func() (map[string]string, error) { return s.Secrets(ctx, v.info) }
+	if v.Request.Ephemeral() {
+		read = func() (map[string]string, error) { return v.driver.EphemeralSecrets(s.ReadSecret) }
+	}
+	secrets, err := read()
 	if err != nil {
 		return storage.Volume{}, fmt.Errorf("open the secrets of volume %q: %w", v.Ref, err)
 	}

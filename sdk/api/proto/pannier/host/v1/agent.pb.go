@@ -620,9 +620,13 @@ type Driver struct {
 	LeftPids []int64 `protobuf:"varint,25,rep,packed,name=left_pids,json=leftPids,proto3" json:"left_pids,omitempty"`
 	// controller is the driver's controller if that is another process here than its node service: its type, endpoint,
 	// source, health, provider and process. Those of this message are of the node service then.
-	Controller    *Driver `protobuf:"bytes,26,opt,name=controller,proto3" json:"controller,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Controller *Driver `protobuf:"bytes,26,opt,name=controller,proto3" json:"controller,omitempty"`
+	// ephemeral_volumes says that workloads may have volumes which the driver makes for them; in the namespaces only, if
+	// there are any.
+	EphemeralVolumes    bool     `protobuf:"varint,27,opt,name=ephemeral_volumes,json=ephemeralVolumes,proto3" json:"ephemeral_volumes,omitempty"`
+	EphemeralNamespaces []string `protobuf:"bytes,28,rep,name=ephemeral_namespaces,json=ephemeralNamespaces,proto3" json:"ephemeral_namespaces,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Driver) Reset() {
@@ -833,6 +837,20 @@ func (x *Driver) GetLeftPids() []int64 {
 func (x *Driver) GetController() *Driver {
 	if x != nil {
 		return x.Controller
+	}
+	return nil
+}
+
+func (x *Driver) GetEphemeralVolumes() bool {
+	if x != nil {
+		return x.EphemeralVolumes
+	}
+	return false
+}
+
+func (x *Driver) GetEphemeralNamespaces() []string {
+	if x != nil {
+		return x.EphemeralNamespaces
 	}
 	return nil
 }
@@ -2624,7 +2642,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaa\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8a\t\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2656,7 +2674,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\tleft_pids\x18\x19 \x03(\x03R\bleftPids\x127\n" +
 	"\n" +
 	"controller\x18\x1a \x01(\v2\x17.pannier.host.v1.DriverR\n" +
-	"controller\x1a;\n" +
+	"controller\x12+\n" +
+	"\x11ephemeral_volumes\x18\x1b \x01(\bR\x10ephemeralVolumes\x121\n" +
+	"\x14ephemeral_namespaces\x18\x1c \x03(\tR\x13ephemeralNamespaces\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +

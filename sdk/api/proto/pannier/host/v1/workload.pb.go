@@ -348,7 +348,7 @@ type VolumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// name of the request, unique in the workload.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// source is the volume's id, in the workload's namespace.
+	// source is the volume's id, in the workload's namespace; empty with a driver.
 	Source   string `protobuf:"bytes,2,opt,name=source,proto3" json:"source,omitempty"`
 	ReadOnly bool   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	// access_mode and attachment_mode may be empty if the volume has only one capability.
@@ -357,7 +357,12 @@ type VolumeRequest struct {
 	// mount_options override the volume's, field by field.
 	MountOptions *MountOptions `protobuf:"bytes,6,opt,name=mount_options,json=mountOptions,proto3" json:"mount_options,omitempty"`
 	// destination is an absolute path in the workload's mount namespace.
-	Destination   string `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
+	Destination string `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
+	// driver makes the volume for this workload when it starts, and deletes it when it ends; instead of source. The
+	// configuration of the node's agent must have ephemeral_volumes for it.
+	Driver string `protobuf:"bytes,8,opt,name=driver,proto3" json:"driver,omitempty"`
+	// attributes of such a volume, as the driver documents them: at most 3 KiB, no key with csi.storage.k8s.io/.
+	Attributes    map[string]string `protobuf:"bytes,9,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -439,6 +444,20 @@ func (x *VolumeRequest) GetDestination() string {
 		return x.Destination
 	}
 	return ""
+}
+
+func (x *VolumeRequest) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *VolumeRequest) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
 }
 
 type Exec struct {
@@ -1200,8 +1219,9 @@ func (x *ServiceStatus) GetMessage() string {
 
 // Mount is what a workload needs in order to use one volume.
 type Mount struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Volume string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// volume's id; of an ephemeral volume, the one by which its driver knows it.
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
 	// request is the name of the volume block.
 	Request string `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
 	// host_path of the mounted directory or the block device file.
@@ -1213,8 +1233,10 @@ type Mount struct {
 	Propagation string `protobuf:"bytes,7,opt,name=propagation,proto3" json:"propagation,omitempty"`
 	// suid and dev are set if set-user-ID programs and device files in the volume work, as its definition says. host_path
 	// is mounted with nosuid and nodev otherwise, and every other mount of it must be too.
-	Suid          bool `protobuf:"varint,8,opt,name=suid,proto3" json:"suid,omitempty"`
-	Dev           bool `protobuf:"varint,9,opt,name=dev,proto3" json:"dev,omitempty"`
+	Suid bool `protobuf:"varint,8,opt,name=suid,proto3" json:"suid,omitempty"`
+	Dev  bool `protobuf:"varint,9,opt,name=dev,proto3" json:"dev,omitempty"`
+	// driver that made the volume for this workload; empty: the volume is registered.
+	Driver        string `protobuf:"bytes,10,opt,name=driver,proto3" json:"driver,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1310,6 +1332,13 @@ func (x *Mount) GetDev() bool {
 		return x.Dev
 	}
 	return false
+}
+
+func (x *Mount) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
 }
 
 // Step is a step of a workload and its progress.
@@ -2028,7 +2057,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x03\n" +
 	"\rVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x1b\n" +
@@ -2037,7 +2066,14 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"accessMode\x12'\n" +
 	"\x0fattachment_mode\x18\x05 \x01(\tR\x0eattachmentMode\x12B\n" +
 	"\rmount_options\x18\x06 \x01(\v2\x1d.pannier.host.v1.MountOptionsR\fmountOptions\x12 \n" +
-	"\vdestination\x18\a \x01(\tR\vdestination\"\xb2\x01\n" +
+	"\vdestination\x18\a \x01(\tR\vdestination\x12\x16\n" +
+	"\x06driver\x18\b \x01(\tR\x06driver\x12N\n" +
+	"\n" +
+	"attributes\x18\t \x03(\v2..pannier.host.v1.VolumeRequest.AttributesEntryR\n" +
+	"attributes\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x01\n" +
 	"\x04Exec\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\tR\acommand\x12\x12\n" +
 	"\x04args\x18\x02 \x03(\tR\x04args\x120\n" +
@@ -2119,7 +2155,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	" \x01(\x05R\tadminPort\x12\x1d\n" +
 	"\n" +
 	"ready_port\x18\v \x01(\x05R\treadyPort\x12\x18\n" +
-	"\amessage\x18\f \x01(\tR\amessage\"\xf3\x01\n" +
+	"\amessage\x18\f \x01(\tR\amessage\"\x8b\x02\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +
@@ -2129,7 +2165,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x05block\x18\x06 \x01(\bR\x05block\x12 \n" +
 	"\vpropagation\x18\a \x01(\tR\vpropagation\x12\x12\n" +
 	"\x04suid\x18\b \x01(\bR\x04suid\x12\x10\n" +
-	"\x03dev\x18\t \x01(\bR\x03dev\"\xa4\x02\n" +
+	"\x03dev\x18\t \x01(\bR\x03dev\x12\x16\n" +
+	"\x06driver\x18\n" +
+	" \x01(\tR\x06driver\"\xa4\x02\n" +
 	"\x04Step\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x14\n" +
@@ -2191,7 +2229,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2219,65 +2257,67 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*ListWorkloadsRequest)(nil),    // 23: pannier.host.v1.ListWorkloadsRequest
 	(*ListWorkloadsResponse)(nil),   // 24: pannier.host.v1.ListWorkloadsResponse
 	nil,                             // 25: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 26: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 27: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 28: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 29: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 30: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 31: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
+	nil,                             // 26: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 27: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 28: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 29: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 30: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 31: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 32: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 33: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	29, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	30, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
 	25, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	30, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	26, // 8: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
-	0,  // 9: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	13, // 10: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	14, // 11: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	31, // 12: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	31, // 13: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
-	12, // 14: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	27, // 15: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
-	8,  // 16: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
-	9,  // 17: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	31, // 18: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
-	7,  // 19: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
-	31, // 20: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	31, // 21: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
-	10, // 22: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
-	11, // 23: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	28, // 24: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	31, // 25: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	31, // 26: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	32, // 27: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 28: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	14, // 29: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 30: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	14, // 31: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 32: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 33: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 34: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	15, // 35: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	17, // 36: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	19, // 37: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	21, // 38: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	23, // 39: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	16, // 40: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	18, // 41: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	20, // 42: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	22, // 43: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	24, // 44: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	40, // [40:45] is the sub-list for method output_type
-	35, // [35:40] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	31, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	26, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	27, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
+	13, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	14, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	32, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	32, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	12, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
+	28, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	8,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
+	9,  // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
+	32, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	7,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
+	32, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	32, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	10, // 23: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
+	11, // 24: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
+	29, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	32, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	32, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	33, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 29: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	14, // 30: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 31: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	14, // 32: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 33: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 34: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 35: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	15, // 36: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	17, // 37: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	19, // 38: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	21, // 39: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	23, // 40: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	16, // 41: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	18, // 42: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	20, // 43: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	22, // 44: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	24, // 45: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	41, // [41:46] is the sub-list for method output_type
+	36, // [36:41] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2300,7 +2340,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
