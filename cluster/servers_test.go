@@ -12,12 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // within returns a context for one call that may have to wait for an election.
@@ -338,7 +341,8 @@ func TestNeverFormedTwice(t *testing.T) {
 	}
 }
 
-// TestForeignCluster refuses a server that already belongs to another cluster.
+// TestForeignCluster refuses a server that already belongs to another cluster. A new server that both clusters see
+// joins only one of them.
 func TestForeignCluster(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -348,18 +352,34 @@ func TestForeignCluster(t *testing.T) {
 	if err := alone.Close(); err != nil {
 		t.Fatal(err)
 	}
-	c := clustertest.Form(t, 3, clustertest.Options{})
+	log := &logged{}
+	c := clustertest.Form(t, 3, clustertest.Options{
+		Log: hclog.New(&hclog.LoggerOptions{Output: log, Level: hclog.Info}),
+	})
 	register(t, c.Client(), "ours")
 	c.Adopt(t, "server-9", dir, 3).Start(t)
 	foreign := c.Host(t, "server-9")
 	clustertest.Eventually(t, "it leads its own cluster", func() bool { return foreign.Leader() })
-	fourth := c.Add(t, "server-4", 3)
-	fourth.Start(t)
-	clustertest.Eventually(t, "a server of another cluster was added", func() bool {
-		peers, err := fourth.Peers(within(t))
-		return err == nil && len(peers) == 4 &&
-			!slices.ContainsFunc(peers, func(p cluster.Peer) bool { return p.ID == "server-9" })
+	const refused = "the cluster's servers cannot be changed"
+	clustertest.Eventually(t, "the foreign server is refused", func() bool {
+		return log.has(refused, "server=server-9", "belongs to another cluster")
 	})
+	c.Add(t, "server-4", 3).Start(t)
+	has4 := func(n *cluster.Node) bool {
+		servers, err := n.Servers()
+		check.NoError(t, err)
+		return slices.Contains(servers, "server-4")
+	}
+	ours := c.Host(t, "server-1")
+	clustertest.Eventually(t, "the new server is in one cluster, and refused by the other", func() bool {
+		if has4(ours.Node) && has4(foreign.Node) {
+			t.Fatal("a server is in two clusters")
+		}
+		return (has4(ours.Node) || has4(foreign.Node)) && log.has(refused, "server=server-4", "another cluster")
+	})
+	if servers, err := ours.Servers(); err != nil || slices.Contains(servers, "server-9") {
+		t.Errorf("the servers are %v: %v", servers, err)
+	}
 	if got := identity(t, foreign.Node); got != theirs || !has(t, foreign.Node, "theirs") || has(t, foreign.Node, "ours") {
 		t.Errorf("it belongs to the cluster %q now, was in %q", got, theirs)
 	}

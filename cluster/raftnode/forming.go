@@ -22,7 +22,8 @@ import (
 // A cluster is formed once. Gossip may be late and differ from server to server, so no server bootstraps on gossip
 // alone: the server whose name sorts first asks each of the others for a promise, and bootstraps raft with them
 // when it has all promises. A server gives one promise at a time, writes it to disk before it answers, and gives
-// none when it has raft state. So no server can end up in two clusters.
+// none when it has raft state. A formed cluster's leader asks a server without raft state, before it adds it, to join
+// this cluster and no other, which is on disk as well. So no server can end up in two clusters.
 
 // promisedFile keeps the promise until the cluster is formed.
 const promisedFile = "forming.json"
@@ -30,13 +31,16 @@ const promisedFile = "forming.json"
 // formingInterval is how often a server without a cluster checks what it can do.
 const formingInterval = time.Second
 
-// promise is given to the server (To) that forms the cluster of Servers.
+// promise is given to the server (To) that forms the cluster of Servers, and to the formed cluster that is joined.
 type promise struct {
 	To      string   `json:"to"`
 	Servers []string `json:"servers"`
+	Joins   string   `json:"joins,omitempty"` // the identity of that cluster
 }
 
-func (p promise) equal(o promise) bool { return p.To == o.To && slices.Equal(p.Servers, o.Servers) }
+func (p promise) equal(o promise) bool {
+	return p.To == o.To && slices.Equal(p.Servers, o.Servers) && p.Joins == o.Joins
+}
 
 // forming is this server's part in forming the cluster.
 type forming struct {
@@ -180,7 +184,7 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case !f.given.equal(before), f.n.formed(), f.n.abstention.damage() != "":
+	case !f.given.equal(before), before.Joins != "", f.n.formed(), f.n.abstention.damage() != "":
 		return false
 	case len(p.Servers) != f.n.cfg.BootstrapExpect, !slices.Contains(p.Servers, f.n.cfg.ID):
 		return false
@@ -195,6 +199,19 @@ func (f *forming) give(ctx context.Context, p promise) bool {
 		return false
 	}
 	return true
+}
+
+// join promises a formed cluster, by its identity, to join no other one, and returns which one this server joins. A
+// server with raft state promises nothing.
+func (f *forming) join(cluster string) (joins string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.given.Joins != "" || f.n.formed() {
+		return f.given.Joins, nil
+	}
+	p := f.given
+	p.Joins = cluster
+	return cluster, f.keep(p)
 }
 
 // stillHolds reports whether the server that holds an earlier promise still relies on it; true if it does not answer.
@@ -215,13 +232,13 @@ func (f *forming) abandon() error {
 	if f.given.To != f.n.cfg.ID || f.n.formed() {
 		return nil
 	}
-	return f.keep(promise{})
+	return f.keep(promise{Joins: f.given.Joins})
 }
 
 func (f *forming) forget() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.given.To == "" {
+	if f.given.equal(promise{}) {
 		return nil
 	}
 	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -124,20 +124,28 @@ func voters(servers []raft.Server, besides string) (n int) {
 	return n
 }
 
-// admit adds a server as a non-voter. A server with another cluster's raft state is refused: one of the two logs
-// would be lost.
+// admit adds a server as a non-voter. A server with another cluster's raft state, or that joins another cluster, is
+// refused: one of the two logs would be lost.
 func (m *manager) admit(ctx context.Context, name string) error {
-	s, err := m.n.Ask(ctx, name)
+	identity := m.n.cfg.Report().Cluster
+	r, err := m.n.streams.ask(ctx, name, ask{Join: identity})
 	if err != nil {
 		return err
 	}
-	identity := m.n.cfg.Report().Cluster
+	s := r.Status
+	if s.ID != name {
+		return fmt.Errorf("server %q cannot promise to join: its log says why", name)
+	}
 	known := identity != "" && s.Report.Cluster == identity ||
 		s.Report.Cluster == "" && slices.Contains(s.Servers, m.n.cfg.ID)
 	if s.Formed && !known {
 		return fmt.Errorf("server %q belongs to another cluster (%q, not %q): "+
 			"stop it, and remove its ledger if it is to join this one",
 			name, s.Report.Cluster, identity)
+	}
+	if !s.Formed && r.Joins != "" && r.Joins != identity {
+		return fmt.Errorf("server %q joins another cluster (%q, not %q): "+
+			"stop it, and remove its ledger if it is to join this one", name, r.Joins, identity)
 	}
 	m.n.logger.Info("a server joins", "server", name)
 	return m.n.AddNonvoter(raft.ServerID(name), raft.ServerAddress(name), 0, changeTimeout).Error()

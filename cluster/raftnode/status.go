@@ -16,13 +16,16 @@ import (
 
 // ask is a request of one server to another.
 type ask struct {
-	Promise *promise `json:"promise,omitempty"` // nil: only the status is asked for
+	Promise *promise `json:"promise,omitempty"` // to form a cluster
+	Join    string   `json:"join,omitempty"`    // the identity of the cluster that the server is to join
 }
 
 // reply answers an ask.
 type reply struct {
 	Status  Status `json:"status"`
 	Promise bool   `json:"promise,omitempty"` // the promise was given
+	// Joins is the cluster that the server joins; empty: it has raft state, or it is of a version that cannot say.
+	Joins string `json:"joins,omitempty"`
 }
 
 // Status describes the raft state of a server.
@@ -66,11 +69,19 @@ func (n *Node) reply(ctx context.Context, q ask) reply {
 	case <-ctx.Done():
 		return reply{}
 	}
-	if q.Promise == nil {
-		return reply{Status: n.Status()}
+	var r reply
+	switch {
+	case q.Promise != nil:
+		r.Promise = n.forming.give(ctx, *q.Promise)
+	case q.Join != "":
+		var err error
+		if r.Joins, err = n.forming.join(q.Join); err != nil {
+			n.forming.log.Error("the promise to join a cluster cannot be written to disk", "error", err)
+			return reply{} // without an id
+		}
 	}
-	given := n.forming.give(ctx, *q.Promise)
-	return reply{Status: n.Status(), Promise: given}
+	r.Status = n.Status()
+	return r
 }
 
 // Status returns this server's own status.

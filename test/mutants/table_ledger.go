@@ -172,6 +172,13 @@ var ledger = []mutant{
 		pkg:  raftPkg, run: "^(TestAnswersFromBeforeTheQuestion|TestMajorityOfVoters)$",
 	},
 	{
+		name: "joins-two-clusters", promise: "servers of two clusters never mix",
+		file: "cluster/raftnode/membership.go",
+		old:  "r.Joins != identity {",
+		new:  "r.Joins == identity+name {",
+		pkg:  clusterPkg, run: "^TestForeignCluster$",
+	},
+	{
 		name: "confirmed-without-vote", promise: "only servers with a vote confirm a leader",
 		file: "cluster/raftnode/confirm.go",
 		old:  "		if s.Suffrage != raft.Voter {\n",
