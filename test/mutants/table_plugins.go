@@ -27,7 +27,7 @@ var plugins = []mutant{
 		file: "host/internal/pluginhost/supervisor/outcomes.go",
 		old:  "	case codes.Internal, codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented:\n		return true\n",
 		new:  "	case codes.Unknown:\n		return true\n",
-		pkg:  supervisorPkg, run: "^Test(Failing|Hanging)GenerationIsRolledBack$",
+		pkg:  supervisorPkg, run: "^(TestFailingGenerationIsRolledBack|TestHangingGenerationIsRolledBack)$",
 	},
 	{
 		name: "failures-not-compared", promise: "a generation is not rolled back for what failed before it too",
