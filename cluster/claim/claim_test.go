@@ -38,6 +38,27 @@ func TestIDs(t *testing.T) {
 	}
 }
 
+func TestVolumeIDs(t *testing.T) {
+	many := strings.Repeat("[", 63)
+	for _, good := range []string{
+		"a", "A-z_0.9", "data[0]", "a:b@c,d=e+f", "x;$(y)`z`\"'\\*?|<>&!#%^~{}()", many, many + strings.Repeat("x", 65),
+		strings.Repeat("x", 128),
+	} {
+		if err := claim.CheckVolumeID(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for bad, want := range map[string]string{
+		"": "is missing", ".": "must not be", "..": "must not be", "a/b": "'/'", "../etc": "'/'", "a b": "' '", "a\x00": "'\\x00'",
+		"ä": "'ä'", "a\n": "'\\n'", "a\x7f": "'\\x7f'", "\xff": "'\ufffd'", many + "[": "at most 63",
+		strings.Repeat("x", 129): "longer than 128", strings.Repeat("[", 129): "longer than 128",
+	} {
+		if err := claim.CheckVolumeID(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", bad, err, want)
+		}
+	}
+}
+
 func TestVolumeFields(t *testing.T) {
 	for field, change := range map[string]func(*claim.Volume){
 		"id":                         func(v *claim.Volume) { v.ID = "a/b" },

@@ -28,6 +28,18 @@ func CheckBy(by string) error {
 // CheckID returns what is wrong with an id, which must be 1 to 128 of a-z, A-Z, 0-9, '-', '_' and '.'. Ids become
 // parts of paths and keys, so "." and ".." are refused.
 func CheckID(id string) error {
+	if err := checkLength(id); err != nil {
+		return err
+	}
+	for _, r := range id {
+		if !usual(r) {
+			return fmt.Errorf("%q has the character %q: only a-z, A-Z, 0-9, '-', '_' and '.' are allowed", id, r)
+		}
+	}
+	return nil
+}
+
+func checkLength(id string) error {
 	switch {
 	case id == "":
 		return errors.New("is missing")
@@ -36,14 +48,35 @@ func CheckID(id string) error {
 	case id == "." || id == "..":
 		return fmt.Errorf("must not be %q", id)
 	}
+	return nil
+}
+
+func usual(r rune) bool {
+	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
+}
+
+// maxUnusual is how many characters of a volume's id may be other than those of CheckID. In a path each becomes three
+// bytes (mounts.Layout), and an element of a path has 255.
+const maxUnusual = (255 - MaxID) / 2
+
+// CheckVolumeID returns what is wrong with the id of a volume. It is as CheckID wants it, but may have up to 63 other
+// visible ASCII characters except '/', such as those of "data[0]", as volumes of Nomad have them. What is made of an
+// id, such as a path or a command, must escape them.
+func CheckVolumeID(id string) error {
+	unusual := 0
 	for _, r := range id {
 		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
-		default:
-			return fmt.Errorf("%q has the character %q: only a-z, A-Z, 0-9, '-', '_' and '.' are allowed", id, r)
+		case r <= ' ' || r > '~' || r == '/':
+			return fmt.Errorf("%q has the character %q: only visible ASCII characters other than '/' are allowed", id, r)
+		case !usual(r):
+			unusual++
 		}
 	}
-	return nil
+	if unusual > maxUnusual && len(id) <= MaxID {
+		return fmt.Errorf("%q has %d characters other than a-z, A-Z, 0-9, '-', '_' and '.': at most %d are allowed", id,
+			unusual, maxUnusual)
+	}
+	return checkLength(id)
 }
 
 // checker collects the first problem of one object's fields.
@@ -67,7 +100,9 @@ func (c *checker) id(field, id string) {
 // Validate checks the reference's id and namespace.
 func (r VolumeRef) Validate() error {
 	c := checker{object: fmt.Sprintf("volume %q", r)}
-	c.id("id", r.ID)
+	if err := CheckVolumeID(r.ID); err != nil {
+		c.fail("id", err.Error())
+	}
 	c.id("namespace", r.Namespace)
 	return c.err
 }

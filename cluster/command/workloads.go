@@ -11,7 +11,8 @@ import (
 type RegisterVolume struct {
 	Stamp
 	Volume claim.Volume `json:"volume"`
-	// Distinct refuses the volume if another one has its driver and external id. Earlier programs did not ask for it.
+	// Distinct refuses the volume if another one has its driver and external id, and allows any id of
+	// claim.CheckVolumeID. Earlier programs did not ask for it.
 	Distinct bool `json:"distinct,omitempty"`
 }
 

@@ -14,6 +14,10 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	if err := next.Validate(); err != nil {
 		return nil, err
 	}
+	if err := claim.CheckID(next.ID); err != nil && !c.Distinct {
+		// Earlier programs refuse such an id, and their commands are not distinct.
+		return nil, &claim.FieldError{Object: fmt.Sprintf("volume %q", next.VolumeRef), Field: "id", Problem: err.Error()}
+	}
 	if next.Name == "" {
 		next.Name = next.ID
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// The keys. Ids hold no '/' (claim.CheckID), so a key's parts stay apart and a
+// The keys. Ids hold no '/' (claim.CheckID, claim.CheckVolumeID), so a key's parts stay apart and a
 // prefix that ends in '/' ends a part.
 //
 //	v/NS/VOLUME                        volume

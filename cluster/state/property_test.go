@@ -126,7 +126,7 @@ func restore(t fataler, l *ledger, snapshot []byte) {
 }
 
 func drawCommand(t *rapid.T) command.Command {
-	aVolume := func() string { return rapid.SampledFrom([]string{"v1", "v2", "v3"}).Draw(t, "volume") }
+	aVolume := func() string { return rapid.SampledFrom([]string{"v1", "v[0]", "v$'*%"}).Draw(t, "volume") }
 	aWorkload := func() claim.WorkloadRef {
 		return workload(rapid.SampledFrom([]string{"w1", "w2", "w3"}).Draw(t, "workload"))
 	}
@@ -177,7 +177,7 @@ func drawCommand(t *rapid.T) command.Command {
 		v := volume(aVolume(), rapid.SliceOfNDistinct(rapid.SampledFrom(claim.AccessModes), 1, 7, rapid.ID).Draw(t,
 			"capabilities")...)
 		v.PluginID = aDriver()
-		return &command.RegisterVolume{Volume: v}
+		return &command.RegisterVolume{Volume: v, Distinct: claim.CheckID(v.ID) != nil || rapid.Bool().Draw(t, "distinct")}
 	case "deregister":
 		return &command.DeregisterVolume{Ref: ref(aVolume()), Force: rapid.Bool().Draw(t, "force")}
 	case "node":

@@ -294,6 +294,19 @@ func TestDeregisterByForce(t *testing.T) {
 	}
 }
 
+// TestUnusualIDs: a command of an earlier program, which would refuse the id, is refused.
+func TestUnusualIDs(t *testing.T) {
+	l := open(t)
+	v := volume("data[0]", claim.SingleNodeWriter)
+	before := l.records()
+	if _, err := l.do(&command.RegisterVolume{Volume: v}); err == nil || !strings.Contains(err.Error(), "'['") {
+		t.Errorf("by an earlier program: %v", err)
+	}
+	l.sameAs(before, "refused")
+	l.must(&command.RegisterVolume{Volume: v, Distinct: true})
+	l.must(&command.DeregisterVolume{Ref: v.VolumeRef})
+}
+
 func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	l := open(t)
 	register := func(namespace, id, driver, external string) error {

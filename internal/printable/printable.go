@@ -49,6 +49,18 @@ func String(text string) string {
 	return b.String()
 }
 
+// Argument returns a text as one argument of a command that people may copy into a POSIX shell: in quotes if it has
+// characters that mean something there.
+func Argument(text string) string {
+	special := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_./:@,+", r)
+	}
+	if text != "" && strings.IndexFunc(text, special) < 0 {
+		return text
+	}
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
+
 // Writer returns a writer for lines: it escapes what each Write gives to it, as String does, except for a newline at
 // the end. So one Write is never more than one line.
 func Writer(w io.Writer) io.Writer { return writer{w} }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"strings"
 	"testing"
 	"unicode"
@@ -81,4 +82,19 @@ func FuzzString(f *testing.F) {
 			t.Errorf("JSON of %q: %v, %v", text, is, err)
 		}
 	})
+}
+
+func TestArgument(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "''", "data": "data", "a/b:c@d,e+f-._9Z": "a/b:c@d,e+f-._9Z", "data[0]": "'data[0]'", "$(x)": "'$(x)'", "~a": "'~a'",
+		"it's": `'it'\''s'`, "a b": "'a b'", "a=b": "'a=b'", "ä": "'ä'",
+	} {
+		got := printable.Argument(text)
+		if got != want {
+			t.Errorf("%q: got %s, want %s", text, got, want)
+		}
+		if out, err := exec.Command("/bin/sh", "-c", "printf %s "+got).Output(); err != nil || string(out) != text {
+			t.Errorf("a shell reads %s as %q (%v), want %q", got, out, err, text)
+		}
+	}
 }

@@ -199,4 +199,11 @@ var ledger = []mutant{
 		new:  "	if !answered && method == \"\" && method != peerv1",
 		pkg:  peerPkg, run: "^TestRestartedAgentCannotTellWhoLeads$",
 	},
+	{
+		name: "unusual-id-of-an-earlier-program", promise: "servers of two versions decide alike on the id of a volume",
+		file: "cluster/state/apply_volume.go",
+		old:  "claim.CheckID(next.ID); err != nil && !c.Distinct {",
+		new:  "claim.CheckID(next.ID); err != nil && next.ID == \"\" {",
+		pkg:  statePkg, run: "^TestUnusualIDs$",
+	},
 }

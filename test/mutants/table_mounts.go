@@ -121,4 +121,11 @@ var ofMounts = []mutant{
 		new:  "",
 		pkg:  workloadPkg, run: "^TestRepair$",
 	},
+	{
+		name: "volume-directory-as-its-id", promise: "a volume's id means nothing to a shell or a unit where it is in a path",
+		file: "host/internal/csi/mounts/layout.go",
+		old:  "			fmt.Fprintf(&b, \"+%02x\", c)\n",
+		new:  "			b.WriteByte(c)\n",
+		pkg:  "./host/internal/csi/mounts", run: "^TestVolumeReadsBackEveryPath$",
+	},
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -132,7 +133,7 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 	if c.Volume.Namespace != claim.DefaultNamespace {
 		inNamespace = " -namespace " + c.Volume.Namespace
 	}
-	force := fmt.Sprintf("pannier volume detach%s -force %s %s", inNamespace, c.Volume.ID, c.Node)
+	force := fmt.Sprintf("pannier volume detach%s -force %s %s", inNamespace, printable.Argument(c.Volume.ID), c.Node)
 	if c.State.Releasing() {
 		to.Tries, to.LastError, to.NextTryAt = int32(h.attempt.Tries), h.attempt.Error, timestamp(h.attempt.NextAt)
 	}
@@ -172,7 +173,7 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 		to.WaitsFor = fmt.Sprintf("node %q to unmount it", c.Node)
 		to.Next = "the node goes on trying"
 		if to.LastError != "" {
-			to.Command = fmt.Sprintf("pannier volume detach%s %s %s", inNamespace, c.Volume.ID, c.Node)
+			to.Command = fmt.Sprintf("pannier volume detach%s %s %s", inNamespace, printable.Argument(c.Volume.ID), c.Node)
 		}
 	case c.State == claim.NodeDetached:
 		to.WaitsFor = fmt.Sprintf("a controller of driver %q to detach it from node %q", h.driver, c.Node)

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -94,7 +95,7 @@ func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 			return nil, &hintError{
 				fmt.Errorf("volume %q is not released on node %q within %s; the release continues", req.GetId(),
 					req.GetNode(), timeout),
-				"pannier volume explain " + req.GetId() + " says what it waits for",
+				"pannier volume explain " + escape.Argument(req.GetId()) + " says what it waits for",
 			}
 		}
 	}

@@ -405,10 +405,15 @@ func checkAbsolute(path string) error {
 }
 
 // id checks the id in a field. Problems are reported at the field, or at the section if it is absent.
-func (s *section) id(name, value string) {
+func (s *section) id(name, value string) { s.checkID(name, value, claim.CheckID) }
+
+// volumeID is id for the id of a volume.
+func (s *section) volumeID(name, value string) { s.checkID(name, value, claim.CheckVolumeID) }
+
+func (s *section) checkID(name, value string, check func(string) error) {
 	if value == "" {
 		s.fail(name, "is required")
-	} else if err := claim.CheckID(value); err != nil {
+	} else if err := check(value); err != nil {
 		s.fail(name, "%v", err)
 	}
 }

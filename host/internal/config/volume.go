@@ -112,10 +112,10 @@ func hostVolume(body hcl.Body) (at hcl.Range, is bool) {
 }
 
 func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
-	if err := claim.CheckID(spec.Id); err != nil && claim.CheckID(plainID(spec.Id)) == nil {
+	if err := claim.CheckVolumeID(spec.Id); err != nil && claim.CheckID(plainID(spec.Id)) == nil {
 		s.fail("id", "%v; write id = %q", err, plainID(spec.Id))
 	}
-	s.id("id", spec.Id)
+	s.volumeID("id", spec.Id)
 	if spec.PluginId == "" {
 		s.fail("plugin_id", "is required: the id of a CSI driver, as pannier driver status lists it")
 	}

@@ -417,6 +417,21 @@ parameters {
 		Parameters: map[string]string{"csi.storage.k8s.io/fstype": "ext4", "size": "5"},
 		Secrets:    map[string]string{"example/secret": "xyzzy"},
 	}},
+	"an id of per_alloc": {src: `
+id          = "database[0]"
+name        = "database[0]"
+type        = "csi"
+external_id = "vol-0b756b75620d63af5"
+plugin_id   = "aws-ebs0"
+
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+`, want: &hostv1.VolumeSpec{
+		Id: "database[0]", Name: "database[0]", Type: "csi", PluginId: "aws-ebs0", ExternalId: "vol-0b756b75620d63af5",
+		Capabilities: one("single-node-writer", "file-system"),
+	}},
 	"modes at the top level": {src: `
 type            = "csi"
 id              = "mysql"
@@ -526,10 +541,10 @@ capability {
 			src:  with(`capacity_min = "10 Gigs"`),
 			want: []string{`v.hcl:8: capacity_min: "10 Gigs" is not a size such as "10GiB"`},
 		},
-		"an id of per_alloc": {
-			src: strings.Replace(goodVolume, `"v"`, `"data[0]"`, 1),
-			want: []string{`v.hcl:1: id: "data[0]" has the character '[': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed; ` +
-				`write id = "data-0"`},
+		"an id with a slash": {
+			src: strings.Replace(goodVolume, `"v"`, `"data/0"`, 1),
+			want: []string{`v.hcl:1: id: "data/0" has the character '/': only visible ASCII characters other than '/' are ` +
+				`allowed; write id = "data-0"`},
 		},
 		"a request of the HTTP API": {
 			file: "v.json", src: `{"Volumes": [{"ID": "v"}]}`,

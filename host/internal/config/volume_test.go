@@ -247,7 +247,7 @@ func TestBadVolumes(t *testing.T) {
 		}},
 		"id with a path": {
 			strings.Replace(goodVolume, `"v"`, `"../../etc"`, 1),
-			[]string{`v.hcl:1: id: "../../etc" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed; ` +
+			[]string{`v.hcl:1: id: "../../etc" has the character '/': only visible ASCII characters other than '/' are allowed; ` +
 				`write id = "etc"`},
 		},
 		"id of two dots": {strings.Replace(goodVolume, `"v"`, `".."`, 1), []string{`v.hcl:1: id: must not be ".."`}},
@@ -261,7 +261,7 @@ func TestBadVolumes(t *testing.T) {
 		},
 		"id with newline": {
 			strings.Replace(goodVolume, `"v"`, `"v\n"`, 1),
-			[]string{`v.hcl:1: id: "v\n" has the character '\n': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed; write id = "v"`},
+			[]string{`v.hcl:1: id: "v\n" has the character '\n': only visible ASCII characters other than '/' are allowed; write id = "v"`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -324,7 +324,7 @@ func FuzzVolume(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, name string, src []byte) {
 		spec, err := ParseVolume(name, src)
-		if err == nil && (claim.CheckID(spec.Id) != nil || claim.CheckID(spec.PluginId) != nil ||
+		if err == nil && (claim.CheckVolumeID(spec.Id) != nil || claim.CheckID(spec.PluginId) != nil ||
 			len(spec.Capabilities) == 0) {
 			t.Fatalf("accepted: %v", spec)
 		}

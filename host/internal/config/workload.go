@@ -178,7 +178,7 @@ func (s *section) request(block *hcl.Block, seen map[string]bool,
 	case !in.has("driver") && !in.has("source"):
 		in.fail("source", "is required: the id of a volume; or driver, for one that the driver makes for this workload")
 	case !in.has("driver"):
-		in.id("source", r.Source)
+		in.volumeID("source", r.Source)
 		if r.Attributes != nil {
 			in.fail("attributes", "are those of a volume that a driver makes for this workload: write driver instead of source")
 		}

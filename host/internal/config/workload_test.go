@@ -192,7 +192,7 @@ func TestBadWorkloads(t *testing.T) {
 		},
 		"bad source": {
 			volume("source = \"a/b\"\ndestination = \"/d\""),
-			`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only a-z, A-Z, 0-9, '-', '_' and '.' are allowed`,
+			`w.hcl:3: workload "w": volume "a": source: "a/b" has the character '/': only visible ASCII characters other than '/' are allowed`,
 		},
 		"no destination": {
 			volume(`source = "s"`),
@@ -283,7 +283,7 @@ func FuzzWorkload(f *testing.F) {
 			return
 		}
 		for _, v := range spec.Volumes {
-			if claim.CheckID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
+			if claim.CheckVolumeID(v.Source) != nil || checkAbsolute(v.Destination) != nil || v.Destination == "/" {
 				t.Fatalf("accepted: %v", spec)
 			}
 		}

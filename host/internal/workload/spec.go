@@ -118,7 +118,7 @@ func (s *Spec) Validate() error {
 		names[v.Name] = true
 		if v.Ephemeral() {
 			validateEphemeral(v, bad)
-		} else if err := claim.CheckID(v.Source); err != nil {
+		} else if err := claim.CheckVolumeID(v.Source); err != nil {
 			bad("volume %q: source: %w", v.Name, err)
 		} else if len(v.Attributes) > 0 {
 			bad("volume %q: attributes are those of an ephemeral volume: name its driver instead of a source", v.Name)

@@ -564,9 +564,12 @@ func TestVolumeName(t *testing.T) {
 		{"c1", volume("default", "dots", "/../"), "default-dots-"},
 		{"c1", volume("default", "long", strings.Repeat("é", 200)+"x"), "x-"},
 		{"c1", volume("default", "longer", strings.Repeat("y", 200)), "yyy"},
+		{"c1", volume("default", "data[0]", "data[0]"), "default-data-0--"},
+		{"c1", volume("default", "data(0)", "data(0)"), "default-data-0--"},
+		{"c1", volume("default", "$(x);'\\*", ""), "default---x-----"},
 	} {
 		name := volumeName(c.cluster, c.volume)
-		if !strings.HasPrefix(name, c.prefix) || len(name) > maxName || strings.Contains(name, "/") {
+		if !strings.HasPrefix(name, c.prefix) || len(name) > maxName || claim.CheckID(name) != nil {
 			t.Errorf("%q in %s: %q", c.volume.Name, c.cluster, name)
 		}
 		if other, ok := seen[name]; ok {

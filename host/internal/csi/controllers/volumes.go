@@ -293,14 +293,19 @@ const maxName = 128
 func volumeName(clusterID string, v claim.Volume) string {
 	label := ""
 	if v.Name != v.ID {
-		label = strings.Trim(strings.Map(func(r rune) rune {
-			if claim.CheckID("x"+string(r)) != nil {
-				return '-'
-			}
-			return r
-		}, v.Name), "-.")
+		label = strings.Trim(plain(v.Name), "-.")
 	}
 	return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.Namespace, v.ID)
+}
+
+// plain replaces what an id (claim.CheckID) does not have.
+func plain(name string) string {
+	return strings.Map(func(r rune) rune {
+		if claim.CheckID("x"+string(r)) != nil {
+			return '-'
+		}
+		return r
+	}, name)
 }
 
 // driverName is the name under which a driver makes something. The same parts always give the same
@@ -317,6 +322,7 @@ func hashed(name, clusterID, kind string, parts ...string) string {
 		fmt.Fprintf(h, "%d:%s", len(s), s)
 	}
 	suffix := "-" + hex.EncodeToString(h.Sum(nil)[:8])
+	name = plain(name)
 	return name[:min(len(name), maxName-len(suffix))] + suffix
 }
 

@@ -6,6 +6,7 @@
 package mounts
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -80,7 +81,7 @@ func (l Layout) Driver(id string) string { return filepath.Join(l.Dir, id) }
 
 // Staging is where a driver stages a volume whose first user on this node has the usage. All others use it there.
 func (l Layout) Staging(driver string, v claim.VolumeRef, u Usage) string {
-	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID, u.String())
+	return filepath.Join(l.StagingOf(driver, v), u.String())
 }
 
 // Target is where a driver publishes a volume for one request of a workload. The request's name
@@ -91,12 +92,44 @@ func (l Layout) Target(driver string, w claim.WorkloadRef, v claim.VolumeRef, u 
 
 // WorkloadVolume is the folder below which a volume is published for a workload.
 func (l Layout) WorkloadVolume(driver string, w claim.WorkloadRef, v claim.VolumeRef) string {
-	return filepath.Join(l.Driver(driver), workloadDir, w.ID, v.Namespace, v.ID)
+	return filepath.Join(l.Driver(driver), workloadDir, w.ID, v.Namespace, volumeDir(v.ID))
 }
 
 // StagingOf is the folder below which a volume is staged.
 func (l Layout) StagingOf(driver string, v claim.VolumeRef) string {
-	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, v.ID)
+	return filepath.Join(l.Driver(driver), stagingDir, v.Namespace, volumeDir(v.ID))
+}
+
+// volumeDir is the name of a volume's directories: its id, in which +xx, the character's number in hexadecimal, stands
+// for a character that a shell, a unit, a mount option or the mount table may take for something else.
+func volumeDir(id string) string {
+	var b strings.Builder
+	for _, c := range []byte(id) {
+		if claim.CheckID("x"+string(rune(c))) == nil {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "+%02x", c)
+		}
+	}
+	return b.String()
+}
+
+// volumeOf reverses volumeDir. A name that it does not make is taken as it is.
+func volumeOf(namespace, dir string) claim.VolumeRef {
+	var id []byte
+	for rest := dir; rest != ""; {
+		plain, escaped, _ := strings.Cut(rest, "+")
+		c, err := hex.DecodeString(escaped[:min(2, len(escaped))])
+		if err != nil {
+			break
+		}
+		id = append(append(id, plain...), c...)
+		rest = escaped[2*len(c):]
+	}
+	if volumeDir(string(id)) != dir || claim.CheckVolumeID(string(id)) != nil {
+		id = []byte(dir)
+	}
+	return claim.VolumeRef{Namespace: namespace, ID: string(id)}
 }
 
 const (
@@ -114,9 +147,9 @@ func (l Layout) Volume(path string) (ref claim.VolumeRef, ok bool) {
 	parts := strings.Split(rel, string(filepath.Separator))
 	switch {
 	case len(parts) >= 5 && parts[1] == stagingDir: // driver, staging, namespace, volume, usage
-		return claim.VolumeRef{Namespace: parts[2], ID: parts[3]}, true
+		return volumeOf(parts[2], parts[3]), true
 	case len(parts) >= 7 && parts[1] == workloadDir: // driver, per-workload, workload, namespace, volume, usage, request
-		return claim.VolumeRef{Namespace: parts[3], ID: parts[4]}, true
+		return volumeOf(parts[3], parts[4]), true
 	}
 	return claim.VolumeRef{}, false
 }

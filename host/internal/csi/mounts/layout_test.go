@@ -55,6 +55,13 @@ func TestVolumeOfAPath(t *testing.T) {
 		"/csix/d/staging/ns/v/rw":                 "",
 		"/csi/d/staging/../../../etc/staging/x/y": "",
 		"csi/d/staging/ns/v/rw":                   "",
+		"/csi/d/staging/ns/data+5b0+5d/rw":        "ns/data[0]",
+		"/csi/d/staging/ns/a+2b/rw":               "ns/a+",
+		"/csi/d/staging/ns/a+2B/rw":               "ns/a+2B", // no name of the layout
+		"/csi/d/staging/ns/a+/rw":                 "ns/a+",
+		"/csi/d/staging/ns/a+6/rw":                "ns/a+6",
+		"/csi/d/staging/ns/a+61/rw":               "ns/a+61",
+		"/csi/d/staging/ns/a+2f/rw":               "ns/a+2f",
 	} {
 		ref, ok := l.Volume(path)
 		if ok != (want != "") || ok && ref.String() != want {
@@ -67,11 +74,12 @@ func TestVolumeOfAPath(t *testing.T) {
 func TestVolumeReadsBackEveryPath(t *testing.T) {
 	id := rapid.StringMatching(`[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,20}`).Filter(
 		func(s string) bool { return claim.CheckID(s) == nil })
+	volumeID := rapid.StringMatching(`[!-.0-~]{1,70}`).Filter(func(s string) bool { return claim.CheckVolumeID(s) == nil })
 	rapid.Check(t, func(t *rapid.T) {
 		l := Layout{Dir: rapid.SampledFrom([]string{"/csi", "/var/lib/a b/[x]*/staging/csi"}).Draw(t, "dir")}
 		driver, request := id.Draw(t, "driver"), id.Draw(t, "request")
 		w := claim.WorkloadRef{Namespace: id.Draw(t, "namespace"), ID: id.Draw(t, "workload")}
-		v := claim.VolumeRef{Namespace: w.Namespace, ID: id.Draw(t, "volume")}
+		v := claim.VolumeRef{Namespace: w.Namespace, ID: rapid.OneOf(id, volumeID).Draw(t, "volume")}
 		u := Usage{
 			ReadOnly:       rapid.Bool().Draw(t, "read only"),
 			AttachmentMode: rapid.SampledFrom(claim.AttachmentModes).Draw(t, "attachment"),
@@ -91,6 +99,10 @@ func TestVolumeReadsBackEveryPath(t *testing.T) {
 			if dir, rel, err := l.split(path); err != nil || dir != l.Driver(driver) || filepath.Join(dir, rel) != path {
 				t.Fatalf("%s is cut into %s and %s: %v", path, dir, rel, err)
 			}
+		}
+		if name := filepath.Base(l.StagingOf(driver, v)); len(name) > 255 || claim.CheckID(v.ID) == nil && name != v.ID ||
+			strings.Trim(name, "+-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" {
+			t.Fatalf("the directory of volume %q is %q", v.ID, name)
 		}
 		if strings.HasPrefix(staging, target) || strings.HasPrefix(target, staging) {
 			t.Fatalf("%s and %s overlap", staging, target)

@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // Detached is the outcome for one claim that an operator had detached.
@@ -50,7 +51,8 @@ func (w *Watcher) Detach(ctx context.Context, ref claim.VolumeRef, node string, 
 		out = append(out, d)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("volume %q on node %q: %w (see: pannier volume status %s)", ref, node, ErrNoClaims, ref.ID)
+		return nil, fmt.Errorf("volume %q on node %q: %w (see: pannier volume status %s)", ref, node, ErrNoClaims,
+			printable.Argument(ref.ID))
 	}
 	return out, nil
 }
@@ -214,5 +216,5 @@ func (w *Watcher) away(c claim.Claim, err error) error {
 	}
 	return fmt.Errorf(
 		"volume %q is still claimed by workload %q on node %q, which cannot be reached from node %q, or cannot release it: %w; when that node is down for good: pannier volume detach -force %s %s",
-		c.Volume, c.Workload, c.Node, w.NodeName, err, c.Volume.ID, c.Node)
+		c.Volume, c.Workload, c.Node, w.NodeName, err, printable.Argument(c.Volume.ID), c.Node)
 }
