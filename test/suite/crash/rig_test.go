@@ -27,12 +27,14 @@ type kind struct {
 	// forgets: when killed it forgets what is attached and staged (csi-driver-host-path saves its
 	// state on create and delete only).
 	forgets bool
+	// ephemeral: the workload has a volume that the driver makes for it besides a registered one.
+	ephemeral bool
 	// mesh: the workload has a service in Consul, with a token and a sidecar.
 	mesh bool
 }
 
 var kinds = []kind{
-	{name: "local", command: func(t testing.TB) []string {
+	{name: "local", ephemeral: true, command: func(t testing.TB) []string {
 		return []string{
 			testbin.Build(t, "drivers/csi-local"), "-endpoint", "${endpoint}", "-node-id", "${node.name}",
 			"-data-dir", "${data_dir}/volumes",
@@ -128,7 +130,7 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 		namespace = r.machine(t, all) // outlives the host
 	}
 	socket := filepath.Join(dir, "csi.sock")
-	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n  settle_time = \"1s\"\n}\n", front, "unix://"+socket)
+	blocks := fmt.Sprintf("csi_driver %q {\n  endpoint = %q\n  settle_time = \"1s\"\n  ephemeral_volumes {}\n}\n", front, "unix://"+socket)
 	if k.command != nil {
 		blocks += driverBlock(behind, k.command(t))
 	}
@@ -150,8 +152,8 @@ func newRig(t, all *testing.T, k kind, reboots bool) *rig {
 	r.h.Start()
 	r.writeVolume("data", small, "")
 	r.h.Write(workloadSpec, fmt.Sprintf(
-		"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n%s}\n",
-		"w", "data", "data", r.h.Path("mnt"), r.services()))
+		"workload %q {\n  volume %q {\n    source      = %q\n    destination = %q\n  }\n%s%s}\n",
+		"w", "data", "data", r.h.Path("mnt"), r.scratch(), r.services()))
 	r.h.Run("volume", "create", r.h.Path(volumeSpec))
 	r.observe(t)
 	return r
@@ -172,6 +174,15 @@ func (r *rig) observe(t *testing.T) {
 	if r.mesh != nil {
 		r.observeMesh(t)
 	}
+}
+
+// scratch is the block of an ephemeral volume.
+func (r *rig) scratch() string {
+	if !r.ephemeral {
+		return ""
+	}
+	return fmt.Sprintf("  volume %q {\n    driver      = %q\n    destination = %q\n  }\n", "scratch", front,
+		r.h.Path("scratch"))
 }
 
 func driverBlock(id string, command []string) string {

@@ -75,6 +75,12 @@ func (r *rig) look() state {
 	}
 	r.settle()
 	s["the driver's own list"] = r.listed()
+	if r.ephemeral { // csi-local, whose list has no ephemeral volumes
+		kept, _ := filepath.Glob(r.h.Path("data/volumes/volumes/*"))
+		for _, path := range kept {
+			s["the driver's files"] = append(s["the driver's files"], named(path))
+		}
+	}
 	if r.mesh != nil {
 		r.lookAtMesh(s)
 	}
@@ -106,11 +112,11 @@ func (r *rig) decode(into any, args ...string) {
 // changing are keys whose values depend on time, order, or the driver's present health. A call in the middle of which
 // something was killed stays unanswered.
 var changing = regexp.MustCompile(
-	`^(run|run_id|index|.*Index|.*At|.*_at|boot_id|device|disk|driverHealthy|driverMessage|provider|providerVersion|start_time|started_on|pid|token|.*_sum|unanswered|admin_port|ready_port)$`)
+	`^(csi\.storage\.k8s\.io/pod\.uid|run|run_id|index|.*Index|.*At|.*_at|boot_id|device|disk|driverHealthy|driverMessage|provider|providerVersion|start_time|started_on|pid|token|.*_sum|unanswered|admin_port|ready_port)$`)
 
 var (
 	loopNumber = regexp.MustCompile(`/dev/loop\d+`)
-	driversID  = regexp.MustCompile(`\b(vol|snap)-[0-9a-f]+\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+	driversID  = regexp.MustCompile(`\b(vol|snap|csi)-[0-9a-f]+\b|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
 // named removes names and numbers that a driver chooses anew each time.
@@ -204,7 +210,7 @@ func (r *rig) directories() (out []string) {
 			dir := r.h.Path(filepath.Join("data/csi", d, kind))
 			_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 				if err == nil {
-					out = append(out, path)
+					out = append(out, named(path))
 				}
 				if e != nil && e.IsDir() && strings.Count(strings.TrimPrefix(path, dir), "/") >= 5 {
 					return fs.SkipDir // a volume's own files

@@ -44,9 +44,11 @@ func all() []driver {
 			args: []string{
 				"--drivername", "csi-hostpath", "--endpoint", "${endpoint}", "--nodeid", "${node.name}",
 			},
-			refuses: map[string]string{"block device": "Block Volume not supported"},
-			once:    map[string]string{"NodeUnpublishVolume": "Unmount failed"},
-			lost:    map[string]string{"CreateSnapshot": "volumeID is not exist"},
+			refuses: map[string]string{
+				"block device": "Block Volume not supported", "ephemeral volume": "mount failed",
+			},
+			once: map[string]string{"NodeUnpublishVolume": "Unmount failed"},
+			lost: map[string]string{"CreateSnapshot": "volumeID is not exist"},
 		},
 	}
 }
@@ -57,5 +59,5 @@ func (d driver) block(program string) string {
 	for _, arg := range d.args {
 		words = append(words, fmt.Sprintf("%q", arg))
 	}
-	return fmt.Sprintf("csi_driver %q {\n  command = [%s]\n}\n", behind, strings.Join(words, ", "))
+	return fmt.Sprintf("csi_driver %q {\n  command = [%s]\n  ephemeral_volumes {}\n}\n", behind, strings.Join(words, ", "))
 }

@@ -39,6 +39,7 @@ func operations() []row {
 		{name: "restore", run: restore},
 		{name: "clone", run: clone},
 		{name: "usage", run: usage},
+		{name: "ephemeral volume", run: ephemeral},
 		{name: "stop", run: func(c *trial) {
 			c.volume("data", "")
 			spec := c.workload("w", "data", "")
@@ -216,6 +217,24 @@ func usage(c *trial) {
 		}
 	case v.Usage == nil || v.Usage.BytesTotal == "" || v.Usage.BytesTotal == "0":
 		c.t.Errorf("the volume's usage is %v", v.Usage)
+	}
+}
+
+// ephemeral runs a workload with a volume that the driver makes for it, twice: each run has its own.
+func ephemeral(c *trial) {
+	spec := c.h.Write("w.hcl", fmt.Sprintf(
+		"workload %q {\n  volume %q {\n    driver      = %q\n    destination = %q\n  }\n}\n", "w", "data", c.id, c.h.Path("mnt")))
+	command := []string{
+		"workload", "run", spec, "--", "sh", "-c", "test ! -e " + c.h.Path("mnt/file") + " && echo own > " + c.h.Path("mnt/file"),
+	}
+	if c.refuses[c.row] != "" {
+		c.lacks("", "workload", "start", spec)
+		c.h.Run("workload", "stop", "-force", "w") // its NodeUnpublishVolume fails where nothing is mounted
+		return
+	}
+	for range 2 {
+		c.h.Run(command...)
+		c.h.NothingInUse()
 	}
 }
 
