@@ -53,6 +53,17 @@ var onMounts = []attack{
 		worked: "a9eff73: a panic: it is mounted; a user gets user id 0",
 	},
 	{
+		who: tenant, tries: "have a driver mount whatever the attributes of an ephemeral volume say",
+		stops: "`ephemeral_volumes`: the driver's operator opens it, to the namespaces that he names",
+		pkg:   hostWorkloadPkg, run: "^TestEphemeralVolumeIsRefused$",
+		remains: "whoever may start workloads in such a namespace chooses all attributes",
+	},
+	{
+		who: tenant, tries: "get another workload's secrets, by an attribute that names it as the one that asks",
+		stops: "keys with `csi.storage.k8s.io/` are refused, and the agent's own win",
+		pkg:   hostWorkloadPkg, run: "^TestAttributesDoNotReplaceWhoAsks$",
+	},
+	{
 		who: tenant, tries: "stop the host, or use another device, by a mount flag of csi-local (`errors=panic`, `journal_path`, `logdev`, …)",
 		stops: "csi-local refuses them, whatever the host allows",
 		pkg:   csiLocalPkg, run: "^TestFlagsThatStopTheHostOrLeaveTheVolume$",

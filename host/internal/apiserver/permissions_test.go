@@ -390,6 +390,11 @@ func TestNeedsOfRequests(t *testing.T) {
 			v1.WorkloadServiceStartWorkloadProcedure, withVolume,
 			`namespace "shop" { capabilities = ["submit-workload"] }`, `"csi-mount-volume" on namespace "shop"`,
 		},
+		"start with an ephemeral volume": {
+			v1.WorkloadServiceStartWorkloadProcedure,
+			spec(func(s *hostv1.WorkloadSpec) { s.Volumes = []*hostv1.VolumeRequest{{Name: "v", Driver: "local"}} }),
+			`namespace "shop" { capabilities = ["submit-workload"] }`, `"csi-mount-volume" on namespace "shop"`,
+		},
 		"start with a volume, may mount": {
 			v1.WorkloadServiceStartWorkloadProcedure, withVolume,
 			`namespace "shop" { capabilities = ["submit-workload", "csi-mount-volume"] }`, "",

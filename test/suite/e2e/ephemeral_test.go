@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -144,7 +142,7 @@ func TestEphemeralVolumeBesideARegisteredOne(t *testing.T) {
 		}
 		return nil
 	})
-	check.NoError(t, unix.Close(int(busy.Fd())))
+	check.NoError(t, busy.Close())
 	check.NoError(t, stop.Wait())
 	h.NothingInUse()
 }
