@@ -54,6 +54,27 @@ func TestValidateNamesEveryFault(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
+	attribute := func(key, value string) func(s *Spec) {
+		return func(s *Spec) { s.Volumes[0].Attributes = map[string]string{key: value} }
+	}
+	for want, spoil := range map[string]func(s *Spec){
+		`volume "scratch": driver: "a/b" has the character`:     func(s *Spec) { s.Volumes[0].Driver = "a/b" },
+		`volume "scratch": it has a source`:                     func(s *Spec) { s.Volumes[0].Source = "a" },
+		`has access_mode "single-node-writer"`:                  func(s *Spec) { s.Volumes[0].AccessMode = claim.MultiNodeMultiWriter },
+		`has attachment_mode "file-system"`:                     func(s *Spec) { s.Volumes[0].AttachmentMode = claim.BlockDevice },
+		`"csi.storage.k8s.io/pod.name" is set by the agent`:     attribute("csi.storage.k8s.io/pod.name", "x"),
+		`its attributes have 3073 bytes, 3072 are allowed`:      attribute("a", strings.Repeat("x", 3072)),
+		`attributes are those of an ephemeral volume: name its`: func(s *Spec) { s.Volumes[0].Source, s.Volumes[0].Driver = "a", "" },
+	} {
+		s := ephemeral()
+		if err := s.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		spoil(&s)
+		if err := s.Validate(); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
 	for want, spoil := range map[string]func(s *Spec){
 		`port "1": "1" is no label`: func(s *Spec) { s.Ports[0].Label = "1" },
 		`port "http" is there twice`: func(s *Spec) {

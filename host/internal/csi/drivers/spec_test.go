@@ -54,6 +54,11 @@ func TestValidate(t *testing.T) {
 		{"unknown user", "not known on this machine", func(s *Spec) { s.Command, s.User = []string{"/d"}, "no-such-user" }},
 		{"mount flags", "", func(s *Spec) { s.AllowedMountFlags = []string{"errors=remount-ro", "uid"} }},
 		{"two mount flags in one", "not one mount flag", func(s *Spec) { s.AllowedMountFlags = []string{"suid,dev"} }},
+		{"ephemeral volumes", "", func(s *Spec) { s.EphemeralVolumes = &EphemeralVolumes{} }},
+		{
+			"a secret in the spec", "ephemeral_volumes: secrets: key is not file://",
+			func(s *Spec) { s.EphemeralVolumes = &EphemeralVolumes{Secrets: map[string]string{"key": "hunter2"}} },
+		},
 		{"user by number", "", func(s *Spec) { s.Command, s.User = []string{"/d"}, "0" }},
 		{"user without a command", "without a command", func(s *Spec) { s.User = "root" }},
 		{
