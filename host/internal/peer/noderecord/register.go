@@ -3,6 +3,7 @@ package noderecord
 import (
 	"context"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -37,6 +38,8 @@ type Registrar struct {
 		Changed() <-chan struct{}
 	}
 	Log hclog.Logger
+
+	writing sync.Mutex
 }
 
 // Run writes the record at once and after each change of a driver or a device, until ctx ends. It retries after
@@ -63,8 +66,11 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// Put writes the record once.
+// Put writes the record once. Concurrent calls write one after another, each what it then finds: the record that
+// comes last into the ledger is the newest.
 func (r *Registrar) Put(ctx context.Context) error {
+	r.writing.Lock()
+	defer r.writing.Unlock()
 	_, err := r.Cluster.PutNode(ctx, r.record())
 	return err
 }

@@ -1,0 +1,67 @@
+package noderecord
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// changing is a node whose driver has another version each time that it is looked at, and the ledger that it reports
+// to.
+type changing struct {
+	version atomic.Int64
+	mu      sync.Mutex
+	last    claim.Node
+}
+
+func (c *changing) List() []drivers.Driver {
+	version := fmt.Sprint(c.version.Add(1))
+	runtime.Gosched()
+	return []drivers.Driver{{Spec: drivers.Spec{ID: "d"}, Fingerprint: storage.Fingerprint{Version: version}}}
+}
+
+func (c *changing) Changed() <-chan struct{} { return nil }
+
+func (c *changing) PutNode(_ context.Context, n claim.Node) (command.PutNodeResult, error) {
+	runtime.Gosched()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last = n
+	return command.PutNodeResult{}, nil
+}
+
+type noDevices struct{}
+
+func (noDevices) List() []devices.Group    { return nil }
+func (noDevices) Changed() <-chan struct{} { return nil }
+
+// TestTheNewestRecordStays: a node that reports from two goroutines does not leave an older report in the ledger.
+func TestTheNewestRecordStays(t *testing.T) {
+	c := &changing{}
+	r := &Registrar{Name: "n", Cluster: c, Drivers: c, Devices: noDevices{}, Log: hclog.NewNullLogger()}
+	for range 500 {
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() {
+				if err := r.Put(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		both.Wait()
+		if got, want := c.last.Drivers["d"].Version, fmt.Sprint(c.version.Load()); got != want {
+			t.Fatalf("the ledger has version %s, the driver is %s", got, want)
+		}
+	}
+}
