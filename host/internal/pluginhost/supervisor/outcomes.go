@@ -33,7 +33,7 @@ type outcomes struct {
 // tally counts the calls of one method.
 type tally struct {
 	calls, failed int
-	recent        uint32 // the last 32 calls, the newest in the lowest bit: 1 is a failed one
+	recent        uint32 // the newest calls, the last one in the lowest bit: 1 is a failed one
 	last          string // why the last one failed
 	at            time.Time
 }
@@ -131,11 +131,17 @@ func (o *outcomes) worseMethod() string {
 		if !t.worseThan(b) || time.Since(t.at) > forgetAfter {
 			continue
 		}
-		last := min(t.calls, bits.UintSize/2)
+		failed, calls := t.newest()
 		return fmt.Sprintf("%d of the last %d calls of %s failed (%d of %d in the generation before), the last with %s",
-			bits.OnesCount32(t.recent), last, path.Base(method), b.failed, b.calls, t.last)
+			failed, calls, path.Base(method), b.failed, b.calls, t.last)
 	}
 	return ""
+}
+
+// newest returns how many of the newest calls failed, and how many these are.
+func (t tally) newest() (failed, calls int) {
+	const kept = 32 // the bits of recent
+	return bits.OnesCount32(t.recent), min(t.calls, kept)
 }
 
 func (t tally) worseThan(b tally) bool {
@@ -147,8 +153,8 @@ func (t tally) worseThan(b tally) bool {
 	if t.calls < comparedCalls || t.recent&lastOnes == 0 {
 		return false
 	}
-	rate := float64(bits.OnesCount32(t.recent)) / float64(min(t.calls, 32))
-	return rate-float64(b.failed)/float64(max(b.calls, 1)) > worseBy
+	failed, calls := t.newest()
+	return float64(failed)/float64(calls)-float64(b.failed)/float64(max(b.calls, 1)) > worseBy
 }
 
 // tallies returns the counts of all methods, for the generation after this one to be compared with.
