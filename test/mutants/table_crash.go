@@ -16,7 +16,7 @@ var crashes = []mutant{
 		file: "host/internal/workload/volumesteps/record.go",
 		old:  "		u.Unanswered = note\n	}\n	return u, s.saveUsers(b, key, u)\n",
 		new:  "		u.Unanswered = note\n	}\n	return u, nil\n",
-		pkg:  crashPkg, run: "^TestMatrix$/^local$/^start$/^host$/^NodeStageVolume:worked$", args: []string{"-full"},
+		pkg:  workloadPkg, run: "^TestKilledInTheMiddleOfACall$/^stage$",
 	},
 	{
 		name: "first-to-leave-unstages", promise: "a volume is unstaged after the last of its users, also across restarts",
