@@ -92,7 +92,8 @@ func (o *outcomes) add(method string, err error) (judged <-chan struct{}) {
 		t.last = fmt.Sprintf("%s: %s", s.Code(), s.Message())
 	}
 	o.methods[method] = t
-	if worse := o.worseMethod() != ""; worse != o.worse {
+	// Only this method has changed: the others are looked at only to learn whether the last bad one is well again.
+	if worse := t.worseThan(o.before[method]) || o.worse && o.worseMethod() != ""; worse != o.worse {
 		o.worse = worse
 		if worse && o.judged == nil {
 			o.judged = make(chan struct{})
