@@ -32,7 +32,7 @@ func CheckID(id string) error {
 		return err
 	}
 	for _, r := range id {
-		if !usual(r) {
+		if !InID(r) {
 			return fmt.Errorf("%q has the character %q: only a-z, A-Z, 0-9, '-', '_' and '.' are allowed", id, r)
 		}
 	}
@@ -51,7 +51,8 @@ func checkLength(id string) error {
 	return nil
 }
 
-func usual(r rune) bool {
+// InID reports whether an id may have the character; see CheckID.
+func InID(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
 }
 
@@ -68,7 +69,7 @@ func CheckVolumeID(id string) error {
 		switch {
 		case r <= ' ' || r > '~' || r == '/':
 			return fmt.Errorf("%q has the character %q: only visible ASCII characters other than '/' are allowed", id, r)
-		case !usual(r):
+		case !InID(r):
 			unusual++
 		}
 	}

@@ -149,7 +149,7 @@ func (s *section) checkVolume(spec *hostv1.VolumeSpec) {
 // plainID returns an id like one of Nomad's, where every character is allowed.
 func plainID(id string) string {
 	plain := strings.Map(func(r rune) rune {
-		if claim.CheckID("x"+string(r)) != nil {
+		if !claim.InID(r) {
 			return '-'
 		}
 		return r

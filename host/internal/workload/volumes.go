@@ -105,11 +105,11 @@ func (m *Manager) WorkloadsUsing(driver string) []string {
 	use := func(ref claim.WorkloadRef, volumes []*volumesteps.Record) {
 		for _, v := range volumes {
 			if v.Driver == driver && len(v.Steps) > 0 {
-				name, kind := v.Ref.String(), "volume"
+				kind := "volume"
 				if v.Request.Ephemeral() {
-					name, kind = v.Request.Name, "ephemeral volume"
+					kind = "ephemeral volume"
 				}
-				out = append(out, fmt.Sprintf("%s %q of workload %q", kind, name, ref))
+				out = append(out, fmt.Sprintf("%s %q of workload %q", kind, v.Name(), ref))
 				known = append(known, v.Target, v.Staging)
 			}
 		}

@@ -301,7 +301,7 @@ func volumeName(clusterID string, v claim.Volume) string {
 // plain replaces what an id (claim.CheckID) does not have.
 func plain(name string) string {
 	return strings.Map(func(r rune) rune {
-		if claim.CheckID("x"+string(r)) != nil {
+		if !claim.InID(r) {
 			return '-'
 		}
 		return r

@@ -105,7 +105,7 @@ func (l Layout) StagingOf(driver string, v claim.VolumeRef) string {
 func volumeDir(id string) string {
 	var b strings.Builder
 	for _, c := range []byte(id) {
-		if claim.CheckID("x"+string(rune(c))) == nil {
+		if claim.InID(rune(c)) {
 			b.WriteByte(c)
 		} else {
 			fmt.Fprintf(&b, "+%02x", c)

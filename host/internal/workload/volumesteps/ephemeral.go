@@ -22,8 +22,8 @@ const ReservedAttributes = "csi.storage.k8s.io/"
 // no other workload or node can name it (Kubernetes, "CSI ephemeral inline volumes").
 func (r Request) Ephemeral() bool { return r.Driver != "" }
 
-// name is the volume's for people: an ephemeral one has no name but its request's.
-func (v *Record) name() string {
+// Name is the volume's for people: an ephemeral one has no name but its request's.
+func (v *Record) Name() string {
 	if v.Request.Ephemeral() {
 		return v.Request.Name
 	}

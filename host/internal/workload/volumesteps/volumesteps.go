@@ -188,7 +188,7 @@ func (s *Steps) call(ctx context.Context, verb string, v *Volume, wait time.Dura
 		return fn(ctx, c, d)
 	})
 	if err != nil {
-		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.name(), v.ExternalID,
+		return fmt.Errorf("%s volume %q (external id %q) for workload %q on driver %q: %w", verb, v.Name(), v.ExternalID,
 			v.workload, v.Driver, err)
 	}
 	return nil
