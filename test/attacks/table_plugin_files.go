@@ -3,6 +3,7 @@ package main
 const (
 	supervisorPkg = "./host/internal/pluginhost/supervisor"
 	pluginFile    = "whoever puts a file into `plugin_dir`, by mistake too"
+	pluginWriter  = "whoever can write to `plugin_dir`, or to where its plugins come from"
 )
 
 // ofPluginFiles are attacks with the files of the plugin directory.
@@ -27,6 +28,17 @@ var ofPluginFiles = []attack{
 		worked: "86246d4: half a file was run: the process ended: signal: segmentation fault",
 		remains: "half a script whose writer died; on network file systems, which do not say who writes, a file of its " +
 			"full size with gaps",
+	},
+	{
+		who: pluginWriter, tries: "have the agent run a plugin that nobody trusted has signed",
+		stops: "`plugin_signing` with `require_signature`: such a file is not started, nor does it replace what serves",
+		pkg:   supervisorPkg, run: "^TestUnsignedIsNotStarted$",
+		remains: "what a trusted key has signed, in any version; a process that was started before the key was removed",
+	},
+	{
+		who: pluginWriter, tries: "change a plugin's file between the check of its signature and its start",
+		stops: "the copy that runs is what is checked",
+		pkg:   supervisorPkg, run: "^TestSwappedAfterTheCheck$",
 	},
 	{
 		who: pluginFile, tries: "leave the host without storage: delete the file of a plugin, or its x bits",

@@ -65,6 +65,20 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestAFileIsGone$",
 	},
 	{
+		name: "signature-unchecked", promise: "no plugin is started without a valid signature where that is required",
+		file: "host/internal/pluginhost/signing/policy.go",
+		old:  "		if read.Verify(k.key, text) {\n			return nil\n",
+		new:  "		if known {\n			return nil\n",
+		pkg:  supervisorPkg, run: "^TestUnsignedIsNotStarted$",
+	},
+	{
+		name: "copy-unsigned", promise: "the signature is checked of the copy that runs, not only of the file",
+		file: "host/internal/pluginhost/supervisor/store.go",
+		old:  "	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {\n",
+		new:  "	if err != nil {\n",
+		pkg:  supervisorPkg, run: "^TestSwappedAfterTheCheck$",
+	},
+	{
 		name: "device-twice", promise: "a device is given once, whichever plugins report it",
 		file: "host/internal/devices/registry.go",
 		old:  "	return [2]key{{\"group \" + group, id}, {\"plugin \" + plugin, id}}\n",

@@ -26,7 +26,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 			a.catalog.Event(
 				e)
 		}, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
-		Probe: a.probe,
+		Probe: a.probe, Signing: a.cfg.PluginSigning,
 	}
 	for _, p := range a.cfg.Plugins {
 		window := p.RollbackWindow

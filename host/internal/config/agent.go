@@ -6,6 +6,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -53,6 +54,8 @@ type Agent struct {
 	AuditPath string
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
+	// PluginSigning says whose plugins are installed and run.
+	PluginSigning signing.Policy
 	// Drivers by id.
 	Drivers []Driver
 	// Consuls by name; empty: workloads can have no services.

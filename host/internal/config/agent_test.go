@@ -193,6 +193,35 @@ csi_driver "four" {
 	}
 }
 
+// A key is written into the block, or in a file beside the configuration. The later block replaces the earlier one.
+func TestPluginSigning(t *testing.T) {
+	const (
+		line = "RWSE6MWlJCUgTCdTUEMYq5p3xb0PQhZ6Bh+CtJrR4GNlqIdpZX6h0dCo"
+		file = "untrusted comment: minisign public key 4C202524A5C5E884\n" + line + "\n"
+	)
+	for name, tc := range map[string]struct {
+		block    string
+		keys     int
+		required bool
+	}{
+		"both":     {`keys = ["` + line + `", "release.pub"]`, 2, true},
+		"not yet":  {"keys = [\"release.pub\"]\nrequire_signature = false", 1, false},
+		"required": {"keys = [\"release.pub\"]\nrequire_signature = true", 1, true},
+	} {
+		a, _, err := load(t, Source{}, map[string]string{
+			"1.hcl":       "plugin_signing {\nkeys = [\"" + line + "\", \"" + line + "\", \"" + line + "\"]\n}",
+			"2.hcl":       "plugin_signing {\n" + tc.block + "\n}",
+			"release.pub": file,
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if s := a.PluginSigning; len(s.Keys) != tc.keys || s.Required != tc.required || s.Keys[0].ID() != "4C202524A5C5E884" {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
 func TestFlagBeatsEnvironmentBeatsFile(t *testing.T) {
 	files := map[string]string{"a.hcl": `
 name = "file"
@@ -401,6 +430,15 @@ func TestBadAgents(t *testing.T) {
 			"plugin \"p\" {\n  limits {\n    processes = 1\n  }\n}",
 			`3: plugin "p": limits: processes: a whole number from 32 to 2147483647 is required`,
 		},
+		"no signing key": {
+			"plugin_signing {\n  require_signature = true\n}",
+			"1: plugin_signing: keys: names no key: give the line that begins with RW, or the path, of a minisign public key",
+		},
+		"no such signing key": {
+			"plugin_signing {\n  keys = [\"/nowhere.pub\"]\n}",
+			`2: plugin_signing: keys: "/nowhere.pub" is neither a minisign public key nor the path of one: ` +
+				"lstat /nowhere.pub: no such file or directory",
+		},
 		"rollback window": {
 			"plugin \"p\" {\n  rollback_window = \"-1s\"\n}",
 			`2: plugin "p": rollback_window: a duration such as "30s", or "0s", is required, not "-1s"`,
@@ -572,7 +610,7 @@ func TestExamplesParse(t *testing.T) {
 func TestEveryKeyIsShown(t *testing.T) {
 	agent := []fields{
 		rootFields, consulFields, driverFields, controllerFields, portsFields, serverFields, tlsFields, aclFields,
-		auditFields, autopilotFields, encryptionFields, gcFields,
+		auditFields, autopilotFields, encryptionFields, gcFields, signingFields,
 	}
 	workload := []fields{
 		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,

@@ -163,7 +163,7 @@ var rootFields = fields{
 		"log_level", "log_format", "leave_plugins_on_stop", "secrets_dir",
 		"advertise_addr", "retry_join", "encrypt", "encrypt_file",
 	},
-	blocks:   []string{"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption"},
+	blocks:   []string{"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption", "plugin_signing"},
 	labelled: []string{"plugin", "csi_driver"},
 	named:    []string{"consul"},
 }
@@ -239,6 +239,7 @@ func (l *loader) rest(env Overrides) {
 		l.gc(s)
 		l.clusterBlocks(s, r.dir)
 		l.pluginBlocks(s)
+		s.pluginSigning(r.dir, &a.PluginSigning)
 		l.consulBlocks(s, r.dir)
 	}
 	l.driverBlocks(sections)

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"fmt"
 	"math"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -11,6 +13,8 @@ import (
 	"github.com/zclconf/go-cty/cty"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/internal/trusted"
 )
 
 var checksumForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
@@ -49,6 +53,56 @@ func (l *loader) pluginBlocks(s *section) {
 			p.Config = in.freeForm("config", config)
 		}
 	}
+}
+
+var signingFields = fields{attrs: []string{"keys", "require_signature"}}
+
+// pluginSigning reads the plugin_signing block. Relative paths of keys start at dir.
+func (s *section) pluginSigning(dir string, dst *signing.Policy) {
+	block := s.one("plugin_signing")
+	if block == nil {
+		return
+	}
+	in := s.inner(block, signingFields)
+	*dst = signing.Policy{Required: true}
+	in.boolean("require_signature", &dst.Required)
+	var keys []string
+	in.strings("keys", &keys)
+	for _, text := range keys {
+		key, err := readSigningKey(dir, text)
+		if err != nil {
+			in.fail("keys", "%v", err)
+			continue
+		}
+		dst.Keys = append(dst.Keys, key)
+	}
+	if len(keys) == 0 {
+		in.fail("keys", "names no key: give the line that begins with RW, or the path, of a minisign public key")
+	}
+}
+
+// readSigningKey reads a key that is given itself or by the path of its file.
+func readSigningKey(dir, text string) (signing.Key, error) {
+	if key, err := signing.ParseKey(text); err == nil {
+		return key, nil
+	}
+	path := text
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(dir, path)
+	}
+	path = absolute(path)
+	if err := trusted.File(path); err != nil {
+		return signing.Key{}, fmt.Errorf("%q is neither a minisign public key nor the path of one: %w", text, err)
+	}
+	content, err := readFile(path)
+	if err != nil {
+		return signing.Key{}, err
+	}
+	key, err := signing.ParseKey(string(content))
+	if err != nil {
+		return signing.Key{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return key, nil
 }
 
 func (s *section) checksum(dst *string) {

@@ -12,6 +12,8 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-version"
 	"google.golang.org/grpc"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 )
 
 // Config is the configuration of a Supervisor.
@@ -26,6 +28,8 @@ type Config struct {
 	// goroutine. It must not block for long, nor close the supervisor. If it is nil, plugins keep their newest
 	// events.
 	OnPluginEvent func(PluginEvent)
+	// Signing says which plugins may run. Only if it requires signatures are they checked.
+	Signing signing.Policy
 	// DieWithHost ends the plugins when the host ends, for whatever reason (-dev).
 	DieWithHost bool
 	// StopPlugins makes Close stop the plugins; otherwise they keep running, and the next host finds them.

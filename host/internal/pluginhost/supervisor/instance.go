@@ -29,6 +29,7 @@ type instance struct {
 	rec            record
 	loaded         bool              // rec was read from disk
 	sums           map[string]hashed // checksums of files of the plugin directory
+	proofs         map[string]proven // and their signatures
 	lastTried      string            // the copy that was started last
 	unhealthySince time.Time         // since when the serving process has been unhealthy; zero: it is healthy
 	degraded       bool              // it fails more calls than the generation before; reported
@@ -56,9 +57,9 @@ type instance struct {
 func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 	i := &instance{
 		sup: s, name: name, spec: spec,
-		log:      s.log.Named(name),
-		logPath:  filepath.Join(s.dir, "logs", name+".log"),
-		sums:     map[string]hashed{},
+		log:     s.log.Named(name),
+		logPath: filepath.Join(s.dir, "logs", name+".log"),
+		sums:    map[string]hashed{}, proofs: map[string]proven{},
 		requests: make(chan request), rechecks: make(chan struct{}, 1),
 		gone:   make(chan struct{}),
 		status: Status{Name: name, State: Starting},

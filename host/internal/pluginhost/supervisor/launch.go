@@ -16,11 +16,13 @@ import (
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
+	"github.com/hashicorp/go-version"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/process"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
@@ -41,7 +43,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	defer giveUp(nil)
 	logged := fileSize(i.logPath)
 	run := newRunner()
-	run.meter = i.newMeter(giveUp)
+	run.meter, run.promised = i.newMeter(giveUp), bin.version
 	client := i.newClient(bin, run)
 	defer func() {
 		if gen != nil {
@@ -87,14 +89,16 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	switch {
 	case errors.Is(err, errChecksum):
 		err = permanent{err}
+	case errors.Is(err, signing.ErrSignature): // which may arrive after the file
+		err = notCopied{permanent{err}}
 	case err != nil:
 		err = notCopied{err}
 	}
 	return bin, unpin, err
 }
 
-// notCopied is a start that failed before the binary ran, because the disk is full or others may write to the
-// file. That says nothing about the binary.
+// notCopied is a start that failed before the binary ran, because the disk is full, others may write to the file, or
+// its signature is missing. That says nothing about the binary.
 type notCopied struct{ error }
 
 func (n notCopied) Unwrap() error { return n.error }
@@ -272,6 +276,9 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 	if err := i.spec.checkVersion(info.GetVersion()); err != nil {
 		return first, permanent{err}
 	}
+	if err := checkPromised(gen.run.promised, info.GetVersion()); err != nil {
+		return first, permanent{err}
+	}
 	gen.kind, gen.version = info.GetKind(), info.GetVersion()
 	gen.identity = identityOf(gen.kind, info.GetName(), gen.sha)
 	i.rec.is(gen.sha, gen.identity)
@@ -293,6 +300,19 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 		return first, callError("attend", err)
 	}
 	return first, nil
+}
+
+// checkPromised checks the version that the plugin reports against the one that its signature or its file's name
+// promises: an older release must not come back as a newer one. nil promises nothing.
+func checkPromised(promised *version.Version, got string) error {
+	if promised == nil {
+		return nil
+	}
+	if v, err := version.NewSemver(got); err != nil || v.Compare(promised) != 0 {
+		return fmt.Errorf("the plugin's version is %s, and its signature or file is for %s: install it under its own version",
+			got, promised)
+	}
+	return nil
 }
 
 // permanent marks a failure that only an operator can correct.

@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -52,7 +53,7 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 		if err != nil || !info.Mode().IsRegular() || ignored(e.Name()) {
 			continue
 		}
-		name, v := splitName(e.Name())
+		name, v := signing.SplitVersion(e.Name())
 		executable := info.Mode()&0o111 != 0
 		if !executable && v == nil && name != e.Name() {
 			continue
@@ -97,18 +98,8 @@ func (f file) compare(o file) int {
 	}
 }
 
-// splitName splits a file's name into the plugin's name and the version.
-func splitName(base string) (name string, v *version.Version) {
-	if n := strings.LastIndex(base, "_v"); n >= 0 {
-		if v, err := version.NewSemver(base[n+len("_v"):]); err == nil {
-			return base[:n], v
-		}
-	}
-	return strings.TrimSuffix(base, filepath.Ext(base)), nil
-}
-
 func ignored(file string) bool {
-	return strings.HasPrefix(file, ".") ||
+	return strings.HasPrefix(file, ".") || signing.IsProof(file) ||
 		slices.ContainsFunc(unfinished, func(end string) bool { return strings.HasSuffix(file, end) })
 }
 

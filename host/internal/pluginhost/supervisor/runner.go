@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-plugin/runner"
+	"github.com/hashicorp/go-version"
 
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -26,6 +27,8 @@ type pluginRunner struct {
 	runDir string // where the plugin's socket must be
 	record *runRecord
 	meter  *meter
+	// promised is the version that the process has to report; nil: any, as of a process that an earlier host started.
+	promised *version.Version
 	// save records how to find the process. It is called before the start and after it.
 	save func(process.Ref) error
 

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,8 +12,10 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/internal/trusted"
 )
@@ -20,7 +23,8 @@ import (
 // store holds verified copies of executables, at <sha256>/<name>. A plugin runs from its copy: the plugin
 // directory can be overwritten at any time, and what was hashed is what runs.
 type store struct {
-	dir string
+	dir     string
+	signing signing.Policy
 
 	mu   sync.Mutex
 	pins map[string]int // copies that a start is about to use
@@ -30,6 +34,8 @@ type store struct {
 type binary struct {
 	path string
 	sha  string // 64 hex digits
+	// version that its signature, or else the name of its file, promises; nil: any. Only if signatures are required.
+	version *version.Version
 }
 
 // add copies an executable and checks it against checksum unless that is empty. The copy is kept at least until
@@ -44,9 +50,16 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha,
 			checksum)
 	}
-	unpin = s.pin(sha)
+	proof, err := signing.Beside(src)
+	if err != nil && s.signing.Required {
+		return binary{}, nil, err
+	}
 	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
-	if err := s.place(temp, bin.path); err != nil {
+	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {
+		return binary{}, nil, fmt.Errorf("%s: %w", src, err)
+	}
+	unpin = s.pin(sha)
+	if err := s.place(temp, bin.path, proof); err != nil {
 		unpin()
 		return binary{}, nil, fmt.Errorf("keep a copy of %s: %w", src, err)
 	}
@@ -65,11 +78,33 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 	if err == nil && got != sha {
 		err = fmt.Errorf("%w: %s has sha256:%s", errChecksum, bin.path, got)
 	}
+	if err == nil && s.signing.Required {
+		var proof signing.Proof
+		if proof, err = signing.Beside(bin.path); err == nil {
+			bin.version, err = s.checkSigned(name, bin.path, bin.path, proof)
+		}
+	}
 	if err != nil {
 		unpin()
 		return binary{}, nil, fmt.Errorf("use the copy of plugin %q: %w", name, err)
 	}
 	return bin, unpin, nil
+}
+
+// checkSigned returns signing.ErrSignature unless a key that this host trusts has signed a copy, if it requires that. src
+// is the file that was copied. want is the version that the process has to report; nil: any.
+func (s *store) checkSigned(name, src, copied string, proof signing.Proof) (want *version.Version, err error) {
+	if !s.signing.Required {
+		return nil, nil
+	}
+	f, err := os.Open(copied)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	_, v := signing.SplitVersion(filepath.Base(src))
+	want, err = s.signing.Check(name, v, f, proof)
+	return cmp.Or(want, v), err
 }
 
 // has says whether a copy is kept.
@@ -133,9 +168,15 @@ func (s *store) copy(src string) (temp, sha string, err error) {
 	return out.Name(), hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-func (s *store) place(temp, path string) error {
+// place keeps a copy and what proves where it comes from.
+func (s *store) place(temp, path string, proof signing.Proof) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return err
+	}
+	if len(proof.Signature) > 0 { // before the copy: whoever finds that finds both
+		if err := proof.Write(path); err != nil {
+			return err
+		}
 	}
 	if err := os.Rename(temp, path); err != nil {
 		return err

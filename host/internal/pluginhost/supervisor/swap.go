@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 )
 
@@ -268,6 +269,9 @@ func (i *instance) candidate() (src source, problems []error, err error) {
 	var errs []error
 	for _, f := range files {
 		sha, err := i.sum(f.path)
+		if err == nil {
+			err = i.signed(f, sha)
+		}
 		if err != nil {
 			errs = append(errs, err)
 			if kept != nil {
@@ -387,6 +391,35 @@ func (i *instance) sum(path string) (string, error) {
 	}
 	i.sums[path] = now
 	return now.sha, nil
+}
+
+// signed returns why a file is not signed as the host requires. It reads the file only if that, or its signature, has
+// changed. It is a first look, so that what is wrong shows in the status: the copy is what counts (see store).
+func (i *instance) signed(f file, sha string) error {
+	if !i.sup.cfg.Signing.Required {
+		return nil
+	}
+	proof, err := signing.Beside(f.path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.path, err)
+	}
+	was, ok := i.proofs[f.path]
+	if ok && was.sha == sha && was.proof.Equal(proof) {
+		return was.err
+	}
+	now := proven{sha: sha, proof: proof}
+	if _, now.err = i.sup.store.checkSigned(i.name, f.path, f.path, proof); now.err != nil {
+		now.err = permanent{fmt.Errorf("%s: %w", f.path, now.err)}
+	}
+	i.proofs[f.path] = now
+	return now.err
+}
+
+// proven is what signed found of a file.
+type proven struct {
+	sha   string
+	proof signing.Proof
+	err   error
 }
 
 // sumWhole returns the checksum of an executable that is complete.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
@@ -48,7 +49,7 @@ func (s *Supervisor) Verify(ctx context.Context, path string) (Verified, error) 
 }
 
 func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err error) {
-	v.Name, _ = splitName(filepath.Base(path))
+	v.Name, _ = signing.SplitVersion(filepath.Base(path))
 	if err := mayBePlugin(path, v.Name); err != nil {
 		return v, err
 	}
