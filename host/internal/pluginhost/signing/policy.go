@@ -40,9 +40,9 @@ type Policy struct {
 var ErrSignature = errors.New("no valid signature")
 
 // Check returns ErrSignature with the reason unless a key of the policy has signed the binary, as the plugin called
-// name and, if v is not nil, in the version v. signed is the version that the signature names; nil: none.
-func (p Policy) Check(name string, v *version.Version, binary io.Reader, proof Proof) (signed *version.Version, err error) {
-	signed, err = p.check(name, v, binary, proof)
+// name and, if v is not nil, in the version v. It returns the version that the signature names; nil: none.
+func (p Policy) Check(name string, v *version.Version, binary io.Reader, proof Proof) (*version.Version, error) {
+	signed, err := p.check(name, v, binary, proof)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSignature, err)
 	}
@@ -116,7 +116,7 @@ func (p Policy) ids() string {
 	return strings.Join(ids, ", ")
 }
 
-// fileOf returns the file that a trusted comment names. minisign writes timestamp:…, file:NAME; its Go port filename:NAME.
+// fileOf returns the file that a trusted comment names: minisign writes file:NAME, its Go port filename:NAME.
 func fileOf(comment string) string {
 	for _, field := range strings.Split(comment, "\t") {
 		for _, key := range []string{"file:", "filename:"} {
@@ -145,8 +145,8 @@ func filesOf(text []byte, sha string) (files []string, err error) {
 	return files, nil
 }
 
-// names checks that one of the files that a signature names is of the plugin and the version. A name that the signer did
-// not write says nothing.
+// names checks that one of the files that a signature names is of the plugin and the version. If the signer wrote no
+// name, it is of any.
 func names(files []string, name string, v *version.Version) (*version.Version, error) {
 	for _, file := range files {
 		a := ParseAsset(file)

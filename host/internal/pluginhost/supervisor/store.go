@@ -91,8 +91,8 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 	return bin, unpin, nil
 }
 
-// checkSigned returns signing.ErrSignature unless a key that this host trusts has signed a copy, if it requires that. src
-// is the file that was copied. want is the version that the process has to report; nil: any.
+// checkSigned returns signing.ErrSignature unless a key that this host trusts has signed a copy of the file src, if it
+// requires that. want is the version that the process has to report; nil: any.
 func (s *store) checkSigned(name, src, copied string, proof signing.Proof) (want *version.Version, err error) {
 	if !s.signing.Required {
 		return nil, nil
