@@ -19,9 +19,10 @@ import (
 
 // interceptor wraps every call of every service.
 type interceptor struct {
-	log   hclog.Logger
-	life  *lifetime
-	stdio sync.Once
+	log    hclog.Logger
+	life   *lifetime
+	stdio  sync.Once
+	relays bool // it passes streams on to another process, which ends them
 }
 
 func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
@@ -45,8 +46,9 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	handler grpc.StreamHandler,
 ) (err error) {
 	i.stdio.Do(keepOutput)
-	if info.FullMethod == pluginv1.EventService_Events_FullMethodName {
-		defer i.rescue(info.FullMethod, &err) // go-plugin's own stream; it ends last, by itself
+	if info.FullMethod == pluginv1.EventService_Events_FullMethodName ||
+		info.FullMethod == pluginv1.HostService_Connect_FullMethodName && !i.relays {
+		defer i.rescue(info.FullMethod, &err) // they end last, by themselves
 		return toStatus(handler(srv, ss))
 	}
 	ofGoPlugin := strings.HasPrefix(info.FullMethod, "/plugin.")

@@ -25,8 +25,9 @@ type lifetime struct {
 	log      hclog.Logger
 	stopping chan struct{} // closed when stop begins
 	idle     chan struct{} // closed when no call is in flight and none is admitted any more
-	// finish, if set, is called when no call is in flight, and flush after it. Both may use the server.
-	finish, flush func()
+	// finish, if set, is called when no call is in flight, and all of flush after it. They may use the server.
+	finish func()
+	flush  []func()
 
 	mu       sync.Mutex
 	server   *grpc.Server
@@ -139,9 +140,10 @@ func (l *lifetime) finishAll() {
 	case <-l.idle:
 	case <-late.C: // a call ignores its context
 	}
-	for _, do := range []func(){l.finish, l.flush} {
-		if do != nil {
-			do()
-		}
+	if l.finish != nil {
+		l.finish()
+	}
+	for _, do := range l.flush {
+		do()
 	}
 }

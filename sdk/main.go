@@ -117,7 +117,7 @@ type server struct {
 
 // newServer is go-plugin's ServeConfig.GRPCServer.
 func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
-	calls := &interceptor{log: Logger(), life: s.life}
+	calls := &interceptor{log: Logger(), life: s.life, relays: s.forward != nil}
 	if s.forward != nil {
 		opts = append(opts, grpc.UnknownServiceHandler(s.forward), grpc.ForceServerCodecV2(frames{}))
 	}
@@ -134,7 +134,12 @@ func (s *server) register(version int, srv *grpc.Server) error {
 	if version >= wire.Version2 && s.forward == nil {
 		events := newEventService(s.life.log, emitted)
 		pluginv1.RegisterEventServiceServer(srv, events)
-		s.life.flush = events.finish
+		s.life.flush = append(s.life.flush, events.finish)
+	}
+	if version >= wire.Version3 && s.forward == nil {
+		host := newHostService(toHost, metrics)
+		pluginv1.RegisterHostServiceServer(srv, host)
+		s.life.flush = append(s.life.flush, host.finish)
 	}
 	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
 	s.plugin.Register(srv)

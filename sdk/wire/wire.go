@@ -13,6 +13,7 @@ package wire
 import (
 	"context"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -31,8 +32,10 @@ const (
 	Version1 = 1
 	// Version2 adds EventService.
 	Version2 = 2
+	// Version3 adds HostService.
+	Version3 = 3
 	// Version is the newest.
-	Version = Version2
+	Version = Version3
 )
 
 // PluginName is go-plugin's name for the one plugin that a process serves.
@@ -100,12 +103,25 @@ const (
 	MaxEventDetails = 32
 )
 
+// Bounds of a plugin's metrics: series in all, buckets of a histogram, labels of a metric, and bytes of a label's value
+// and of a help text. A plugin keeps to them; the host drops what does not.
+const (
+	MaxSeries     = 1000
+	MaxBuckets    = 32
+	MaxLabels     = 8
+	MaxLabelValue = 128
+	MaxHelp       = 256
+)
+
+// MetricName matches the name of a metric or label.
+var MetricName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,63}$`)
+
 // CutEvent cuts an event's texts to their bounds, at the end of a character, and replaces what is not UTF-8. If
 // there are too many details, the first ones by name are kept. A plugin does this so that the event can be sent;
 // the host does it too, because it does not trust the plugin.
 func CutEvent(e *pluginv1.Event) {
-	e.Type, e.Subject = cut(e.GetType(), MaxEventType), cut(e.GetSubject(), MaxEventSubject)
-	e.Message = cut(e.GetMessage(), MaxEventMessage)
+	e.Type, e.Subject = Cut(e.GetType(), MaxEventType), Cut(e.GetSubject(), MaxEventSubject)
+	e.Message = Cut(e.GetMessage(), MaxEventMessage)
 	if len(e.GetDetails()) == 0 {
 		return
 	}
@@ -114,12 +130,13 @@ func CutEvent(e *pluginv1.Event) {
 		if len(details) == MaxEventDetails {
 			break
 		}
-		details[cut(key, MaxEventDetail)] = cut(e.GetDetails()[key], MaxEventDetail)
+		details[Cut(key, MaxEventDetail)] = Cut(e.GetDetails()[key], MaxEventDetail)
 	}
 	e.Details = details
 }
 
-func cut(text string, size int) string {
+// Cut cuts a text to a size in bytes, at the end of a character, and replaces what is not UTF-8.
+func Cut(text string, size int) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
 	if len(text) <= size {
 		return text

@@ -1,9 +1,10 @@
 package main
 
 const (
-	supervisorPkg = "./host/internal/pluginhost/supervisor"
-	devicesPkg    = "./host/internal/devices"
-	driversPkg    = "./host/internal/csi/drivers"
+	supervisorPkg   = "./host/internal/pluginhost/supervisor"
+	devicesPkg      = "./host/internal/devices"
+	hostservicesPkg = "./host/internal/pluginhost/hostservices"
+	driversPkg      = "./host/internal/csi/drivers"
 )
 
 // plugins are planted bugs of how plugins' files and devices are taken.
@@ -14,6 +15,13 @@ var plugins = []mutant{
 		old:  "		if !supervisor.IsFailure(was) {\n",
 		new:  "		if supervisor.IsFailure(was) {\n",
 		pkg:  "./test/suite/e2e", run: "^TestMeshPluginThatFailsItsCallsDoesNotTakeOver$",
+	},
+	{
+		name: "state-of-another", promise: "a plugin reads its own state only",
+		file: "host/internal/pluginhost/hostservices/state.go",
+		old:  "(\"plugin-state/\" + plugin)",
+		new:  "(\"plugin-state/\" + plugin[:0])",
+		pkg:  hostservicesPkg, run: "^TestStateIsOfOnePlugin$",
 	},
 	{
 		name: "held-device-lost", promise: "a device plugin that lost what workloads hold does not take over",

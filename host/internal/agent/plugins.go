@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
+	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/identity"
@@ -20,13 +21,15 @@ import (
 )
 
 func (a *agent) openPlugins(ctx context.Context) error {
+	a.hosting = hostservices.New(hostservices.Config{Journal: a.journal, Log: a.log.Named("plugin")})
+	a.closers.add(a.hosting.Close)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
 		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) {
 			a.catalog.Event(
 				e)
 		}, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
-		Probe: a.probe, Signing: a.cfg.PluginSigning,
+		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning,
 	}
 	for _, p := range a.cfg.Plugins {
 		window := p.RollbackWindow

@@ -204,6 +204,7 @@ func (a *agent) apiConfig() apiserver.Config {
 	if slices.ContainsFunc(a.cfg.Consuls, func(c config.Consul) bool { return c.AuthMethod != "" }) {
 		cfg.JWKS = a.tokens.JWKS
 	}
+	cfg.Metrics.MustRegister(a.hosting)
 	return cfg
 }
 

@@ -51,6 +51,16 @@ type Config struct {
 	// Probe checks whether a new process could take over from the one that serves. It has StartTimeout. May be
 	// nil.
 	Probe func(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error
+	// Services are what plugins can use of the host. May be nil.
+	Services Services
+}
+
+// Services serves the processes of plugins (package hostservices).
+type Services interface {
+	// Attach serves a process of a plugin over its connection until that is closed. It must not block.
+	Attach(plugin string, conn *grpc.ClientConn)
+	// Forget removes what is kept for a plugin, which has no process any more.
+	Forget(plugin string) error
 }
 
 // Restart is the backoff between two starts: it begins at Min, doubles each time up to Max, with jitter, and is

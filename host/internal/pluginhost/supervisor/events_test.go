@@ -318,7 +318,7 @@ func TestPluginsOfBothVersionsOfTheWire(t *testing.T) {
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.0.0" })
 	emit(t, s, 3)
 	waitFor(t, "the events", func() bool { return l.count() == 3 })
-	if got := recordedWire(t, w); got != wire.Version2 {
+	if got := recordedWire(t, w); got != wire.Version {
 		t.Errorf("the new plugin's record has version %d of the wire", got)
 	}
 	w.putFile(append(old, "back"...))

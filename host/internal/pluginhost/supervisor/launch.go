@@ -248,6 +248,9 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 		api: pluginv1.NewPluginServiceClient(conn), retiring: make(chan struct{}), drained: make(chan struct{}),
 		outcomes: newOutcomes(),
 	}
+	if i.sup.cfg.Services != nil {
+		i.sup.cfg.Services.Attach(i.name, conn)
+	}
 	if gen.firstHealth, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,230 @@
+package hostservices
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/internal/errcode"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+const (
+	// maxConns bounds the connections of one process, the unused one included.
+	maxConns = 8
+	// retryInterval is the pause before a connection that a process has ended, or never opened, is opened again.
+	retryInterval = 200 * time.Millisecond
+	// maxRequest bounds a request, in bytes.
+	maxRequest = 64 << 10
+)
+
+// Config has the dependencies of Services.
+type Config struct {
+	Journal *journal.Journal // keeps the states
+	Log     hclog.Logger
+}
+
+// Services serves plugins. Make it with New, and Close it after the last connection to a plugin was closed.
+type Services struct {
+	cfg    Config
+	log    hclog.Logger
+	server *http.Server
+	conns  chan net.Conn
+
+	closing context.Context
+	close   context.CancelFunc
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	links map[string][]*grpc.ClientConn // to the processes of a plugin that have HostService, the newest last
+}
+
+// New starts to serve; plugins are added with Attach.
+func New(cfg Config) *Services {
+	s := &Services{cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{}}
+	s.closing, s.close = context.WithCancel(context.Background())
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	s.server = &http.Server{
+		Handler: s.handler(), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if conn, ok := c.(pluginConn); ok {
+				ctx = context.WithValue(ctx, pluginKey{}, conn.plugin)
+			}
+			return ctx
+		},
+		ErrorLog: cfg.Log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+	}
+	s.running.Go(func() {
+		if err := s.server.Serve(listener{s}); !errors.Is(err, http.ErrServerClosed) {
+			s.log.Error("plugins cannot reach the host", "error", err)
+		}
+	})
+	return s
+}
+
+// Close ends all connections of plugins and waits for everything that New and Attach have started.
+func (s *Services) Close() error {
+	s.close()
+	err := s.server.Close()
+	s.running.Wait()
+	return err
+}
+
+// Attach lets the process at the other end of conn use the services as plugin, until conn is closed. A process that is
+// older than HostService is left alone.
+func (s *Services) Attach(plugin string, conn *grpc.ClientConn) {
+	s.mu.Lock()
+	s.links[plugin] = append(s.links[plugin], conn)
+	s.mu.Unlock()
+	s.running.Go(func() {
+		s.serve(plugin, conn)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for i, link := range s.links[plugin] {
+			if link == conn {
+				s.links[plugin] = append(s.links[plugin][:i:i], s.links[plugin][i+1:]...)
+				break
+			}
+		}
+	})
+}
+
+// serve keeps one unused connection of a process open, up to maxConns.
+func (s *Services) serve(plugin string, conn *grpc.ClientConn) {
+	slots := make(chan struct{}, maxConns)
+	for {
+		select {
+		case slots <- struct{}{}:
+		case <-s.closing.Done():
+			return
+		}
+		err := s.open(plugin, conn, func() { <-slots })
+		switch {
+		case err == nil:
+			continue
+		case status.Code(err) == codes.Unimplemented || conn.GetState() == connectivity.Shutdown:
+			return
+		}
+		select {
+		case <-time.After(retryInterval):
+		case <-s.closing.Done():
+			return
+		}
+	}
+}
+
+// open opens a connection, and returns nil when the process has begun to use it. release is called when it has ended.
+func (s *Services) open(plugin string, conn *grpc.ClientConn, release func()) error {
+	ctx, cancel := context.WithCancel(s.closing)
+	end := func() { cancel(); release() }
+	stream, err := pluginv1.NewHostServiceClient(conn).Connect(ctx)
+	if err != nil {
+		end()
+		return err
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		end()
+		return err
+	}
+	near, far := net.Pipe()
+	s.running.Go(func() {
+		defer end()
+		err := wire.Splice(near,
+			func(data []byte) error { return stream.Send(&pluginv1.ConnectRequest{Data: data}) },
+			func() ([]byte, error) {
+				if first != nil {
+					data := first.GetData()
+					first = nil
+					return data, nil
+				}
+				msg, err := stream.Recv()
+				return msg.GetData(), err
+			})
+		if err != nil {
+			s.log.Debug("a connection of a plugin has ended", "plugin", plugin, "error", err)
+		}
+	})
+	select {
+	case s.conns <- pluginConn{Conn: far, plugin: plugin}:
+	case <-s.closing.Done():
+		_ = far.Close()
+	}
+	return nil
+}
+
+// pluginConn is a connection of a plugin.
+type pluginConn struct {
+	net.Conn
+	plugin string
+}
+
+type pluginKey struct{}
+
+// pluginOf returns the plugin that makes a call.
+func pluginOf(ctx context.Context) string {
+	name, _ := ctx.Value(pluginKey{}).(string)
+	return name
+}
+
+// listener gives the connections of plugins to the HTTP server.
+type listener struct{ *Services }
+
+// Accept implements net.Listener.
+func (l listener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.closing.Done():
+		return nil, http.ErrServerClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l listener) Close() error { return nil }
+
+// Addr implements net.Listener.
+func (l listener) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: "plugins"} }
+
+// handler serves what plugins may call.
+func (s *Services) handler() http.Handler {
+	mux := http.NewServeMux()
+	state := &states{s.cfg.Journal}
+	handle(mux, pluginv1.StateService_Get_FullMethodName, state.get)
+	handle(mux, pluginv1.StateService_Put_FullMethodName, state.put)
+	handle(mux, pluginv1.StateService_Delete_FullMethodName, state.remove)
+	handle(mux, pluginv1.StateService_List_FullMethodName, state.list)
+	handle(mux, pluginv1.StateService_CompareAndSwap_FullMethodName, state.compareAndSwap)
+	return mux
+}
+
+// handle serves a method for the plugin that calls it.
+func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin string, req *Req) (*Res, error)) {
+	mux.Handle(method, connect.NewUnaryHandler(method,
+		func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
+			res, err := do(pluginOf(ctx), req.Msg)
+			if code, ok := errcode.Of(err); ok {
+				return nil, connect.NewError(connect.Code(code), err)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return connect.NewResponse(res), nil
+		}, connect.WithReadMaxBytes(maxRequest)))
+}
+
+// Forget deletes what the host keeps for a plugin.
+func (s *Services) Forget(plugin string) error { return (&states{s.cfg.Journal}).forget(plugin) }
