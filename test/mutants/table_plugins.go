@@ -66,6 +66,20 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestHalfAFileIsNotRun$",
 	},
 	{
+		name: "config-in-place", promise: "a changed config block is tried in a new process before it replaces what serves",
+		file: "host/internal/pluginhost/supervisor/launch.go",
+		old:  "	if gen.record.Address == \"\" { // otherwise",
+		new:  "	if i.spec = i.wanted; true { // otherwise",
+		pkg:  supervisorPkg, run: "^TestChangedConfigUnderLoad$",
+	},
+	{
+		name: "good-config-forgotten", promise: "while a changed config block is refused, a restart uses the one before it",
+		file: "host/internal/pluginhost/supervisor/settings.go",
+		old:  "	known[run.SHA256] = i.spec.settings()\n",
+		new:  "",
+		pkg:  supervisorPkg, run: "^TestRefusedConfigIsNotNeeded$",
+	},
+	{
 		name: "copy-forgotten", promise: "a plugin without its file goes on from its copy, under the next host too",
 		file: "host/internal/pluginhost/supervisor/supervisor.go",
 		old:  "		if goodName.MatchString(name) {\n			names = append(names, name)\n",

@@ -38,7 +38,8 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		}
 		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
 			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
-			Checksum: p.Checksum, Version: p.Version, Config: p.Config, RollbackWindow: window,
+			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
+			RollbackWindow: window,
 		})
 	}
 	var err error

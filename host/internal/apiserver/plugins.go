@@ -206,7 +206,7 @@ func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Pid: int64(p.PID), Generation: p.Generation, StartedAt: timestamp(p.StartedAt), Restarts: int32(p.Restarts),
 		Leases: int64(p.Users), LastError: lastError, NextTryAt: timestamp(p.NextTry),
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
-		FileProblem: p.FileProblem, DuplicateOf: p.DuplicateOf,
+		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
 	}
 	for _, w := range p.Swaps {

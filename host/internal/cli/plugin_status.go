@@ -107,7 +107,10 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		return err
 	}
 	for _, p := range plugins {
-		if problem := p.GetFileProblem(); problem != "" {
+		for _, problem := range []string{p.GetFileProblem(), p.GetConfigProblem()} {
+			if problem == "" {
+				continue
+			}
 			if _, err := fmt.Fprintf(a.out, "plugin %q: %s\n", printable(p.GetName()), printable(problem)); err != nil {
 				return err
 			}
@@ -139,6 +142,7 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}
 	t.row("File", p.GetFileProblem())
+	t.row("Configuration", p.GetConfigProblem())
 	t.row("Last error", p.GetLastError())
 	if p.GetNextTryAt() != nil {
 		t.row("Next try", ahead(p.GetNextTryAt()))

@@ -100,6 +100,8 @@ type Plugin struct {
 	RollbackWindow time.Duration
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
+	// Where is the place of the config block, or of the plugin's last block if it has none: FILE:LINE.
+	Where string
 }
 
 // Limits bound the resources of a plugin or driver and the processes that it starts. 0: the default.

@@ -49,8 +49,12 @@ func (l *loader) pluginBlocks(s *section) {
 			}
 		}
 		in.durationOrOff("rollback_window", &p.RollbackWindow, true)
-		if config := in.one("config"); config != nil {
-			p.Config = in.freeForm("config", config)
+		config := in.one("config")
+		switch {
+		case config != nil:
+			p.Config, p.Where = in.freeForm("config", config), place(config.DefRange)
+		case p.Config == nil:
+			p.Where = place(block.DefRange)
 		}
 	}
 }
@@ -104,6 +108,9 @@ func readSigningKey(dir, text string) (signing.Key, error) {
 	}
 	return key, nil
 }
+
+// place is FILE:LINE.
+func place(at hcl.Range) string { return fmt.Sprintf("%s:%d", at.Filename, at.Start.Line) }
 
 func (s *section) checksum(dst *string) {
 	if s.str("checksum", dst) && *dst != "" && !checksumForm.MatchString(*dst) {

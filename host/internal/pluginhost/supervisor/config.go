@@ -81,6 +81,8 @@ type Plugin struct {
 	Limits Limits
 	// Config is the body of the config block as a JSON object.
 	Config []byte
+	// Where is the place of the config block, or else of the whole, as FILE:LINE, for messages; may be empty.
+	Where string
 	// Checksum that the executable must have: "sha256:" and 64 hex digits. Empty: any.
 	Checksum string
 	// Version is a constraint on the version that the plugin reports, such as "~> 1.2".

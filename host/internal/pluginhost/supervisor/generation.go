@@ -17,7 +17,6 @@ import (
 type generation struct {
 	record    *runRecord
 	number    uint64
-	launch    string // digest of how it was started
 	kind      string
 	version   string
 	identity  string // what it says it is

@@ -22,8 +22,10 @@ import (
 type instance struct {
 	sup            *Supervisor
 	name           string
-	spec           Plugin
-	path           string // of a file that is only verified
+	wanted         Plugin          // its configuration
+	spec           Plugin          // the same, with the settings of its processes (see settings.go)
+	unfit          map[string]bool // the copies for which the settings of wanted are refused
+	path           string          // of a file that is only verified
 	log            hclog.Logger
 	logPath        string
 	rec            record
@@ -56,7 +58,7 @@ type instance struct {
 
 func newInstance(s *Supervisor, name string, spec Plugin) *instance {
 	i := &instance{
-		sup: s, name: name, spec: spec,
+		sup: s, name: name, wanted: spec, spec: spec, unfit: map[string]bool{},
 		log:     s.log.Named(name),
 		logPath: filepath.Join(s.dir, "logs", name+".log"),
 		sums:    map[string]hashed{}, proofs: map[string]proven{},
@@ -143,11 +145,15 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 			return nil, "", err
 		}
 	}
-	if gen, err = i.launch(ctx, src); err != nil {
+	i.use(src.sha)
+	if gen, err = i.launch(ctx, src); err != nil && ctx.Err() == nil && i.refuseSettings(src.sha, err) {
+		i.use(src.sha)
+		gen, err = i.launch(ctx, src)
+	}
+	if err != nil {
 		return nil, "", err
 	}
-	i.rec.serve(gen.record)
-	i.rec.servedFrom(src.path)
+	i.serves(gen.record, src)
 	return gen, EventStarted, i.rec.save(i.sup.dir)
 }
 
@@ -176,6 +182,9 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
 		s.PID, s.Generation, s.StartedAt = gen.pid, gen.number, gen.startedAt
 		s.NextTry = time.Time{}
+		if !i.unfit[gen.sha] {
+			s.ConfigProblem = ""
+		}
 		i.copyRecord(s)
 	})
 	i.health(gen.firstHealth)
@@ -376,7 +385,7 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy, EventDegraded, EventSwapFailed, EventRolledBack, EventBusy, EventFile:
+	case EventUnhealthy, EventDegraded, EventSwapFailed, EventConfigRefused, EventRolledBack, EventBusy, EventFile:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)

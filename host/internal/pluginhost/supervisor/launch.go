@@ -2,9 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -150,7 +147,8 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 		}
 		i.rec.Generation++
 		run.record = &runRecord{
-			Number: i.rec.Generation, SHA256: bin.sha, Launch: i.launchDigest(), RunDir: dir, StartedAt: time.Now(),
+			Number: i.rec.Generation, SHA256: bin.sha, Launch: i.launchDigest(), Config: i.spec.configDigest(),
+			RunDir: dir, StartedAt: time.Now(),
 		}
 		i.rec.Runs = append(i.rec.Runs, run.record)
 		run.save = func(ref process.Ref) error {
@@ -183,17 +181,6 @@ func (i *instance) environment() []string {
 		}
 	}
 	return append(env, i.spec.Env...)
-}
-
-// launchDigest returns a digest of how a plugin is started, to notice changes.
-func (i *instance) launchDigest() string {
-	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
-	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // earlier hosts had neither, and must compute the same digest
-		how = append(how, i.spec.Group, i.spec.Limits)
-	}
-	data, _ := json.Marshal(how) // strings and numbers: cannot fail
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:8])
 }
 
 // clientConfig is the configuration that starting and reattaching share.
@@ -242,7 +229,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 		return nil, fmt.Errorf("connect: go-plugin gave a %T", raw)
 	}
 	gen := &generation{
-		record: run.record, number: run.record.Number, sha: run.record.SHA256, launch: run.record.Launch,
+		record: run.record, number: run.record.Number, sha: run.record.SHA256,
 		startedAt: run.record.StartedAt, pid: run.proc.PID(),
 		run: run, overLimit: run.meter.exceeded, client: client, proto: proto, conn: conn,
 		api: pluginv1.NewPluginServiceClient(conn), retiring: make(chan struct{}), drained: make(chan struct{}),
@@ -267,7 +254,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	return gen, nil
 }
 
-// bringUp reads a connected plugin's info, configures it, and opens its health stream.
+// bringUp reads a connected plugin's info, configures it if it is new, and opens its health stream.
 func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, err error) {
 	info, err := gen.api.Info(ctx, &pluginv1.InfoRequest{})
 	if err != nil {
@@ -288,11 +275,10 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 	if err := i.claim(ctx, gen.identity); err != nil {
 		return first, err
 	}
-	if _, err := gen.api.Validate(ctx, &pluginv1.ValidateRequest{Config: i.spec.Config}); err != nil {
-		return first, callError("validate the configuration", err)
-	}
-	if _, err := gen.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: i.spec.Config}); err != nil {
-		return first, callError("configure", err)
+	if gen.record.Address == "" { // otherwise it has come up before, and keeps the configuration that it has
+		if err := i.configure(ctx, gen); err != nil {
+			return first, err
+		}
 	}
 	gen.health, err = openHealthStream(ctx, gen.api, i.sup.cfg.OrphanTimeout)
 	if err != nil {
@@ -314,6 +300,17 @@ func checkPromised(promised *version.Version, got string) error {
 	if v, err := version.NewSemver(got); err != nil || v.Compare(promised) != 0 {
 		return fmt.Errorf("the plugin's version is %s, and its signature or file is for %s: install it under its own version",
 			got, promised)
+	}
+	return nil
+}
+
+// configure gives a new process its config block.
+func (i *instance) configure(ctx context.Context, gen *generation) error {
+	if _, err := gen.api.Validate(ctx, &pluginv1.ValidateRequest{Config: i.spec.Config}); err != nil {
+		return callError("validate the configuration", err)
+	}
+	if _, err := gen.api.Configure(ctx, &pluginv1.ConfigureRequest{Config: i.spec.Config}); err != nil {
+		return callError("configure", err)
 	}
 	return nil
 }

@@ -26,12 +26,14 @@ var (
 	ErrPinned = errcode.FailedPrecondition.New("the plugin is pinned")
 )
 
-// Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if
-// it was refused before. It returns the status when callers have moved. Errors: ErrUnknown; ErrNoSwap if that
-// binary runs already; why the new process could not take over, in which case the old one still serves.
+// Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
+// or its configuration was refused before. It returns the status when callers have moved. Errors: ErrUnknown;
+// ErrNoSwap if that binary runs already; why the new process could not take over, in which case the old one still
+// serves.
 func (s *Supervisor) Swap(ctx context.Context, name string) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		i.rec.Refused = nil
+		clear(i.unfit)
 		return i.settle(ctx, gen)
 	})
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 )
 
-// reattach finds the process that served under an earlier host and brings it up again. If it cannot, gen is nil,
+// reattach finds the process that served under an earlier host and brings it up again, with the configuration that it
+// has: if that is another one now, a new process takes over (replace). If it cannot, gen is nil,
 // and clearAll ends the earlier host's processes. It returns an error only if the host closes meanwhile.
 func (i *instance) reattach(ctx context.Context) (gen *generation, err error) {
 	run := i.rec.serving()
@@ -54,6 +55,9 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	if s, ok := i.rec.Settings[rec.SHA256]; ok {
+		i.spec = i.wanted.with(s)
+	}
 	run := newRunner()
 	run.proc, run.runDir, run.record, run.meter = proc, rec.RunDir, rec, i.newMeter(giveUp)
 	run.measure()

@@ -33,6 +33,8 @@ type record struct {
 	File     string       `json:"file,omitempty"`      // name of the file that Served was copied from
 	// Identities are what the copies of this record said they are, by checksum (see identity.go).
 	Identities map[string]string `json:"identities,omitempty"`
+	// Settings are those with which the copies of this record served last, by checksum (see settings.go).
+	Settings map[string]settings `json:"settings,omitempty"`
 	// Refused are copies that failed while another one worked, with the reason. They are not tried again.
 	Refused map[string]string `json:"refused,omitempty"`
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
@@ -45,6 +47,7 @@ type runRecord struct {
 	StartedAt time.Time    `json:"started_at,omitzero"`
 	SHA256    string       `json:"sha256"`
 	Launch    string       `json:"launch"`            // digest of how it was started
+	Config    string       `json:"config,omitempty"`  // digest of its config block; empty: it has none
 	RunDir    string       `json:"run_dir,omitempty"` // holds the socket
 	Address   string       `json:"address,omitempty"` // the socket; empty until the handshake
 	Wire      int          `json:"wire,omitempty"`    // the wire version that the handshake chose
@@ -139,13 +142,16 @@ func (r *record) servedFrom(path string) {
 
 // is records what a copy says it is, and drops copies that are gone.
 func (r *record) is(sha, identity string) {
-	maps.DeleteFunc(r.Identities, func(old, _ string) bool {
-		return old != r.Served && old != r.LastGood && old != r.Pinned
-	})
+	maps.DeleteFunc(r.Identities, func(old, _ string) bool { return !r.mayServe(old) })
 	if r.Identities == nil {
 		r.Identities = map[string]string{}
 	}
 	r.Identities[sha] = identity
+}
+
+// mayServe says whether a copy has served, or may have to.
+func (r *record) mayServe(sha string) bool {
+	return sha == r.Served || sha == r.LastGood || sha == r.Pinned
 }
 
 // forget removes a run whose process is gone.

@@ -61,6 +61,8 @@ type Status struct {
 	Pinned    string    // the only copy that may run; empty: any
 	// FileProblem says what is wrong with the plugin's files in the plugin directory; empty: nothing.
 	FileProblem string
+	// ConfigProblem says why a changed configuration is not used, but the one before it; empty: it is used.
+	ConfigProblem string
 	// DuplicateOf is the plugin that this one is another file of: it does not run. Empty: none.
 	DuplicateOf string
 	// Refused are the copies that are not tried again until their file changes, with the reason.
@@ -73,19 +75,20 @@ type EventType string
 
 // The types of events.
 const (
-	EventStarted    EventType = "started"
-	EventReattached EventType = "reattached"
-	EventStopped    EventType = "stopped"
-	EventEnded      EventType = "ended"        // the process or its health stream is gone
-	EventFailed     EventType = "start-failed" // it did not come up
-	EventHealthy    EventType = "healthy"
-	EventUnhealthy  EventType = "unhealthy"
-	EventDegraded   EventType = "degraded" // it fails more calls than the generation before
-	EventSwapped    EventType = "swapped"
-	EventSwapFailed EventType = "swap-failed" // callers keep the old process
-	EventRolledBack EventType = "rolled-back"
-	EventFile       EventType = "file-problem" // its file is missing, not executable, incomplete, or of another plugin
-	EventRemoved    EventType = "removed"      // by an operator
+	EventStarted       EventType = "started"
+	EventReattached    EventType = "reattached"
+	EventStopped       EventType = "stopped"
+	EventEnded         EventType = "ended"        // the process or its health stream is gone
+	EventFailed        EventType = "start-failed" // it did not come up
+	EventHealthy       EventType = "healthy"
+	EventUnhealthy     EventType = "unhealthy"
+	EventDegraded      EventType = "degraded" // it fails more calls than the generation before
+	EventSwapped       EventType = "swapped"
+	EventSwapFailed    EventType = "swap-failed"    // callers keep the old process
+	EventConfigRefused EventType = "config-refused" // a changed configuration; the one before it is used
+	EventRolledBack    EventType = "rolled-back"
+	EventFile          EventType = "file-problem" // its file is missing, not executable, incomplete, or of another plugin
+	EventRemoved       EventType = "removed"      // by an operator
 )
 
 // Event is something that happened to a plugin.

@@ -56,7 +56,8 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	if err != nil {
 		return nil, err
 	}
-	if src.sha == gen.sha && i.launchDigest() == gen.launch {
+	i.use(src.sha)
+	if src.sha == gen.sha && (i.hasSettings(gen) || i.unfit[src.sha]) {
 		return nil, errSame
 	}
 	swap := Swap{At: began.UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: src.sha == i.rec.LastGood}
@@ -111,13 +112,13 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 		return next, err
 	}
 	was := i.rec
-	i.rec.serve(next.record)
-	i.rec.servedFrom(src.path)
+	i.serves(next.record, src)
 	if next.sha != gen.sha {
 		next.record.TookOver = time.Now().UTC()
 	}
 	if err := i.rec.save(i.sup.dir); err != nil {
 		i.rec.Serving, i.rec.Served, i.rec.LastGood, i.rec.File = was.Serving, was.Served, was.LastGood, was.File
+		i.rec.Settings = was.Settings
 		return next, err
 	}
 	failpoint.Here("swap", "recorded")
@@ -144,20 +145,25 @@ func (i *instance) end(ctx context.Context, gen *generation) error {
 	return errors.Join(gen.stop(ctx), i.clear(ctx, gen.record, failedStop))
 }
 
-// notSwapped records a failed swap. The binary is not tried again until its file changes, or an operator asks for
-// it. A binary that could not be copied is tried again after a while.
+// notSwapped records a failed swap. Changed settings are not tried again until they are changed again, else the binary
+// until its file changes; or an operator asks for it. A binary that could not be copied is tried again after a while.
 func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
 	i.holds(gen.identity)
 	s.Error, s.Took = err.Error(), time.Since(s.At)
+	what := EventSwapFailed
 	switch copyErr := (notCopied{}); {
 	case errors.As(err, &copyErr):
 		i.again.Reset(i.sup.cfg.Restart.Max)
+	case i.refuseSettings(src.sha, err):
+		what = "" // it is reported
+		i.recheck()
 	case s.To.SHA256 != s.From.SHA256:
 		i.rec.refuse(src.sha, err.Error())
+		i.recheck() // of changed settings with the present binary
 	}
 	i.rec.swapped(s)
 	err = errors.Join(err, i.rec.save(i.sup.dir))
-	i.set(EventSwapFailed, fmt.Sprintf("generation %d goes on: %v", s.From.Generation, err), func(st *Status) {
+	i.set(what, fmt.Sprintf("generation %d goes on: %v", s.From.Generation, err), func(st *Status) {
 		st.LastError = err.Error()
 		i.copyRecord(st)
 	})

@@ -1534,7 +1534,10 @@ type Plugin struct {
 	FailedCalls int64 `protobuf:"varint,21,opt,name=failed_calls,json=failedCalls,proto3" json:"failed_calls,omitempty"`
 	// degraded says in what the serving process fails more calls than the one before it, with the numbers; empty: in
 	// nothing.
-	Degraded      string `protobuf:"bytes,22,opt,name=degraded,proto3" json:"degraded,omitempty"`
+	Degraded string `protobuf:"bytes,22,opt,name=degraded,proto3" json:"degraded,omitempty"`
+	// config_problem says why a changed configuration of the plugin is not used, but the one before it, with the place
+	// and the plugin's words; empty: it is used.
+	ConfigProblem string `protobuf:"bytes,23,opt,name=config_problem,json=configProblem,proto3" json:"config_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1719,6 +1722,13 @@ func (x *Plugin) GetFailedCalls() int64 {
 func (x *Plugin) GetDegraded() string {
 	if x != nil {
 		return x.Degraded
+	}
+	return ""
+}
+
+func (x *Plugin) GetConfigProblem() string {
+	if x != nil {
+		return x.ConfigProblem
 	}
 	return ""
 }
@@ -2713,7 +2723,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\x8f\x06\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xb6\x06\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -2741,7 +2751,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\fduplicate_of\x18\x13 \x01(\tR\vduplicateOf\x12\x14\n" +
 	"\x05calls\x18\x14 \x01(\x03R\x05calls\x12!\n" +
 	"\ffailed_calls\x18\x15 \x01(\x03R\vfailedCalls\x12\x1a\n" +
-	"\bdegraded\x18\x16 \x01(\tR\bdegraded\x1a:\n" +
+	"\bdegraded\x18\x16 \x01(\tR\bdegraded\x12%\n" +
+	"\x0econfig_problem\x18\x17 \x01(\tR\rconfigProblem\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +

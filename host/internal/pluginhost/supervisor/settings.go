@@ -1,0 +1,128 @@
+package supervisor
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"strings"
+)
+
+// settings are what a process gets from its plugin's configuration when it starts. Those with which a copy served are
+// in the record, and go on serving when changed ones are refused.
+type settings struct {
+	Args   []string `json:"args"`
+	Env    []string `json:"env"`
+	User   string   `json:"user"`
+	Group  string   `json:"group"`
+	Limits Limits   `json:"limits"`
+	Config []byte   `json:"config"`
+}
+
+func (p Plugin) settings() settings {
+	return settings{Args: p.Args, Env: p.Env, User: p.User, Group: p.Group, Limits: p.Limits, Config: p.Config}
+}
+
+// with returns the configuration with other settings. What says which copies may run stays.
+func (p Plugin) with(s settings) Plugin {
+	p.Args, p.Env, p.User, p.Group, p.Limits, p.Config = s.Args, s.Env, s.User, s.Group, s.Limits, s.Config
+	return p
+}
+
+// differences names the settings that differ.
+func (s settings) differences(other settings) string {
+	var names []string
+	a, b := reflect.ValueOf(s), reflect.ValueOf(other)
+	for n := range a.NumField() {
+		if !reflect.DeepEqual(a.Field(n).Interface(), b.Field(n).Interface()) {
+			names = append(names, a.Type().Field(n).Tag.Get("json"))
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// launchDigest returns a digest of how a plugin's process is started, to notice changes.
+func (i *instance) launchDigest() string {
+	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
+	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // earlier hosts had neither, and must compute the same digest
+		how = append(how, i.spec.Group, i.spec.Limits)
+	}
+	data, _ := json.Marshal(how) // strings and numbers: cannot fail
+	return digest(data)
+}
+
+// configDigest returns a digest of the config block; empty if there is none.
+func (p Plugin) configDigest() string {
+	if p.Config == nil {
+		return ""
+	}
+	return digest(p.Config)
+}
+
+func digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:8])
+}
+
+// hasSettings says whether a generation was started with the instance's settings.
+func (i *instance) hasSettings(gen *generation) bool {
+	return gen.record.Launch == i.launchDigest() && gen.record.Config == i.spec.configDigest()
+}
+
+// use chooses the settings of the next process of a copy: the configured ones. If these were refused, or if the copy
+// takes over again from one that was refused, they are those with which it served.
+func (i *instance) use(sha string) {
+	i.spec = i.wanted
+	_, back := i.rec.Refused[i.rec.Served]
+	if s, ok := i.recorded(sha); ok && (i.unfit[sha] || back && sha == i.rec.LastGood) {
+		i.spec = i.wanted.with(s)
+	}
+}
+
+// recorded returns the settings with which a copy served, or if it never did, those of the copy that served last.
+func (i *instance) recorded(sha string) (settings, bool) {
+	for _, of := range []string{sha, i.rec.Served} {
+		if s, ok := i.rec.Settings[of]; ok {
+			return s, true
+		}
+	}
+	return settings{}, false
+}
+
+// refuseSettings refuses the configured settings for a copy of which a process with them has failed, unless they are
+// those that served before, and returns whether it did. They are tried again when they are changed, by the next host,
+// and when an operator asks for it.
+func (i *instance) refuseSettings(sha string, err error) bool {
+	was, ok := i.recorded(sha)
+	if !ok || i.unfit[sha] || isDuplicate(err) != "" || errors.As(err, &notCopied{}) || errors.Is(err, errChecksum) {
+		return false
+	}
+	changed := i.spec.settings().differences(was)
+	if changed == "" {
+		return false
+	}
+	i.unfit[sha] = true
+	problem := fmt.Sprintf("the changed %s of plugin %q is refused, and what was configured before is used: %v", changed, i.name,
+		err)
+	if i.wanted.Where != "" {
+		problem = i.wanted.Where + ": " + problem
+	}
+	i.set(EventConfigRefused, problem, func(s *Status) { s.ConfigProblem = problem })
+	return true
+}
+
+// serves records that the copy of a run serves, with the instance's settings.
+func (i *instance) serves(run *runRecord, src source) {
+	i.rec.serve(run)
+	i.rec.servedFrom(src.path)
+	known := maps.Clone(i.rec.Settings) // the caller may go back to the old map
+	maps.DeleteFunc(known, func(sha string, _ settings) bool { return !i.rec.mayServe(sha) })
+	if known == nil {
+		known = map[string]settings{}
+	}
+	known[run.SHA256] = i.spec.settings()
+	i.rec.Settings = known
+}
