@@ -154,8 +154,9 @@ csi_driver "four" {
 				Memory: 512 << 20, OpenFiles: 2000,
 				Processes: 300,
 			}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
+			Where: dir + "/10.hcl:17",
 		},
-		{Name: "other", RollbackWindow: 0, Config: []byte(`{"x":{"y":"n1"}}`)},
+		{Name: "other", RollbackWindow: 0, Config: []byte(`{"x":{"y":"n1"}}`), Where: dir + "/20.json:5"},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
 		t.Errorf("plugins: %+v", a.Plugins)
