@@ -141,8 +141,8 @@ func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) e
 		return err
 	}
 	for _, s := range steps {
-		if s.undo {
-			_, _ = s.try(ctx, cleaner.conn) // only the first error matters
+		if s.undo || s.base { // the answer of an interrupted base step is needed to undo it
+			_ = s.again(ctx, cleaner.conn) // only the first error matters
 		}
 	}
 	return err
@@ -161,18 +161,11 @@ func (s step) try(ctx context.Context, conn grpc.ClientConnInterface) (string, e
 
 // again is try for a call that another process may just be making: like a host, it retries the errors that can be
 // retried.
-func (s step) again(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	for deadline := time.Now().Add(callTime); ; {
-		answer, err := s.try(ctx, conn)
-		switch status.Code(err) {
-		case codes.Unavailable, codes.Aborted, codes.ResourceExhausted:
-			if time.Now().Before(deadline) {
-				time.Sleep(50 * time.Millisecond)
-				continue
-			}
-		}
-		return answer, err
-	}
+func (s step) again(ctx context.Context, conn grpc.ClientConnInterface) error {
+	return insist(ctx, func(ctx context.Context) error {
+		_, err := s.try(ctx, conn)
+		return err
+	})
 }
 
 // twice makes a call and repeats it, possibly with another process.
@@ -208,7 +201,7 @@ func checkWorkKilled(ctx context.Context, r *run, c *checking) error {
 			if err != nil {
 				return fmt.Errorf("after a kill in %s: %w", s.name, err)
 			}
-			if _, err := s.again(ctx, next.conn); err != nil {
+			if err := s.again(ctx, next.conn); err != nil {
 				return fmt.Errorf("after a kill: %w", err)
 			}
 			p = next

@@ -140,4 +140,7 @@ func Test(t *testing.T, cfg Config) {
 			}
 		})
 	}
+	if len(report.Left) > 0 {
+		t.Errorf("the plugin has left behind: %q", report.Left)
+	}
 }

@@ -2,16 +2,20 @@ package conformance_test
 
 import (
 	"context"
+	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
@@ -32,63 +36,141 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", sideBySide); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	dir, err := os.MkdirTemp("", "k-")
+	if err != nil {
+		panic(err)
+	}
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			fmt.Printf("left in the temporary folder: %v, %v\n", left, err)
+			code = 1
+		} else if err := os.Remove(dir); err != nil {
+			panic(err)
+		}
+		if *full {
+			fmt.Printf("planted: %d, caught: %d\n", len(planted), caught.Load())
+		}
+		os.Exit(code)
+	}))
 }
 
-// check runs the kit, or one check of it, against the fixture in a mode, with a backend for each fixture.
-func check(t *testing.T, mode, kind, one string) *conformance.Report {
+// fixture returns the configuration for a run with the fixture in a mode, with a backend of its own in a directory.
+func fixture(t *testing.T, mode, kind string) (dir string, cfg conformance.Config) {
 	t.Helper()
 	// Not t.TempDir, whose path may be too long for a Unix socket's address.
-	dir, err := os.MkdirTemp("", "pnf-")
+	dir, err := os.MkdirTemp("", "f-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() { discard(t, dir) })
 	state := filepath.Join(dir, "state")
 	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	endpoint := "unix://" + serve(t, filepath.Join(dir, "s"))
+	endpoint := "unix://" + serve(t, filepath.Join(dir, "s"), state)
+	tokenFile := filepath.Join(dir, "token")
+	if err := os.WriteFile(tokenFile, []byte(consulToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir, conformance.Config{
+		Binary: programtest.Build(t, "testdata/plugin"),
+		Args:   []string{mode, kind, state},
+		Config: []byte(`{"answer":"forty-two"}`),
+		Driver: storage.Driver{ID: "d", Endpoint: endpoint},
+		Consul: service.Consul{Address: endpoint, TokenFile: tokenFile}, ProxyID: "web-sidecar-proxy",
+	}
+}
+
+// check runs the kit, or one check of it, against the fixture in a mode.
+func check(t *testing.T, mode, kind, one string) *conformance.Report {
+	t.Helper()
 	run := conformance.Run
 	if one != "" {
 		run = func(ctx context.Context, cfg conformance.Config) (*conformance.Report, error) {
 			return conformance.RunOne(ctx, cfg, one)
 		}
 	}
-	report, err := run(t.Context(), conformance.Config{
-		Binary: programtest.Build(t, "testdata/plugin"),
-		Args:   []string{mode, kind, state},
-		Config: []byte(`{"answer":"forty-two"}`),
-		Driver: storage.Driver{ID: "d", Endpoint: endpoint},
-		Consul: service.Consul{Address: endpoint}, ProxyID: "web-sidecar-proxy",
-	})
+	dir, cfg := fixture(t, mode, kind)
+	report, err := run(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range report.Left {
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-		_ = os.RemoveAll(filepath.Dir(filepath.Dir(path)))
+	if mode == "good" {
+		nothingLeft(t, dir)
 	}
-	if len(report.Left) > 0 && mode != "leaves-mount" && mode != "remembers" {
-		t.Errorf("left is %q", report.Left)
+	if left := tokensIn(t, filepath.Join(dir, "state")); len(left) > 0 {
+		t.Errorf("%d tokens are left", len(left))
 	}
 	return report
 }
 
-// serve runs the fixture's backend, which answers every request with success.
-func serve(t *testing.T, socket string) string {
+// discard removes what a bad plugin has left in its directory.
+func discard(t *testing.T, dir string) {
+	t.Helper()
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range slices.Backward(mounts) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Error(err)
+	}
+}
+
+// consulToken is the kit's own token for the fixture's Consul.
+const consulToken = "the-kits-own"
+
+// serve runs the fixture's backend, which answers every request with success, but as Consul for tokens, which the
+// fixture keeps in a directory.
+func serve(t *testing.T, socket, state string) string {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		name, aboutToken := strings.CutPrefix(req.URL.Path, "/v1/acl/token/")
+		if !aboutToken {
+			return
+		}
+		token := req.Header.Get("X-Consul-Token")
+		if name == "self" {
+			if _, err := os.Stat(filepath.Join(state, token)); token == "" || err != nil {
+				w.WriteHeader(http.StatusForbidden)
+			}
+			return
+		}
+		if token != consulToken || req.Method != http.MethodDelete {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		for _, path := range tokensIn(t, state) {
+			if text, err := os.ReadFile(path); err == nil && strings.Contains(string(text), name) {
+				_ = os.Remove(path)
+			}
+		}
+	})}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = srv.Serve(l) }()
 	t.Cleanup(func() { _ = srv.Close(); <-done })
 	return socket
+}
+
+// tokensIn returns the files of the fixture's tokens, which are named by their secrets.
+func tokensIn(t *testing.T, state string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(state, strings.Repeat("[0-9a-f]", 64)))
+	if err != nil {
+		t.Error(err)
+	}
+	return paths
 }
 
 func requireRoot(t *testing.T, notCovered string) {
@@ -112,6 +194,9 @@ func TestGood(t *testing.T) {
 			report := check(t, "good", kind, "")
 			if report.Name != "fixture" || report.Version != "1.2.3-rc.1+build" || report.Kind != kind+".v1" {
 				t.Errorf("got %s %s %s", report.Name, report.Version, report.Kind)
+			}
+			if len(report.Left) > 0 {
+				t.Errorf("left: %q", report.Left)
 			}
 			for _, res := range report.Results {
 				switch {
@@ -158,12 +243,26 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"leaves-mount", "storage", "work.whole", "still mounted"},
 	{"broken", "registration", "work.whole", "it changes what was just registered"},
 	{"broken", "device", "work.whole", "vendor"},
-	{"relative", "device", "work.whole", "not an absolute path"},
-	{"all-rights", "device", "work.whole", "some of rwm"},
+	{"relative", "device", "work.whole", "must be an absolute"},
+	{"all-rights", "device", "work.whole", "rwm"},
+	{"one-device", "device", "device.apart", "are the same"},
+	{"twice", "device", "device.apart", "twice"},
+	{"revokes-not", "identity", "token.refused", "Consul still accepts"},
 	{"once", "storage", "work.repeat", "it is done"},
 	{"fickle-context", "storage", "work.repeat", "the second time"},
 	{"unstable", "bootstrap", "work.repeat", "the second time"},
 	{"strict", "storage", "work.order", "never staged"},
+	{"stacks-stages", "storage", "mount.once", "2 mounts are stacked at the staging path"},
+	{"loses-when-killed", "storage", "data.kept", "after the plugin was killed, and the volume was published by another"},
+	{"copies-for-others", "storage", "data.shared", "changed by one workload and read by the other"},
+	{"unpublishes-all", "storage", "data.shared", "after the Unpublish of the other workload"},
+	{"mixes", "storage", "data.own", "is in the other too"},
+	{"writes-devices", "storage", "data.block", "published read-only, and it is written to"},
+	{"remakes", "storage", "volume.same", "after Create was repeated"},
+	{"repeats-entries", "storage", "volume.listed", "twice"},
+	{"any-token", "storage", "volume.listed", "got success, want Aborted"},
+	{"one-snapshot", "storage", "snapshot.listed", "the list lacks"},
+	{"empty-snapshot", "storage", "snapshot.content", "the file that was written is not there"},
 	{"lenient", "storage", "work.refuse", "a volume that does not exist: got success"},
 	{"lenient", "identity", "work.refuse", "a token that does not exist: got success"},
 	{"lenient", "bootstrap", "work.refuse", "token file that cannot be read: got success"},
@@ -184,14 +283,14 @@ var bad = []struct{ mode, kind, check, says string }{
 }
 
 // TestBad checks that each fault of a plugin fails its check, and no other. With -full all checks run with every
-// bad plugin, otherwise with every fifth one; the rest run only their own check and those that it depends on.
+// bad plugin, otherwise with every tenth one; the rest run only their own check and those that it depends on.
 func TestBad(t *testing.T) {
 	requireRoot(t, "the kit with plugins that mount")
 	tried := map[string]bool{}
 	for n, tc := range bad {
 		tried[tc.check] = true
 		one := tc.check
-		if *full || n%5 == 0 {
+		if *full || n%10 == 0 {
 			one = ""
 		}
 		t.Run(tc.mode+"-"+tc.kind, func(t *testing.T) {
@@ -211,9 +310,98 @@ func TestBad(t *testing.T) {
 			}
 		})
 	}
+	for _, tc := range planted {
+		tried[tc.check] = true
+	}
 	for _, c := range conformance.Checks() {
 		if !tried[c.ID] {
 			t.Errorf("no bad plugin fails %s", c.ID)
+		}
+	}
+}
+
+// planted are the faults of a storage plugin that cost data, or that a workload notices as wrong data, with the
+// check that must find each of them. Other checks may find it too.
+var planted = []struct{ mode, check, says string }{
+	{"loses-at-unpublish", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"loses-at-unstage", "data.kept", "after Unstage and Stage: the file that was written is not there"},
+	{"serves-tmpfs", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"ignores-read-only", "data.read-only", "through a read-only target"},
+	{"stacks", "work.repeat", "2 mounts are stacked at the target path"},
+	{"empties-published", "mount.once", "published again: the file that was written is not there"},
+	{"leaves-target", "mount.gone", "the target path still exists"},
+	{"keeps-staged", "mount.gone", "still mounted at the staging path"},
+	{"keeps-deleted", "volume.deleted", "after Delete: got success, want NotFound"},
+	{"any-size", "volume.capacity", "at most"},
+	{"claims-to-expand", "volume.expanded", "it was expanded from"},
+	{"takes-any", "volume.same", "got success, want AlreadyExists"},
+	{"loses-entries", "volume.listed", "in pages of one the list lacks"},
+	{"follows", "snapshot.content", "in a volume from the snapshot: the file has another content"},
+	{"same-clone", "clone.content", "in the source, after a write to the clone"},
+	{"constant-stats", "stats.moves", "bytes were used before"},
+	{"never-sick", "fingerprint.follows", "the driver is away: it is not reported"},
+	{"races", "mount.together", "mounts are stacked at the"},
+}
+
+// caught counts the planted faults that their check has found.
+var caught atomic.Int32
+
+func TestPlanted(t *testing.T) {
+	requireRoot(t, "the kit with plugins that lose data")
+	for _, tc := range planted {
+		one := tc.check
+		if *full {
+			one = ""
+		}
+		t.Run(tc.mode, func(t *testing.T) {
+			t.Parallel()
+			results := check(t, tc.mode, "storage", one).Results
+			at := slices.IndexFunc(results, func(res conformance.Result) bool { return res.ID == tc.check })
+			switch {
+			case at < 0:
+				t.Errorf("%s was not run", tc.check)
+			case results[at].Status != conformance.Failed || !strings.Contains(results[at].Reason, tc.says):
+				t.Errorf("%s is %s: %s, want it failed with %q", tc.check, results[at].Status, results[at].Reason, tc.says)
+			default:
+				caught.Add(1)
+			}
+		})
+	}
+}
+
+// TestInterrupted checks that a run which is interrupted while volumes are in use removes them.
+func TestInterrupted(t *testing.T) {
+	requireRoot(t, "the kit interrupted with volumes in use")
+	dir, cfg := fixture(t, "good", "storage")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			used, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+			if err != nil || len(used) > 1 {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	report, err := conformance.Run(ctx, cfg)
+	if !errors.Is(err, context.Canceled) || report == nil {
+		t.Fatalf("got %v, %v, want that it was interrupted", report, err)
+	}
+	if len(report.Left) > 0 {
+		t.Errorf("left: %q", report.Left)
+	}
+	nothingLeft(t, dir)
+}
+
+// nothingLeft checks that the good fixture's backend has neither volumes nor snapshots.
+func nothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	for _, kind := range []string{"vol", "snap"} {
+		left, err := filepath.Glob(filepath.Join(dir, "state", kind, "*"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("left of the %s folder: %q, %v", kind, left, err)
 		}
 	}
 }

@@ -86,6 +86,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 	id, secret := uuid(), ""
 	return []step{
 		{name: "Derive", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+			r.asksFor(id, secret)
 			token, s, err := identity.NewClient(conn).Derive(ctx, r.cfg.Consul,
 				identity.DeriveRequest{ID: id, Subject: subject(name)})
 			switch {
@@ -97,7 +98,7 @@ func identityJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name str
 				return "", fmt.Errorf("the token is for %+v", token.Subject)
 			}
 			secret = s
-			r.keep(s)
+			r.asksFor(id, s)
 			return fmt.Sprintf("token %s with the secret %x", token.Accessor, digest(s)), nil
 		}},
 		{name: "Read", do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {

@@ -5,11 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/device"
 	devicev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/device/v1"
@@ -62,57 +61,107 @@ const maxReserved = 4
 func deviceJob(ctx context.Context, _ *run, conn grpc.ClientConnInterface, _ string) ([]step, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	groups, err := deviceGroups(ctx, conn)
+	ids, err := healthyDevices(ctx, conn)
 	if err != nil {
-		return nil, fmt.Errorf("fingerprint: %w", err)
-	}
-	if err := device.ValidateGroups(groups); err != nil {
-		return nil, fmt.Errorf("fingerprint: %w", err)
+		return nil, err
 	}
 	var steps []step
-	for _, g := range groups {
-		for _, d := range g.Devices {
-			if !d.Healthy || len(steps) == maxReserved {
-				continue
-			}
-			steps = append(steps, step{
-				name: fmt.Sprintf("Reserve %q", d.ID),
-				do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-					reservation, err := device.NewClient(conn).Reserve(ctx, []string{d.ID})
-					if err != nil {
-						return "", err
-					}
-					if err := checkReservation(reservation); err != nil {
-						return "", err
-					}
-					text, err := json.Marshal(reservation)
-					return string(text), err
-				},
-			})
-		}
-	}
-	if len(steps) == 0 {
-		return nil, skip("needs a healthy device on this machine")
+	for _, id := range ids {
+		steps = append(steps, step{
+			name: fmt.Sprintf("Reserve %q", id),
+			do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+				reservation, err := device.NewClient(conn).Reserve(ctx, []string{id})
+				if err != nil {
+					return "", err
+				}
+				if err := reservation.Validate(); err != nil {
+					return "", err
+				}
+				text, err := json.Marshal(reservation)
+				return string(text), err
+			},
+		})
 	}
 	return steps, nil
 }
 
-// checkReservation checks that a host could give the reservation to a workload.
-func checkReservation(r device.Reservation) error {
-	var paths []string
-	for _, m := range r.Mounts {
-		paths = append(paths, m.HostPath, m.TaskPath)
+// healthyDevices returns the ids of at most maxReserved devices.
+func healthyDevices(ctx context.Context, conn grpc.ClientConnInterface) ([]string, error) {
+	groups, err := deviceGroups(ctx, conn)
+	if err == nil {
+		err = device.ValidateGroups(groups)
 	}
-	for _, d := range r.Devices {
-		paths = append(paths, d.HostPath, d.TaskPath)
-		if d.Permissions == "" || strings.Trim(d.Permissions, "rwm") != "" {
-			return fmt.Errorf("the permissions of %q are %q, not some of rwm", d.HostPath, d.Permissions)
+	if err != nil {
+		return nil, fmt.Errorf("fingerprint: %w", err)
+	}
+	var ids []string
+	for _, g := range groups {
+		for _, d := range g.Devices {
+			if d.Healthy && len(ids) < maxReserved {
+				ids = append(ids, d.ID)
+			}
 		}
 	}
-	for _, path := range paths {
-		if !filepath.IsAbs(path) {
-			return fmt.Errorf("%q is not an absolute path", path)
+	if len(ids) == 0 {
+		return nil, skip("needs a healthy device on this machine")
+	}
+	return ids, nil
+}
+
+var deviceChecks = []*Check{{
+	ID:    "device.apart",
+	kind:  device.Kind,
+	Says:  "Each device is reserved for one workload: two ids give two different devices, and an id that is given twice is one device.",
+	Fix:   "Give every device an id of its own, that of the hardware. Refuse a repeated id with InvalidArgument, or use it once.",
+	after: append([]string{"work.repeat"}, worked...),
+	run:   checkApart,
+}}
+
+func checkApart(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	ids, err := healthyDevices(ctx, p.conn)
+	if err != nil {
+		return err
+	}
+	client := device.NewClient(p.conn)
+	alone := map[string]string{} // ids by their reservation
+	for _, id := range ids {
+		reservation, err := client.Reserve(ctx, []string{id})
+		if err != nil {
+			return fmt.Errorf("reserve %q: %w", id, err)
 		}
+		text, err := json.Marshal(reservation)
+		if err != nil {
+			return err
+		}
+		if other, found := alone[string(text)]; found {
+			return fmt.Errorf("the devices %q and %q are the same: both reservations are %.200s", other, id, text)
+		}
+		alone[string(text)] = id
+	}
+	reservation, err := client.Reserve(ctx, []string{ids[0], ids[0]})
+	if err == nil {
+		err = reservation.Validate()
+	} else if status.Code(err) == codes.InvalidArgument {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("reserve %q twice in one call: %w", ids[0], err)
+	}
+	if len(ids) == 1 {
+		return nil
+	}
+	reservation, err = client.Reserve(ctx, ids)
+	if err == nil {
+		err = reservation.Validate()
+	}
+	if err != nil {
+		return fmt.Errorf("reserve %q in one call: %w", ids, err)
 	}
 	return nil
 }

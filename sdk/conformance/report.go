@@ -13,8 +13,8 @@ type Report struct {
 	Version string   `json:"version,omitempty"`
 	Kind    string   `json:"kind,omitempty"`
 	Results []Result `json:"results"`
-	// Left lists mounts that the plugin has left. The kit does not unmount them, since they may hold somebody's
-	// data.
+	// Left lists what the plugin has left behind: mounts, which the kit then unmounts, and volumes, snapshots and
+	// tokens that it could not remove.
 	Left []string `json:"left,omitempty"`
 }
 
@@ -59,6 +59,8 @@ type Check struct {
 	Says string
 	// Fix says how the author can correct a failure.
 	Fix string
+	// kind is the kind that it is for, such as "storage.v1"; empty: all. Reports on other kinds do not have it.
+	kind string
 	// after are the checks that must have passed; otherwise this one is skipped.
 	after []string
 	// last makes the check run after all others, because it inspects what they have left.
@@ -67,7 +69,8 @@ type Check struct {
 }
 
 // checks are all checks, in the order of the report: each comes after those that it depends on.
-var checks = slices.Concat(startChecks, configChecks, healthChecks, callChecks, workChecks, stopChecks, secretChecks)
+var checks = slices.Concat(startChecks, configChecks, healthChecks, callChecks, workChecks, mountChecks, dataChecks,
+	volumeChecks, copyChecks, fingerprintChecks, listChecks, tokenChecks, deviceChecks, stopChecks, secretChecks)
 
 // Checks returns all checks, in the order of a report.
 func Checks() []Check {

@@ -29,12 +29,16 @@ func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error
 	}
 	// A short path, because a Unix socket's address has at most 107 bytes (unix(7)).
 	dir, err := os.MkdirTemp("", "pnc-")
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir) // as in the table of mounts
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make the directory of the run: %w", err)
 	}
-	r := &run{cfg: cfg, dir: dir, heard: &heard{}, secret: "s3cr3t-" + rand.Text()}
+	r := &run{cfg: cfg, dir: dir, heard: &heard{}, tokens: map[string]string{}, secret: "s3cr3t-" + rand.Text()}
 	if r.authority, err = wire.NewAuthority(); err == nil {
 		r.all(ctx, checks)
+		r.revokeLeft(context.WithoutCancel(ctx))
 	}
 	if err := errors.Join(err, r.clear()); err != nil {
 		return nil, err
@@ -56,7 +60,9 @@ type run struct {
 	mu        sync.Mutex
 	processes []*process
 	folders   int
-	given     []string // secrets that a backend has issued
+	given     []string          // secrets that a backend has issued
+	tokens    map[string]string // that the kit asked for: their secrets by their ids
+	only      sync.Mutex        // held by the check that works with Config.Volume
 }
 
 // checking is a check in progress.
@@ -76,9 +82,12 @@ func (c *checking) ends(f func()) {
 	c.undo = append(c.undo, f)
 }
 
+// end runs what was registered. That may register more.
 func (c *checking) end() {
-	for i := len(c.undo) - 1; i >= 0; i-- {
-		c.undo[i]()
+	for len(c.undo) > 0 {
+		f := c.undo[len(c.undo)-1]
+		c.undo = c.undo[:len(c.undo)-1]
+		f()
 	}
 }
 
@@ -111,7 +120,7 @@ func (r *run) all(ctx context.Context, checks []*Check) {
 				<-running[id].done
 				err = errors.Join(err, blocked(&running[id].res))
 			}
-			if err == nil {
+			if kind := c.check.kind; err == nil && (kind == "" || kind == r.report.Kind) {
 				slots <- struct{}{}
 				err = r.one(ctx, c)
 				<-slots
@@ -121,6 +130,9 @@ func (r *run) all(ctx context.Context, checks []*Check) {
 	}
 	wait.Wait()
 	for _, c := range order {
+		if c.check.kind != "" && c.check.kind != r.report.Kind {
+			continue
+		}
 		r.report.Results = append(r.report.Results, c.res)
 	}
 }
@@ -182,10 +194,10 @@ func (r *run) folder() (string, error) {
 	return path, os.Mkdir(path, 0o700)
 }
 
-// clear removes the run's directory, but nothing that is mounted in it: a plugin that does not unmount must not
-// destroy data.
-func (r *run) clear() (err error) {
-	if r.report.Left, err = mountsBelow(r.dir); err != nil || len(r.report.Left) > 0 {
+// clear removes the run's directory, and nothing that is still mounted in it.
+func (r *run) clear() error {
+	r.unmountBelow(r.dir)
+	if points, err := mountsBelow(r.dir); err != nil || len(points) > 0 {
 		return err
 	}
 	if err := os.RemoveAll(r.dir); err != nil {

@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -130,40 +127,14 @@ var storageMethods = []method{
 	}},
 }
 
-// volumeSize is the size that the kit requests, in bytes: small, but enough for ext4 and xfs.
-const volumeSize = 320 << 20
-
-// volumeJob takes one volume through the driver.
-type volumeJob struct {
-	driver  storage.Driver
-	volume  storage.Volume
-	node    string            // the driver's id for this node
-	publish map[string]string // the publish context
-	staging string            // empty if the driver does not stage
-	target  string
-}
-
 func storageJob(ctx context.Context, r *run, conn grpc.ClientConnInterface, name string) ([]step, error) {
-	fp, err := fingerprint(ctx, conn, r.real())
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("fingerprint: %w", err)
-	case !fp.Healthy:
-		return nil, fmt.Errorf("the driver is unhealthy: %s", fp.Message)
-	case fp.Node == nil:
-		return nil, skip("needs a CSI driver with a node service")
-	}
-	dir, err := r.folder()
+	fp, err := r.usable(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
-	j := &volumeJob{driver: r.cfg.Driver, volume: r.cfg.Volume, node: fp.Node.NodeID, target: filepath.Join(dir, "target")}
-	creates := j.volume.ExternalID == ""
-	if creates {
-		if fp.Controller == nil || !fp.Controller.CreateDelete {
-			return nil, skip("needs a volume (Config.Volume): the driver cannot create one")
-		}
-		j.volume = storage.Volume{Name: name, Capability: plain, Secrets: map[string]string{"password": r.secret + "-volume"}}
+	v, err := r.volume(fp, name)
+	if err != nil {
+		return nil, err
 	}
 	var steps []step
 	add := func(on bool, s step) {
@@ -171,103 +142,35 @@ func storageJob(ctx context.Context, r *run, conn grpc.ClientConnInterface, name
 			steps = append(steps, s)
 		}
 	}
-	attaches := fp.Controller != nil && fp.Controller.AttachDetach
-	if fp.Node.StageUnstage {
-		j.staging = filepath.Join(dir, "staging")
-		if err := os.Mkdir(j.staging, 0o700); err != nil {
-			return nil, err
-		}
-	}
-	add(creates, step{name: "Create", base: true, do: j.create})
-	add(true, step{name: "ValidateVolume", do: j.validate})
-	add(attaches, step{name: "Attach", do: j.attach})
-	add(j.staging != "", step{name: "Stage", do: j.stage})
-	add(true, step{name: "Publish", do: j.mount})
-	add(true, step{name: "Unpublish", undo: true, do: j.unmount})
-	add(j.staging != "", step{name: "Unstage", undo: true, do: j.unstage})
-	add(attaches, step{name: "Detach", undo: true, do: j.detach})
-	add(creates, step{name: "Delete", undo: true, do: j.delete})
+	const target = "target"
+	add(v.creates, step{name: "Create", base: true, do: answering(v.create, func() string { return v.ExternalID })})
+	add(true, step{name: "ValidateVolume", do: silent(v.validate)})
+	add(v.attaches, step{name: "Attach", do: answering(v.attach, func() string { return fmt.Sprint(v.context) })})
+	add(v.staging != "", step{name: "Stage", do: silent(v.stage)})
+	add(true, step{name: "Publish", do: silent(func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return v.publish(ctx, conn, target, false)
+	})})
+	add(true, step{name: "Unpublish", undo: true, do: silent(func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return v.unpublish(ctx, conn, target)
+	})})
+	add(v.staging != "", step{name: "Unstage", undo: true, do: silent(v.unstage)})
+	add(v.attaches, step{name: "Detach", undo: true, do: silent(v.detach)})
+	add(v.creates, step{name: "Delete", undo: true, do: silent(v.remove)})
 	return steps, nil
 }
 
-func (j *volumeJob) create(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	res, err := storage.NewClient(conn).Create(ctx, j.driver, storage.CreateRequest{
-		Name: j.volume.Name, CapacityMin: volumeSize, Capabilities: []storage.Capability{plain}, Secrets: j.volume.Secrets,
-	})
-	if err == nil && res.ExternalID == "" {
-		err = errors.New("it returns no external id")
+// volumeCall is one of the calls of a volume.
+type volumeCall func(context.Context, grpc.ClientConnInterface) error
+
+// answering makes a call a step, which answer describes.
+func answering(call volumeCall, answer func() string) func(context.Context, grpc.ClientConnInterface) (string, error) {
+	return func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
+		err := call(ctx, conn)
+		return answer(), err
 	}
-	if err == nil {
-		j.volume.ExternalID, j.volume.Context = res.ExternalID, res.Context
-	}
-	return res.ExternalID, err
 }
 
-func (j *volumeJob) validate(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	_, err := storage.NewClient(conn).ValidateVolume(ctx, j.driver,
-		storage.ValidateRequest{Volume: j.volume, Capabilities: []storage.Capability{j.volume.Capability}})
-	return "", err
-}
-
-func (j *volumeJob) attach(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	publish, err := storage.NewClient(conn).Attach(ctx, j.driver, storage.AttachRequest{Volume: j.volume, NodeID: j.node})
-	if err == nil {
-		j.publish = publish
-	}
-	return fmt.Sprint(publish), err
-}
-
-func (j *volumeJob) stage(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	return "", storage.NewClient(conn).Stage(ctx, j.driver,
-		storage.StageRequest{Volume: j.volume, PublishContext: j.publish, StagingPath: j.staging})
-}
-
-func (j *volumeJob) mount(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	err := storage.NewClient(conn).Publish(ctx, j.driver, storage.PublishRequest{
-		Volume: j.volume, PublishContext: j.publish, StagingPath: j.staging, TargetPath: j.target,
-	})
-	if err != nil {
-		return "", err
-	}
-	mounts, err := mountsBelow(j.target)
-	if err == nil && len(mounts) == 0 {
-		err = errors.New("it succeeded, and nothing is mounted at the target")
-	}
-	return fmt.Sprint(mounts), err
-}
-
-func (j *volumeJob) unmount(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	if err := storage.NewClient(conn).Unpublish(ctx, j.driver, j.volume, j.target); err != nil {
-		return "", err
-	}
-	mounts, err := mountsBelow(j.target)
-	if err == nil && len(mounts) > 0 {
-		err = errors.New("it succeeded, and the target is still mounted")
-	}
-	return "", err
-}
-
-func (j *volumeJob) unstage(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	return "", storage.NewClient(conn).Unstage(ctx, j.driver, j.volume, j.staging)
-}
-
-func (j *volumeJob) detach(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	return "", storage.NewClient(conn).Detach(ctx, j.driver, j.volume, j.node)
-}
-
-func (j *volumeJob) delete(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-	return "", storage.NewClient(conn).Delete(ctx, j.driver, j.volume)
-}
-
-// mountsBelow returns the mount points below a directory.
-func mountsBelow(dir string) ([]string, error) {
-	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
-	if err != nil {
-		return nil, fmt.Errorf("read the mounts: %w", err)
-	}
-	var points []string
-	for _, m := range infos {
-		points = append(points, m.Mountpoint)
-	}
-	return points, nil
+// silent makes a call without an answer a step.
+func silent(call volumeCall) func(context.Context, grpc.ClientConnInterface) (string, error) {
+	return answering(call, func() string { return "" })
 }

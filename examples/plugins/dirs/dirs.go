@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 // over between any two calls.
 type dirs struct {
 	mode atomic.Uint32 // of directories that Create makes
+	// mounts is held by the call that changes mounts, since it looks at them first.
+	mounts sync.Mutex
 }
 
 // root returns the directory with a driver's volumes: its endpoint in the agent's csi_driver block.
@@ -146,18 +149,22 @@ func (*dirs) Stage(context.Context, storage.Driver, storage.StageRequest) error 
 func (*dirs) Unstage(context.Context, storage.Driver, storage.Volume, string) error { return nil }
 
 // Publish bind-mounts the volume's directory. It may be called again: an existing mount is kept.
-func (*dirs) Publish(_ context.Context, d storage.Driver, req storage.PublishRequest) error {
-	source, err := existing(d, req.Volume.ExternalID)
+func (d *dirs) Publish(_ context.Context, driver storage.Driver, req storage.PublishRequest) error {
+	source, err := existing(driver, req.Volume.ExternalID)
 	if err != nil {
 		return err
 	}
 	if err := check(req.Volume.Capability); err != nil {
 		return err
 	}
+	d.mounts.Lock()
+	defer d.mounts.Unlock()
 	return bind(source, req.TargetPath, req.ReadOnly)
 }
 
 // Unpublish removes the mount and its directory. It may be called again.
-func (*dirs) Unpublish(_ context.Context, _ storage.Driver, _ storage.Volume, target string) error {
+func (d *dirs) Unpublish(_ context.Context, _ storage.Driver, _ storage.Volume, target string) error {
+	d.mounts.Lock()
+	defer d.mounts.Unlock()
 	return unbind(target)
 }

@@ -15,6 +15,14 @@ const run = promisify(execFile);
 class Dirs {
   constructor() {
     this.mode = 0o755;
+    this.turn = Promise.resolve();
+  }
+
+  // inTurn runs the calls that change mounts one after the other, since each looks at the mounts first.
+  inTurn(call) {
+    const result = this.turn.then(call);
+    this.turn = result.catch(() => {});
+    return result;
   }
 
   // parse refuses unknown keys.
@@ -51,8 +59,8 @@ class Dirs {
       detach: unary(async () => {}),
       stage: unary(async () => {}),
       unstage: unary(async () => {}),
-      publish: unary((req, signal) => this.publish(req, signal)),
-      unpublish: unary((req, signal) => this.unpublish(req, signal)),
+      publish: unary((req, signal) => this.inTurn(() => this.publish(req, signal))),
+      unpublish: unary((req, signal) => this.inTurn(() => this.unpublish(req, signal))),
       create: unary((req) => this.create(req)),
       delete: unary(async (req) => fs.rm(folder(req.driver, req.volume.external_id), { recursive: true, force: true })),
     };

@@ -99,8 +99,8 @@ func (a *app) showProof(report *conformance.Report) error {
 				res.Says, res.Fix)
 		}
 	}
-	for _, path := range report.Left {
-		a.note("left mounted: %s", path)
+	for _, what := range report.Left {
+		a.note("left behind: %s", what)
 	}
 	who := report.Binary
 	if report.Name != "" {

@@ -56,14 +56,25 @@ func (t *tokens) Revoke(ctx context.Context, c service.Consul, _, secret string)
 	if err := t.reach(ctx, c.Address, "revoke", secret); err != nil {
 		return err
 	}
-	if secret != "" {
+	if secret != "" && t.mode != "revokes-not" {
 		t.gone(filepath.Base(secret))
 	}
 	return nil
 }
 
-func (t *tokens) List(ctx context.Context, c service.Consul, _ string) ([]identity.Token, error) {
-	return nil, t.reach(ctx, c.Address, "list", "")
+func (t *tokens) List(ctx context.Context, c service.Consul, cluster string) (out []identity.Token, err error) {
+	if err := t.reach(ctx, c.Address, "list", ""); err != nil {
+		return nil, err
+	}
+	files, err := os.ReadDir(t.state)
+	for _, f := range files {
+		var token identity.Token
+		text, readErr := os.ReadFile(filepath.Join(t.state, f.Name()))
+		if readErr == nil && json.Unmarshal(text, &token) == nil && token.Subject.Cluster == cluster {
+			out = append(out, token)
+		}
+	}
+	return out, err
 }
 
 // services is a registration plugin.

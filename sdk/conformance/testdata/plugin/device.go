@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,7 +15,9 @@ type devices struct{ *plugin }
 
 func (d *devices) Fingerprint(ctx context.Context, report func([]device.Group) error) error {
 	group := device.Group{Vendor: "linux", Type: "pseudo", Name: "memory",
-		Devices: []device.Instance{{ID: "zero", Healthy: true}, {ID: "full", Message: "full"}}}
+		Devices: []device.Instance{
+			{ID: "zero", Healthy: true}, {ID: "null", Healthy: true}, {ID: "full", Message: "full"},
+		}}
 	if d.mode == "broken" {
 		group.Vendor = ""
 	}
@@ -26,17 +29,25 @@ func (d *devices) Fingerprint(ctx context.Context, report func([]device.Group) e
 }
 
 func (d *devices) Reserve(_ context.Context, ids []string) (device.Reservation, error) {
-	for _, id := range ids {
-		if id != "zero" && d.mode != "lenient" {
-			return device.Reservation{}, status.Error(codes.NotFound, "no device "+id)
+	var res device.Reservation
+	for n, id := range ids {
+		if id != "zero" && id != "null" && d.mode != "lenient" {
+			return res, status.Error(codes.NotFound, "no device "+id)
 		}
+		if slices.Contains(ids[:n], id) && d.mode != "twice" {
+			return res, status.Error(codes.InvalidArgument, "one device twice")
+		}
+		if d.mode == "one-device" {
+			id = "zero"
+		}
+		node := device.Node{HostPath: "/dev/" + id, TaskPath: "/dev/" + id, Permissions: "r"}
+		switch d.mode {
+		case "relative":
+			node.TaskPath = id
+		case "all-rights":
+			node.Permissions = "all"
+		}
+		res.Devices = append(res.Devices, node)
 	}
-	node := device.Node{HostPath: "/dev/zero", TaskPath: "/dev/zero", Permissions: "r"}
-	switch d.mode {
-	case "relative":
-		node.TaskPath = "zero"
-	case "all-rights":
-		node.Permissions = "all"
-	}
-	return device.Reservation{Devices: []device.Node{node}, Env: map[string]string{"ZERO": "1"}}, nil
+	return res, nil
 }

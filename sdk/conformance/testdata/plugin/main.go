@@ -33,7 +33,7 @@ import (
 )
 
 func main() {
-	p := &plugin{mode: os.Args[1], state: os.Args[3], seen: map[string]bool{}}
+	p := &plugin{mode: os.Args[1], state: os.Args[3], seen: map[string]bool{}, copies: map[string]bool{}}
 	var kind sdk.Plugin
 	switch os.Args[2] {
 	case "storage":
@@ -80,6 +80,7 @@ type plugin struct {
 	mu     sync.Mutex
 	answer string          // the configuration
 	seen   map[string]bool // what this process has done
+	copies map[string]bool // targets that are copies
 	busy   int
 	times  int // that an answer was given which changes
 	alone  []*os.File

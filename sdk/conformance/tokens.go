@@ -1,0 +1,202 @@
+package conformance
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/pannier/pannier/sdk/identity"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+var tokenChecks = []*Check{{
+	ID:    "token.refused",
+	kind:  identity.Kind,
+	Says:  "Consul accepts a token that was derived, and refuses it as soon as Revoke has returned.",
+	Fix:   "In Revoke, delete the token (or log out) and read it with consistency until Consul does not know it.",
+	after: append([]string{"work.repeat"}, worked...),
+	run:   checkTokenRefused,
+}}
+
+func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
+	p, err := r.up(ctx, c)
+	if err != nil {
+		return err
+	}
+	id := uuid()
+	r.asksFor(id, "")
+	client := identity.NewClient(p.conn)
+	var secret string
+	err = insist(ctx, func(ctx context.Context) (err error) {
+		_, secret, err = client.Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(c.name())})
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("derive a token: %w", err)
+	case secret == "":
+		return skip("needs a Consul with ACLs")
+	}
+	r.asksFor(id, secret)
+	for deadline := time.Now().Add(callTime); ; time.Sleep(50 * time.Millisecond) {
+		accepted, err := r.accepts(ctx, secret)
+		if accepted {
+			break
+		}
+		if err == nil && time.Now().After(deadline) {
+			err = errors.New("the token was derived, and Consul does not accept it")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := insist(ctx, func(ctx context.Context) error {
+		return client.Revoke(ctx, r.cfg.Consul, id, secret)
+	}); err != nil {
+		return fmt.Errorf("revoke the token: %w", err)
+	}
+	accepted, err := r.accepts(ctx, secret)
+	if accepted {
+		err = errors.New("it was revoked with success, and Consul still accepts the token")
+	}
+	return err
+}
+
+// asksFor records a token that the kit asks for, to remove it at the end. secret is empty until it is known.
+func (r *run) asksFor(id, secret string) {
+	if secret != "" {
+		r.keep(secret)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tokens[id] = secret
+}
+
+// revokeLeft removes and reports the kit's tokens that still exist.
+func (r *run) revokeLeft(ctx context.Context) {
+	if len(r.tokens) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, checkTime/2)
+	defer cancel()
+	c := &checking{}
+	defer c.end()
+	p, err := r.up(ctx, c)
+	if err != nil {
+		r.leave("tokens, perhaps: %v", err)
+		return
+	}
+	for id, secret := range r.tokens {
+		if !r.exists(ctx, p.conn, id, secret) {
+			continue
+		}
+		err := insist(ctx, func(ctx context.Context) error {
+			return identity.NewClient(p.conn).Revoke(ctx, r.cfg.Consul, id, secret)
+		})
+		if err != nil || r.exists(ctx, p.conn, id, secret) {
+			err = r.delete(ctx, id)
+		}
+		if err != nil {
+			r.leave("token %s, and it could not be deleted: %v", id, err)
+			continue
+		}
+		r.leave("token %s", id)
+	}
+}
+
+// exists reports whether the plugin lists a token, or Consul accepts it.
+func (r *run) exists(ctx context.Context, conn grpc.ClientConnInterface, id, secret string) bool {
+	if accepted, err := r.accepts(ctx, secret); secret != "" && accepted && err == nil {
+		return true
+	}
+	tokens, err := identity.NewClient(conn).List(ctx, r.cfg.Consul, theCluster)
+	return err == nil && slices.ContainsFunc(tokens, func(t identity.Token) bool { return t.Accessor == id })
+}
+
+// accepts asks the Consul itself whether it accepts a token.
+func (r *run) accepts(ctx context.Context, secret string) (bool, error) {
+	code, err := consulAsked(ctx, r.cfg.Consul, http.MethodGet, "/v1/acl/token/self?consistent", secret)
+	switch {
+	case err != nil:
+		return false, err
+	case code == http.StatusOK:
+		return true, nil
+	case code == http.StatusForbidden, code == http.StatusNotFound, code == http.StatusUnauthorized:
+		return false, nil
+	}
+	return false, fmt.Errorf("ask Consul for a token: it answers %d", code)
+}
+
+// delete deletes a token with the one that the kit was given.
+func (r *run) delete(ctx context.Context, id string) error {
+	own, err := os.ReadFile(r.cfg.Consul.TokenFile)
+	if err != nil {
+		return fmt.Errorf("read the token for Consul (-consul-token-file): %w", err)
+	}
+	code, err := consulAsked(ctx, r.cfg.Consul, http.MethodDelete, "/v1/acl/token/"+id, strings.TrimSpace(string(own)))
+	if err == nil && code != http.StatusOK && code != http.StatusNotFound {
+		err = fmt.Errorf("ask Consul to delete it: it answers %d", code)
+	}
+	return err
+}
+
+// consulAsked makes a request to a Consul's HTTP API and returns the status.
+func consulAsked(ctx context.Context, c service.Consul, method, path, token string) (code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true}
+	base := c.Address
+	if socket, ok := strings.CutPrefix(base, "unix://"); ok {
+		base = "http://consul"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}
+	} else if !strings.Contains(base, "://") {
+		base = "http://" + base
+	}
+	if strings.HasPrefix(base, "https://") {
+		if transport.TLSClientConfig, err = consulTLS(c); err != nil {
+			return 0, err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, base+path, nil)
+	if err != nil {
+		return 0, fmt.Errorf("ask Consul: %w", err)
+	}
+	req.Header.Set("X-Consul-Token", token)
+	res, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return 0, fmt.Errorf("ask Consul: %w", err)
+	}
+	return res.StatusCode, res.Body.Close()
+}
+
+func consulTLS(c service.Consul) (*tls.Config, error) {
+	conf := &tls.Config{ServerName: c.TLSServerName, MinVersion: tls.VersionTLS12}
+	if c.CAFile != "" {
+		pem, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("read Consul's CA: %w", err)
+		}
+		conf.RootCAs = x509.NewCertPool()
+		conf.RootCAs.AppendCertsFromPEM(pem)
+	}
+	if c.CertFile != "" {
+		cert, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the certificate for Consul: %w", err)
+		}
+		conf.Certificates = []tls.Certificate{cert}
+	}
+	return conf, nil
+}
