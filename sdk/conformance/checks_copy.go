@@ -71,6 +71,9 @@ func checkSnapshot(ctx context.Context, r *run, c *checking) error {
 	if !l.fp.Controller.CreateDeleteSnapshot {
 		return skip("needs a driver that makes snapshots")
 	}
+	if err := l.creates(); err != nil {
+		return err
+	}
 	v, old, err := l.filled(ctx)
 	if err != nil {
 		return err
@@ -109,6 +112,9 @@ func checkClone(ctx context.Context, r *run, c *checking) error {
 	}
 	if !l.fp.Controller.Clone {
 		return skip("needs a driver that clones volumes")
+	}
+	if err := l.creates(); err != nil {
+		return err
 	}
 	v, content, err := l.filled(ctx)
 	if err != nil {

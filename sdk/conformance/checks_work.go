@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -127,11 +128,12 @@ func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) e
 	if err != nil {
 		return err
 	}
-	steps, err := r.kind.job(ctx, r, p.conn, c.name()+"-"+uuid()[:8])
+	name := c.name() + "-" + uuid()[:8]
+	steps, err := r.kind.job(ctx, r, p.conn, name)
 	if err != nil {
 		return err
 	}
-	err = do(p, steps)
+	err = do(p, slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.tidy }))
 	if err == nil {
 		return nil
 	}
@@ -141,8 +143,11 @@ func (r *run) work(ctx context.Context, c *checking, do func(*process, []step) e
 		return err
 	}
 	for _, s := range steps {
-		if s.undo || s.base { // the answer of an interrupted base step is needed to undo it
-			_ = s.again(ctx, cleaner.conn) // only the first error matters
+		if !s.undo && !s.base && !s.tidy { // the answer of an interrupted base step is needed to undo it
+			continue
+		}
+		if err := s.again(ctx, cleaner.conn); err != nil && status.Code(err) != codes.NotFound {
+			r.leave("%s: %v", name, err)
 		}
 	}
 	return err

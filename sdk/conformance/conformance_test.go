@@ -395,6 +395,51 @@ func TestInterrupted(t *testing.T) {
 	nothingLeft(t, dir)
 }
 
+// TestGivenVolume checks that a volume which the kit is given is tested and left as it was.
+func TestGivenVolume(t *testing.T) {
+	requireRoot(t, "the kit with a volume that it is given")
+	dir, cfg := fixture(t, "good", "storage")
+	vol := filepath.Join(dir, "state", "vol", "ext-given")
+	if err := os.MkdirAll(vol, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("given", vol, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{vol + ".json": `{"Capacity":67108864}`, filepath.Join(vol, "mine"): "mine"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Volume = storage.Volume{Name: "given", ExternalID: "ext-given", Capability: storage.Capability{
+		AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem,
+	}}
+	report, err := conformance.Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var skipped []string
+	for _, res := range report.Results {
+		switch res.Status {
+		case conformance.Failed:
+			t.Errorf("%s: %s", res.ID, res.Reason)
+		case conformance.Skipped:
+			skipped = append(skipped, res.ID)
+		case conformance.Passed:
+		}
+	}
+	if want := []string{
+		"data.own", "data.block", "volume.capacity", "volume.expanded", "volume.same", "volume.deleted",
+		"snapshot.content", "clone.content", "volume.listed",
+	}; !slices.Equal(skipped, want) {
+		t.Errorf("skipped: %q, want %q", skipped, want)
+	}
+	left, err := os.ReadDir(vol)
+	if err != nil || len(left) != 1 || left[0].Name() != "mine" || len(report.Left) > 0 {
+		t.Errorf("the volume has %v, left is %q, %v", left, report.Left, err)
+	}
+}
+
 // nothingLeft checks that the good fixture's backend has neither volumes nor snapshots.
 func nothingLeft(t *testing.T, dir string) {
 	t.Helper()

@@ -61,6 +61,8 @@ type step struct {
 	base bool
 	// undo steps remove something; they succeed if it does not exist.
 	undo bool
+	// tidy steps run only when a job has failed, among those that undo it.
+	tidy bool
 	do   func(ctx context.Context, conn grpc.ClientConnInterface) (answer string, err error)
 }
 

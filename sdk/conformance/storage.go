@@ -154,6 +154,10 @@ func storageJob(ctx context.Context, r *run, conn grpc.ClientConnInterface, name
 		return v.unpublish(ctx, conn, target)
 	})})
 	add(v.staging != "", step{name: "Unstage", undo: true, do: silent(v.unstage)})
+	add(true, step{name: "unmount", tidy: true, do: silent(func(context.Context, grpc.ClientConnInterface) error {
+		r.unmountBelow(v.dir)
+		return nil
+	})})
 	add(v.attaches, step{name: "Detach", undo: true, do: silent(v.detach)})
 	add(v.creates, step{name: "Delete", undo: true, do: silent(v.remove)})
 	return steps, nil

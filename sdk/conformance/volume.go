@@ -409,6 +409,9 @@ func (l *lab) discard(ctx context.Context, v *volume) {
 			return
 		}
 	}
+	if !v.creates {
+		l.unwrite(ctx, v)
+	}
 	for _, name := range slices.Sorted(maps.Keys(v.targets)) {
 		_ = l.unpublish(ctx, v, name) // what stays mounted is unmounted and reported by unmountBelow
 	}
@@ -422,6 +425,24 @@ func (l *lab) discard(ctx context.Context, v *volume) {
 	}
 	if err := l.do(ctx, "Delete", v.remove); err != nil {
 		l.leave("volume %s: %v", v.Name, err)
+	}
+}
+
+// unwrite removes what the kit has written to a volume that it was given.
+func (l *lab) unwrite(ctx context.Context, v *volume) {
+	_ = l.unpublished(ctx, v) // it may be read-only
+	v.Capability = l.cfg.Volume.Capability
+	err := l.ready(ctx, v)
+	if err == nil {
+		err = l.publish(ctx, v, "a")
+	}
+	own, globErr := filepath.Glob(filepath.Join(v.target("a"), file+"*"))
+	err = errors.Join(err, globErr)
+	for _, path := range own {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	if err != nil {
+		l.leave("files %s* in the volume %s: %v", file, v.Name, err)
 	}
 }
 

@@ -108,6 +108,20 @@ var plugins = []mutant{
 		pkg:  devicesPkg, run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
 	},
 	{
+		name: "kit-leaves-volumes", promise: "an interrupted `pannier plugin test` leaves neither volumes nor mounts",
+		file: "sdk/conformance/volume.go",
+		old:  "	if err := l.do(ctx, \"Delete\", v.remove); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
+		pkg:  "./sdk/conformance", run: "^TestInterrupted$",
+	},
+	{
+		name: "kit-leaves-tokens", promise: "`pannier plugin test` leaves no token in Consul, even if the plugin does not revoke it",
+		file: "sdk/conformance/run.go",
+		old:  "		r.revokeLeft(context.WithoutCancel(ctx))\n",
+		new:  "",
+		pkg:  "./sdk/conformance", run: "^TestBad$/^revokes-not-identity$",
+	},
+	{
 		name: "driver-restarted-in-use", promise: "a driver in use is not restarted for a changed configuration",
 		file: "host/internal/csi/drivers/registry.go",
 		old:  "rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {",

@@ -122,5 +122,6 @@ func (v *volumes) call(ctx context.Context, d storage.Driver, what string, vol s
 
 func running(pid string) bool {
 	text, err := os.ReadFile("/proc/" + pid + "/stat")
-	return err == nil && !strings.Contains(string(text), ") Z ")
+	// Without a pid, the process was killed while it wrote it.
+	return pid != "" && err == nil && !strings.Contains(string(text), ") Z ")
 }
