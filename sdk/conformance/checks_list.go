@@ -136,13 +136,15 @@ func checkSnapshotsListed(ctx context.Context, r *run, c *checking) error {
 			return err
 		}
 	}
-	return listed(ctx, l.snapshots, func(ctx context.Context, page storage.Page) (ids []string, next string, err error) {
-		res, err := l.client().ListSnapshots(ctx, l.cfg.Driver, storage.ListSnapshotsRequest{
-			Page: page, Secrets: v.Secrets,
-		})
-		for _, s := range res.Snapshots {
-			ids = append(ids, s.ID)
-		}
-		return ids, res.Next, err
+	return listed(ctx, l.snapshots, l.listSnapshots)
+}
+
+func (l *lab) listSnapshots(ctx context.Context, page storage.Page) (ids []string, next string, err error) {
+	res, err := l.client().ListSnapshots(ctx, l.cfg.Driver, storage.ListSnapshotsRequest{
+		Page: page, Secrets: l.volumeSecrets(),
 	})
+	for _, s := range res.Snapshots {
+		ids = append(ids, s.ID)
+	}
+	return ids, res.Next, err
 }

@@ -262,6 +262,9 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"repeats-entries", "storage", "volume.listed", "twice"},
 	{"any-token", "storage", "volume.listed", "got success, want Aborted"},
 	{"one-snapshot", "storage", "snapshot.listed", "the list lacks"},
+	{"careless-clone", "storage", "clone.content", "in the clone: the files were"},
+	{"takes-any-snapshot", "storage", "snapshot.same", "got success, want AlreadyExists"},
+	{"keeps-snapshots", "storage", "snapshot.deleted", "still listed"},
 	{"empty-snapshot", "storage", "snapshot.content", "the file that was written is not there"},
 	{"lenient", "storage", "work.refuse", "a volume that does not exist: got success"},
 	{"lenient", "identity", "work.refuse", "a token that does not exist: got success"},
@@ -430,7 +433,7 @@ func TestGivenVolume(t *testing.T) {
 	}
 	if want := []string{
 		"data.own", "data.block", "volume.capacity", "volume.expanded", "volume.same", "volume.deleted",
-		"snapshot.content", "clone.content", "volume.listed",
+		"snapshot.content", "snapshot.same", "snapshot.deleted", "clone.content", "volume.listed",
 	}; !slices.Equal(skipped, want) {
 		t.Errorf("skipped: %q, want %q", skipped, want)
 	}

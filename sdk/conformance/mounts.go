@@ -1,12 +1,7 @@
 package conformance
 
 import (
-	"bytes"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -80,89 +75,4 @@ func (r *run) unmountBelow(dir string) {
 		}
 		r.leave("mount %s", point)
 	}
-}
-
-// file is the name of the kit's file in a volume.
-const file = "pannier-conformance"
-
-// fresh returns random content for a file.
-func fresh() []byte {
-	content := make([]byte, 64<<10)
-	_, _ = rand.Read(content) // never fails
-	return content
-}
-
-// write writes the kit's file through a target, to the disk.
-func (v *volume) write(target string, content []byte) error {
-	if err := writeFile(filepath.Join(v.target(target), file), content); err != nil {
-		return fmt.Errorf("write to the published volume: %w", err)
-	}
-	return nil
-}
-
-func writeFile(path string, content []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(unix.Syncfs(int(dir.Fd())), dir.Close())
-}
-
-// has checks that the kit's file has the content. when says what happened since it was written.
-func (v *volume) has(target string, content []byte, when string) error {
-	got, err := os.ReadFile(filepath.Join(v.target(target), file))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s: the file that was written is not there", when)
-	case err != nil:
-		return fmt.Errorf("%s: %w", when, err)
-	case !bytes.Equal(got, content):
-		return fmt.Errorf("%s: the file has another content than was written", when)
-	}
-	return nil
-}
-
-// lacks checks that the kit's file does not exist.
-func (v *volume) lacks(target, what string) error {
-	_, err := os.Lstat(filepath.Join(v.target(target), file))
-	switch {
-	case err == nil:
-		return errors.New(what)
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	}
-	return err
-}
-
-// refusesWrites tries to change a published file system that has the kit's file.
-func refusesWrites(dir string) error {
-	own := filepath.Join(dir, file)
-	for what, change := range map[string]func() error{
-		"a file is written": func() error {
-			f, err := os.OpenFile(own, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			_, err = f.WriteString("x")
-			return errors.Join(err, f.Sync(), f.Close())
-		},
-		"a file is made":      func() error { return writeFile(own+"-new", nil) },
-		"a directory is made": func() error { return os.Mkdir(own+"-dir", 0o700) },
-		"a mode is changed":   func() error { return os.Chmod(own, 0o640) },
-		"a file is renamed":   func() error { return os.Rename(own, own+"-renamed") },
-	} {
-		if change() == nil {
-			return errors.New("through a read-only target " + what)
-		}
-	}
-	return nil
 }

@@ -34,7 +34,8 @@ type volume struct {
 	context  map[string]string // the publish context
 	dir      string            // of its paths
 	staging  string            // empty if the driver does not stage
-	targets  map[string]bool   // that were published, by their paths
+	targets  map[string]bool   // that were published, by their names
+	tree     []string          // that was written to it
 }
 
 // usable returns the fingerprint of the real driver, if volumes can be published there.
@@ -66,7 +67,7 @@ func (r *run) volume(fp storage.Fingerprint, name string) (*volume, error) {
 		}
 		v.creates = true
 		v.Volume = storage.Volume{
-			Name: name, Capability: plain, Secrets: map[string]string{"password": r.secret + "-volume"},
+			Name: name, Capability: plain, Secrets: r.volumeSecrets(),
 		}
 		v.request = storage.CreateRequest{Name: name, CapacityMin: volumeSize, Secrets: v.Secrets}
 	}
@@ -79,6 +80,11 @@ func (r *run) volume(fp storage.Fingerprint, name string) (*volume, error) {
 		return v, os.Mkdir(v.staging, 0o700)
 	}
 	return v, nil
+}
+
+// volumeSecrets are those of every volume that the kit makes.
+func (r *run) volumeSecrets() map[string]string {
+	return map[string]string{"password": r.secret + "-volume"}
 }
 
 // target returns the path of one of its targets.
@@ -448,6 +454,6 @@ func (l *lab) unwrite(ctx context.Context, v *volume) {
 
 func (l *lab) deleteSnapshot(ctx context.Context, id string) error {
 	return l.do(ctx, "DeleteSnapshot", func(ctx context.Context, _ grpc.ClientConnInterface) error {
-		return l.client().DeleteSnapshot(ctx, l.cfg.Driver, id, map[string]string{"password": l.secret + "-volume"})
+		return l.client().DeleteSnapshot(ctx, l.cfg.Driver, id, l.volumeSecrets())
 	})
 }

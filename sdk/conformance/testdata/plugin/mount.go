@@ -108,7 +108,7 @@ func (v *volumes) Publish(ctx context.Context, d storage.Driver, req storage.Pub
 		return syscall.Mount("fixture", req.TargetPath, "tmpfs", 0, fmt.Sprint("size=", 1<<30))
 	case v.mode == "copies-for-others" && during("data.shared", req.Volume) && filepath.Base(req.TargetPath) == "b":
 		source = filepath.Join(v.state, "copy-"+req.Volume.Name)
-		if err := errors.Join(os.RemoveAll(source), os.CopyFS(source, os.DirFS(req.StagingPath))); err != nil {
+		if err := errors.Join(os.RemoveAll(source), copyTree(source, req.StagingPath)); err != nil {
 			return err
 		}
 	case v.mode == "loses-when-killed" && during("data.kept", req.Volume):
@@ -140,7 +140,7 @@ func (v *volumes) publishCopy(req storage.PublishRequest) error {
 	v.mu.Lock()
 	v.copies[req.TargetPath] = true
 	v.mu.Unlock()
-	return os.CopyFS(req.TargetPath, os.DirFS(req.StagingPath))
+	return copyTree(req.TargetPath, req.StagingPath)
 }
 
 func (v *volumes) Unpublish(ctx context.Context, d storage.Driver, vol storage.Volume, target string) error {
@@ -160,7 +160,7 @@ func (v *volumes) Unpublish(ctx context.Context, d storage.Driver, vol storage.V
 		_ = empty(target) // fails if it is read-only
 	case copied && mounted(target):
 		path := v.data(vol.ExternalID)
-		if err := errors.Join(empty(path), os.CopyFS(path, os.DirFS(target))); err != nil {
+		if err := errors.Join(empty(path), copyTree(path, target)); err != nil {
 			return err
 		}
 	case v.mode == "unpublishes-all" && during("data.shared", vol):

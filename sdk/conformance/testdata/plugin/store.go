@@ -89,6 +89,8 @@ func (v *volumes) Create(ctx context.Context, d storage.Driver, req storage.Crea
 	case err == nil && v.mode != "takes-any" && (m.Capacity < req.CapacityMin ||
 		req.CapacityMax > 0 && m.Capacity > req.CapacityMax || m.From != want.From || m.Block != want.Block):
 		err = status.Error(codes.AlreadyExists, "another volume has that name")
+	case err != nil && req.SnapshotID != "" && !exists(v.snap(req.SnapshotID)):
+		err = status.Error(codes.NotFound, "no such snapshot")
 	case err != nil:
 		m, err = want, v.make(id, want, req)
 	}
@@ -143,11 +145,23 @@ func (v *volumes) make(id string, m made, req storage.CreateRequest) error {
 		if err := empty(path); err != nil { // of an earlier attempt
 			return err
 		}
-		if err := os.CopyFS(path, os.DirFS(source)); err != nil {
+		copying := copyTree
+		if v.mode == "careless-clone" && req.CloneID != "" {
+			copying = func(to, from string) error { return os.CopyFS(to, os.DirFS(from)) }
+		}
+		if err := copying(path, source); err != nil {
 			return err
 		}
 	}
 	return v.keepVolume(id, m)
+}
+
+// copyTree copies the content of a folder with its owners and modes.
+func copyTree(to, from string) error {
+	if out, err := exec.Command("cp", "-a", from+"/.", to).CombinedOutput(); err != nil {
+		return fmt.Errorf("cp: %w: %s", err, out)
+	}
+	return nil
 }
 
 func empty(dir string) error {
@@ -255,12 +269,15 @@ func (v *volumes) CreateSnapshot(ctx context.Context, d storage.Driver, req stor
 	}
 	defer v.exclusively()()
 	path := v.snap(id)
-	if _, err := os.Stat(path + ".of"); err == nil {
+	switch of, err := os.ReadFile(path + ".of"); {
+	case err == nil && string(of) != req.Volume.ExternalID && v.mode != "takes-any-snapshot":
+		return snap, status.Error(codes.AlreadyExists, "another snapshot has that name")
+	case err == nil:
 		return snap, nil
 	}
 	err := errors.Join(os.RemoveAll(path), os.MkdirAll(path, 0o700))
 	if err == nil && v.mode != "empty-snapshot" {
-		err = os.CopyFS(path, os.DirFS(v.data(req.Volume.ExternalID)))
+		err = copyTree(path, v.data(req.Volume.ExternalID))
 	}
 	if err == nil {
 		err = os.WriteFile(path+".of", []byte(req.Volume.ExternalID), 0o600)
@@ -271,6 +288,9 @@ func (v *volumes) CreateSnapshot(ctx context.Context, d storage.Driver, req stor
 func (v *volumes) DeleteSnapshot(_ context.Context, _ storage.Driver, id string, _ map[string]string) error {
 	if id == "" {
 		return status.Error(codes.InvalidArgument, "no snapshot")
+	}
+	if v.mode == "keeps-snapshots" {
+		return nil
 	}
 	defer v.exclusively()()
 	return errors.Join(os.RemoveAll(v.snap(id)+".of"), os.RemoveAll(v.snap(id)))
