@@ -65,8 +65,8 @@ type fileSystem struct {
 	shared bool  // it is larger than the volume, which is a directory in it
 }
 
-// fileSystem returns what is published at "a".
-func (v *volume) fileSystem() (fileSystem, error) {
+// fileSystem returns what is published at "a". A directory may have a capacity of its own, which VolumeStats reports.
+func (l *lab) fileSystem(ctx context.Context, v *volume) (fileSystem, error) {
 	mount, err := once(v.target("a"))
 	if err != nil {
 		return fileSystem{}, err
@@ -75,7 +75,31 @@ func (v *volume) fileSystem() (fileSystem, error) {
 	if err := unix.Statfs(v.target("a"), &s); err != nil {
 		return fileSystem{}, fmt.Errorf("statfs: %w", err)
 	}
-	return fileSystem{total: int64(s.Blocks) * s.Bsize, shared: mount.Root != "/"}, nil
+	fs := fileSystem{total: int64(s.Blocks) * s.Bsize, shared: mount.Root != "/"}
+	if !fs.shared || !l.fp.Node.VolumeStats {
+		return fs, nil
+	}
+	usage, err := l.usage(ctx, v)
+	if usage.Total != fs.total {
+		fs = fileSystem{total: usage.Total}
+	}
+	return fs, err
+}
+
+// recorded returns the capacity that the driver reports for a volume now; 0: none.
+func (l *lab) recorded(ctx context.Context, v *volume) (int64, error) {
+	var listed storage.ListedVolume
+	err := l.do(ctx, "Get", func(ctx context.Context, _ grpc.ClientConnInterface) (err error) {
+		listed, err = l.client().Get(ctx, v.driver, v.Volume)
+		return err
+	})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return 0, nil
+	case err == nil && listed.ExternalID != v.ExternalID:
+		err = fmt.Errorf("ask for %q: Get returns %q", v.ExternalID, listed.ExternalID)
+	}
+	return listed.Capacity, err
 }
 
 // usable is how much of a device of that size a file system offers at least: the rest is for its log and its inodes.
@@ -100,10 +124,17 @@ func checkCapacity(ctx context.Context, r *run, c *checking) error {
 	if v.capacity != 0 && (v.capacity < volumeSize || v.capacity > limit) {
 		return fmt.Errorf("its capacity is %d bytes; %d to %d were requested", v.capacity, volumeSize, limit)
 	}
+	recorded, err := l.recorded(ctx, v)
+	if err != nil {
+		return err
+	}
+	if recorded != 0 && recorded != v.capacity {
+		return fmt.Errorf("its capacity is %d bytes according to Create, and %d according to Get", v.capacity, recorded)
+	}
 	if err := l.publish(ctx, v, "a"); err != nil {
 		return err
 	}
-	fs, err := v.fileSystem()
+	fs, err := l.fileSystem(ctx, v)
 	switch {
 	case err != nil:
 		return err
@@ -132,7 +163,7 @@ func checkExpanded(ctx context.Context, r *run, c *checking) error {
 	if err != nil {
 		return err
 	}
-	before, err := v.fileSystem()
+	before, err := l.fileSystem(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -150,7 +181,14 @@ func checkExpanded(ctx context.Context, r *run, c *checking) error {
 	if err := v.has("a", content, "after the expansion"); err != nil {
 		return err
 	}
-	after, err := v.fileSystem()
+	recorded, err := l.recorded(ctx, v)
+	if err != nil {
+		return err
+	}
+	if recorded != 0 && recorded < 2*volumeSize {
+		return fmt.Errorf("it was expanded to %d bytes, and Get reports %d", 2*volumeSize, recorded)
+	}
+	after, err := l.fileSystem(ctx, v)
 	switch {
 	case err != nil:
 		return err
@@ -312,7 +350,7 @@ func checkStats(ctx context.Context, r *run, c *checking) error {
 	if err != nil {
 		return err
 	}
-	before, err := l.used(ctx, v)
+	before, err := l.usage(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -322,35 +360,35 @@ func checkStats(ctx context.Context, r *run, c *checking) error {
 		return fmt.Errorf("write to the published volume: %w", err)
 	}
 	defer os.Remove(more)
-	after, err := l.used(ctx, v)
+	after, err := l.usage(ctx, v)
 	if err != nil {
 		return err
 	}
-	fs, err := v.fileSystem()
+	fs, err := l.fileSystem(ctx, v)
 	switch {
 	case err != nil:
 		return err
-	case after == before, !fs.shared && after < before+size/2: // others use a shared one too
-		return fmt.Errorf("%d bytes were used before %d were written, and %d after that", before, size, after)
+	case after.Used == before.Used, !fs.shared && after.Used < before.Used+size/2: // others use a shared one too
+		return fmt.Errorf("%d bytes were used before %d were written, and %d after that", before.Used, size, after.Used)
 	}
 	return nil
 }
 
-// used returns how many bytes are in use, according to VolumeStats.
-func (l *lab) used(ctx context.Context, v *volume) (int64, error) {
+// usage returns the usage in bytes, according to VolumeStats.
+func (l *lab) usage(ctx context.Context, v *volume) (storage.Usage, error) {
 	var stats storage.Stats
-	err := insist(ctx, func(ctx context.Context) (err error) {
+	err := l.do(ctx, "VolumeStats", func(ctx context.Context, _ grpc.ClientConnInterface) (err error) {
 		stats, err = l.client().VolumeStats(ctx, v.driver,
 			storage.StatsRequest{Volume: v.Volume, VolumePath: v.target("a"), StagingPath: v.staging})
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("VolumeStats: %w", err)
+		return storage.Usage{}, err
 	}
 	for _, u := range stats.Usage {
 		if u.Unit == storage.Bytes {
-			return u.Used, nil
+			return u, nil
 		}
 	}
-	return 0, errors.New("VolumeStats: no usage in bytes")
+	return storage.Usage{}, errors.New("VolumeStats: no usage in bytes")
 }

@@ -248,6 +248,7 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"one-device", "device", "device.apart", "are the same"},
 	{"twice", "device", "device.apart", "twice"},
 	{"revokes-not", "identity", "token.refused", "Consul still accepts"},
+	{"revokes-all", "identity", "token.refused", "no longer accepts another"},
 	{"once", "storage", "work.repeat", "it is done"},
 	{"fickle-context", "storage", "work.repeat", "the second time"},
 	{"unstable", "bootstrap", "work.repeat", "the second time"},

@@ -22,7 +22,7 @@ import (
 var tokenChecks = []*Check{{
 	ID:    "token.refused",
 	kind:  identity.Kind,
-	Says:  "Consul accepts a token that was derived, and refuses it as soon as Revoke has returned.",
+	Says:  "Consul accepts a token that was derived, and refuses it as soon as Revoke has returned; List and other tokens agree.",
 	Fix:   "In Revoke, delete the token (or log out) and read it with consistency until Consul does not know it.",
 	after: append([]string{"work.repeat"}, worked...),
 	run:   checkTokenRefused,
@@ -33,43 +33,72 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 	if err != nil {
 		return err
 	}
-	id := uuid()
-	r.asksFor(id, "")
 	client := identity.NewClient(p.conn)
-	var secret string
+	var ids, secrets [2]string
+	for n := range ids {
+		ids[n] = uuid()
+		if secrets[n], err = r.derived(ctx, client, ids[n], c.name()); err != nil {
+			return err
+		}
+		if err := r.accepted(ctx, secrets[n]); err != nil {
+			return err
+		}
+		if !r.lists(ctx, client, ids[n]) {
+			return errors.New("a token was derived, and List does not have it")
+		}
+	}
+	if err := insist(ctx, func(ctx context.Context) error {
+		return client.Revoke(ctx, r.cfg.Consul, ids[0], secrets[0])
+	}); err != nil {
+		return fmt.Errorf("revoke a token: %w", err)
+	}
+	switch still, err := r.accepts(ctx, secrets[0]); {
+	case err != nil:
+		return err
+	case still:
+		return errors.New("a token was revoked with success, and Consul still accepts it")
+	case r.lists(ctx, client, ids[0]):
+		return errors.New("a token was revoked with success, and List still has it")
+	}
+	switch other, err := r.accepts(ctx, secrets[1]); {
+	case err != nil:
+		return err
+	case !other:
+		return errors.New("a token was revoked, and Consul no longer accepts another one of the workload")
+	}
+	return insist(ctx, func(ctx context.Context) error { return client.Revoke(ctx, r.cfg.Consul, ids[1], secrets[1]) })
+}
+
+// derived returns the secret of a new token.
+func (r *run) derived(ctx context.Context, client identity.Identity, id, name string) (secret string, err error) {
+	r.asksFor(id, "")
 	err = insist(ctx, func(ctx context.Context) (err error) {
-		_, secret, err = client.Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(c.name())})
+		_, secret, err = client.Derive(ctx, r.cfg.Consul, identity.DeriveRequest{ID: id, Subject: subject(name)})
 		return err
 	})
 	switch {
 	case err != nil:
-		return fmt.Errorf("derive a token: %w", err)
+		return "", fmt.Errorf("derive a token: %w", err)
 	case secret == "":
-		return skip("needs a Consul with ACLs")
+		return "", skip("needs a Consul with ACLs")
 	}
 	r.asksFor(id, secret)
+	return secret, nil
+}
+
+// accepted waits until Consul accepts a new token, which takes it a moment.
+func (r *run) accepted(ctx context.Context, secret string) error {
 	for deadline := time.Now().Add(callTime); ; time.Sleep(50 * time.Millisecond) {
 		accepted, err := r.accepts(ctx, secret)
-		if accepted {
-			break
-		}
-		if err == nil && time.Now().After(deadline) {
-			err = errors.New("the token was derived, and Consul does not accept it")
-		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case accepted:
+			return nil
+		case time.Now().After(deadline):
+			return errors.New("a token was derived, and Consul does not accept it")
 		}
 	}
-	if err := insist(ctx, func(ctx context.Context) error {
-		return client.Revoke(ctx, r.cfg.Consul, id, secret)
-	}); err != nil {
-		return fmt.Errorf("revoke the token: %w", err)
-	}
-	accepted, err := r.accepts(ctx, secret)
-	if accepted {
-		err = errors.New("it was revoked with success, and Consul still accepts the token")
-	}
-	return err
 }
 
 // asksFor records a token that the kit asks for, to remove it at the end. secret is empty until it is known.
@@ -119,7 +148,14 @@ func (r *run) exists(ctx context.Context, conn grpc.ClientConnInterface, id, sec
 	if accepted, err := r.accepts(ctx, secret); secret != "" && accepted && err == nil {
 		return true
 	}
-	tokens, err := identity.NewClient(conn).List(ctx, r.cfg.Consul, theCluster)
+	return r.lists(ctx, identity.NewClient(conn), id)
+}
+
+// lists reports whether List has a token.
+func (r *run) lists(ctx context.Context, client identity.Identity, id string) bool {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	tokens, err := client.List(ctx, r.cfg.Consul, theCluster)
 	return err == nil && slices.ContainsFunc(tokens, func(t identity.Token) bool { return t.Accessor == id })
 }
 

@@ -29,13 +29,17 @@ func (t *tokens) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	if err := t.reach(ctx, c.Address, req.Subject.Workload, req.JWT); err != nil {
 		return identity.Token{}, "", err
 	}
-	sum := sha256.Sum256([]byte(req.ID))
-	token, secret := identity.Token{Accessor: req.ID, Subject: req.Subject}, hex.EncodeToString(sum[:])
+	token, secret := identity.Token{Accessor: req.ID, Subject: req.Subject}, secretOf(req.ID)
 	text, err := json.Marshal(token)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(t.state, secret), text, 0o600)
 	}
 	return token, secret, err
+}
+
+func secretOf(accessor string) string {
+	sum := sha256.Sum256([]byte(accessor))
+	return hex.EncodeToString(sum[:])
 }
 
 func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (token identity.Token, err error) {
@@ -54,6 +58,16 @@ func (t *tokens) Read(ctx context.Context, c service.Consul, secret string) (tok
 
 func (t *tokens) Revoke(ctx context.Context, c service.Consul, _, secret string) error {
 	if err := t.reach(ctx, c.Address, "revoke", secret); err != nil {
+		return err
+	}
+	if own, err := os.ReadFile(filepath.Join(t.state, filepath.Base(secret))); t.mode == "revokes-all" && err == nil &&
+		strings.Contains(string(own), "conf-token-") {
+		all, err := t.List(ctx, c, "conformance")
+		for _, token := range all {
+			if strings.HasPrefix(token.Subject.Workload, "conf-token-") {
+				t.gone(secretOf(token.Accessor))
+			}
+		}
 		return err
 	}
 	if secret != "" && t.mode != "revokes-not" {

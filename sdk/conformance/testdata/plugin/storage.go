@@ -110,7 +110,7 @@ func (v *volumes) call(ctx context.Context, d storage.Driver, what string, vol s
 		}
 		v.seen[what+vol.Name] = true
 	}
-	if v.mode == "jealous" {
+	if v.mode == "jealous" && during("work.generations", vol) {
 		if pid, err := os.ReadFile(v.state + "/" + vol.Name + ".owner"); err == nil &&
 			string(pid) != strconv.Itoa(os.Getpid()) && running(string(pid)) {
 			return status.Error(codes.FailedPrecondition, "another process has the volume")
