@@ -108,6 +108,13 @@ var plugins = []mutant{
 		pkg:  devicesPkg, run: "^TestADeviceThatTwoPluginsReportIsGivenOnce$",
 	},
 	{
+		name: "read-only-dropped", promise: "a volume that is published read-only cannot be written to",
+		file: "plugins/csi-bridge/internal/bridge/publish.go",
+		old:  "				Readonly:          req.ReadOnly,\n",
+		new:  "				Readonly:          false,\n",
+		pkg:  "./plugins/csi-bridge", run: "^TestConformance$/^csi-local$",
+	},
+	{
 		name: "kit-leaves-volumes", promise: "an interrupted `pannier plugin test` leaves neither volumes nor mounts",
 		file: "sdk/conformance/volume.go",
 		old:  "	if err := l.do(ctx, \"Delete\", v.remove); err != nil {\n",

@@ -75,7 +75,7 @@ func (a *app) provePlugin(ctx context.Context, cfg conformance.Config) error {
 	} else {
 		err = errors.Join(err, a.showProof(report))
 	}
-	if err == nil && report.Count(conformance.Failed) > 0 {
+	if err == nil && report.Count(conformance.Failed)+len(report.Left) > 0 {
 		return silentExit(ExitError)
 	}
 	return err

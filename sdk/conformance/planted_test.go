@@ -1,0 +1,150 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/sdk/conformance"
+	"github.com/pannier/pannier/sdk/storage"
+)
+
+// planted are the faults of a storage plugin that cost data, or that a workload notices as wrong data, with the
+// check that must find each of them. Other checks may find it too.
+var planted = []struct{ mode, check, says string }{
+	{"loses-at-unpublish", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"loses-at-unstage", "data.kept", "after Unstage and Stage: the file that was written is not there"},
+	{"serves-tmpfs", "data.kept", "after Unpublish and Publish: the file that was written is not there"},
+	{"ignores-read-only", "data.read-only", "through a read-only target"},
+	{"stacks", "work.repeat", "2 mounts are stacked at the target path"},
+	{"empties-published", "mount.once", "published again: the file that was written is not there"},
+	{"leaves-target", "mount.gone", "the target path still exists"},
+	{"keeps-staged", "mount.gone", "still mounted at the staging path"},
+	{"keeps-deleted", "volume.deleted", "after Delete: got success, want NotFound"},
+	{"any-size", "volume.capacity", "at most"},
+	{"claims-to-expand", "volume.expanded", "it was expanded from"},
+	{"takes-any", "volume.same", "got success, want AlreadyExists"},
+	{"loses-entries", "volume.listed", "in pages of one the list lacks"},
+	{"follows", "snapshot.content", "in a volume from the snapshot: the file has another content"},
+	{"same-clone", "clone.content", "in the source, after a write to the clone"},
+	{"constant-stats", "stats.moves", "bytes were used before"},
+	{"never-sick", "fingerprint.follows", "the driver is away: it is not reported"},
+	{"races", "mount.together", "mounts are stacked at the"},
+}
+
+// caught counts the planted faults that their check has found.
+var caught atomic.Int32
+
+func TestPlanted(t *testing.T) {
+	requireRoot(t, "the kit with plugins that lose data")
+	for _, tc := range planted {
+		one := tc.check
+		if *full {
+			one = ""
+		}
+		t.Run(tc.mode, func(t *testing.T) {
+			t.Parallel()
+			results := check(t, tc.mode, "storage", one).Results
+			at := slices.IndexFunc(results, func(res conformance.Result) bool { return res.ID == tc.check })
+			switch {
+			case at < 0:
+				t.Errorf("%s was not run", tc.check)
+			case results[at].Status != conformance.Failed || !strings.Contains(results[at].Reason, tc.says):
+				t.Errorf("%s is %s: %s, want it failed with %q", tc.check, results[at].Status, results[at].Reason, tc.says)
+			default:
+				caught.Add(1)
+			}
+		})
+	}
+}
+
+// TestInterrupted checks that a run which is interrupted while volumes are in use removes them.
+func TestInterrupted(t *testing.T) {
+	requireRoot(t, "the kit interrupted with volumes in use")
+	dir, cfg := fixture(t, "good", "storage")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for ctx.Err() == nil {
+			used, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+			if err != nil || len(used) > 1 {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	report, err := conformance.Run(ctx, cfg)
+	if !errors.Is(err, context.Canceled) || report == nil {
+		t.Fatalf("got %v, %v, want that it was interrupted", report, err)
+	}
+	if len(report.Left) > 0 {
+		t.Errorf("left: %q", report.Left)
+	}
+	nothingLeft(t, dir)
+}
+
+// TestGivenVolume checks that a volume which the kit is given is tested and left as it was.
+func TestGivenVolume(t *testing.T) {
+	requireRoot(t, "the kit with a volume that it is given")
+	dir, cfg := fixture(t, "good", "storage")
+	vol := filepath.Join(dir, "state", "vol", "ext-given")
+	if err := os.MkdirAll(vol, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("given", vol, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{vol + ".json": `{"Capacity":67108864}`, filepath.Join(vol, "mine"): "mine"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Volume = storage.Volume{Name: "given", ExternalID: "ext-given", Capability: storage.Capability{
+		AccessMode: storage.SingleNodeWriter, AttachmentMode: storage.FileSystem,
+	}}
+	report, err := conformance.Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var skipped []string
+	for _, res := range report.Results {
+		switch res.Status {
+		case conformance.Failed:
+			t.Errorf("%s: %s", res.ID, res.Reason)
+		case conformance.Skipped:
+			skipped = append(skipped, res.ID)
+		case conformance.Passed:
+		}
+	}
+	if want := []string{
+		"data.own", "data.block", "volume.capacity", "volume.expanded", "volume.same", "volume.deleted",
+		"snapshot.content", "snapshot.same", "snapshot.deleted", "clone.content", "volume.listed",
+	}; !slices.Equal(skipped, want) {
+		t.Errorf("skipped: %q, want %q", skipped, want)
+	}
+	left, err := os.ReadDir(vol)
+	if err != nil || len(left) != 1 || left[0].Name() != "mine" || len(report.Left) > 0 {
+		t.Errorf("the volume has %v, left is %q, %v", left, report.Left, err)
+	}
+}
+
+// nothingLeft checks that the good fixture's backend has neither volumes nor snapshots.
+func nothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	for _, kind := range []string{"vol", "snap"} {
+		left, err := filepath.Glob(filepath.Join(dir, "state", kind, "*"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("left of the %s folder: %q, %v", kind, left, err)
+		}
+	}
+}
