@@ -82,6 +82,11 @@ csi_driver "cloud" {
   }
 }
 
+# A storage plugin that is its own driver.
+csi_driver "scratch" {
+  plugin = "scratch" # default: csi-bridge, or the only storage plugin
+}
+
 # A driver that someone else runs, here in a container.
 csi_driver "hostpath" {
   type                   = "monolith" # node, controller, monolith
@@ -134,6 +139,18 @@ consul "east" {
   auth_method      = "pannier" # default: none, tokens are minted
   audience         = "consul.io"
   identity_timeout = "5m"
+
+  # The plugins that reach it. Default: sids, consul-services and envoy-bootstrap, or the only ones of their kinds.
+  identity_plugin     = "sids"
+  registration_plugin = "consul-services"
+  bootstrap_plugin    = "envoy-bootstrap"
+}
+
+# An issuer of identities that is no Consul: a plugin of the kind identity.
+identity "spiffe" {
+  plugin   = "spiffe-issuer" # default: sids, or the only one of the kind
+  audience = "spiffe"        # default: the block's name
+  timeout  = "5m"
 }
 
 gc {

@@ -227,6 +227,10 @@ workload "report" {
     count = 2 # default: 1
   }
 
+  identity "report-id" { # from an identity block of the agent: no Consul takes part
+    issuer = "spiffe"
+  }
+
   exec {
     command = "/usr/bin/report"
     args    = ["-from", "/srv/mysql", "-listen", ":${port.http}"]

@@ -55,6 +55,9 @@ type Service struct {
 	Weights           *Weights `json:"weights,omitempty"`
 	// Consul is the name of the agent's consul block; empty: DefaultConsul.
 	Consul string `json:"consul,omitempty"`
+	// IdentityOnly is set for an identity of the workload that is no service: from the agent's identity block that
+	// Consul names. It is not registered, and has only a name.
+	IdentityOnly bool `json:"identity_only,omitempty"`
 }
 
 // Weights of a service in DNS answers.
@@ -111,6 +114,9 @@ type Connect struct {
 	SidecarService *SidecarService `json:"sidecar_service,omitempty"`
 	Gateway        *Gateway        `json:"gateway,omitempty"`
 }
+
+// Identified says whether the service gets a token.
+func (s *Service) Identified() bool { return s.Connect != nil || s.IdentityOnly }
 
 // Proxied says whether the service has a proxy: a sidecar, or itself as a gateway.
 func (s *Service) Proxied() bool {

@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -41,7 +42,13 @@ func Validate(services []Service, ports map[string]bool) []*Problem {
 }
 
 func (v *validator) service(at field, s *Service) {
-	v.serviceName(at.in("name"), s.Name, s.Connect != nil)
+	v.serviceName(at.in("name"), s.Name, s.Identified())
+	if s.IdentityOnly {
+		if only := (Service{Name: s.Name, Consul: s.Consul, IdentityOnly: true}); !reflect.DeepEqual(*s, only) {
+			v.fail(at, "is an identity only: it has a name, an issuer and nothing else")
+		}
+		return
+	}
 	v.port(at.in("port"), s.Port)
 	v.address(at.in("address"), s.Address)
 	v.meta(at.in("meta"), s.Meta)

@@ -9,13 +9,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -53,71 +59,123 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		return err
 	}
 	a.closers.add(a.plugins.Close)
-	if needs := a.needs(); len(needs) > 0 && len(a.plugins.Status()) == 0 {
+	if uses := a.uses(); len(uses) > 0 && len(a.plugins.Status()) == 0 {
 		return fmt.Errorf("there is no plugin in %s, and %s cannot work without: install the plugins there, or set plugin_dir",
-			a.cfg.PluginDir, needs[0].what)
+			a.cfg.PluginDir, uses[0].Of)
 	}
 	return nil
 }
 
-// need is a part of the configuration that cannot work without a plugin of a kind.
-type need struct{ what, kind string }
-
-// needs returns what the configuration needs. Workloads may need more.
-func (a *agent) needs() (all []need) {
-	for _, d := range a.cfg.Drivers {
-		all = append(all, need{fmt.Sprintf("csi_driver %q", d.ID), storage.Kind})
+// uses returns what of the configuration calls plugins, and the drivers that were registered at run time.
+func (a *agent) uses() (all []catalog.Use) {
+	for _, d := range a.declared() {
+		if !d.Apart {
+			all = append(all, driverUse(d))
+		}
+	}
+	if a.drivers != nil {
+		for _, d := range a.drivers.List() {
+			if d.Source == drivers.SourceRegistered {
+				all = append(all, driverUse(d.Spec))
+			}
+		}
 	}
 	for _, c := range a.cfg.Consuls {
-		what := fmt.Sprintf("consul %q", c.Name)
-		all = append(all, need{what, registration.Kind})
-		if c.AuthMethod != "" {
-			all = append(all, need{what, identity.Kind})
+		if c.IdentityOnly {
+			all = append(all, identityUse(c))
+			continue
 		}
+		of := fmt.Sprintf("consul %q", c.Name)
+		all = append(all,
+			catalog.Use{Of: of, ID: c.Name, Kind: registration.Kind, Plugin: c.RegistrationPlugin},
+			identityUse(c),
+			catalog.Use{Of: of, ID: c.Name, Kind: bootstrap.Kind, Plugin: c.BootstrapPlugin, Optional: true})
 	}
 	return all
 }
 
-// pluginHealth says why the host cannot reach its drivers, and which configured part has no plugin. A plugin that has
-// come up once and fails later is left out, unless it is the storage plugin: its status and the events say so.
-func (a *agent) pluginHealth() []string {
+// identityUse is that of the identity plugin. Without an auth method, only services in the mesh need it.
+func identityUse(c config.Consul) catalog.Use {
+	u := catalog.Use{
+		Of: fmt.Sprintf("consul %q", c.Name), ID: c.Name, Kind: identity.Kind, Plugin: c.IdentityPlugin,
+		Optional: !c.WantsJWT(),
+	}
+	if c.IdentityOnly {
+		u.Of = fmt.Sprintf("identity %q", c.Name)
+	}
+	return u
+}
+
+// served fails where it is certain that no plugin will do one of the steps of a service.
+func (a *agent) served(s *service.Service) error {
+	var issuers []string
+	for _, c := range a.cfg.Consuls {
+		if c.IdentityOnly {
+			issuers = append(issuers, c.Name)
+		}
+	}
+	if s.IdentityOnly && !slices.Contains(issuers, s.Consul) {
+		known := "it has none"
+		if len(issuers) > 0 {
+			known = "it has " + strings.Join(issuers, ", ")
+		}
+		return fmt.Errorf("%w %q: the agent has no such identity block, %s: write `identity %q {}` into its configuration and "+
+			"restart it, or name another issuer", errUnknownIssuer, s.Consul, known, s.Consul)
+	}
+	all := a.plugins.Status()
+	for _, u := range a.uses() {
+		needed := map[string]bool{
+			registration.Kind: !s.IdentityOnly, identity.Kind: s.Identified(), bootstrap.Kind: s.Proxied(),
+		}
+		if u.ID != s.Consul || !needed[u.Kind] {
+			continue
+		}
+		if err := u.Check(all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errUnknownIssuer says that the agent has no identity block of that name.
+var errUnknownIssuer = errcode.FailedPrecondition.New("unknown issuer")
+
+func driverUse(d drivers.Spec) catalog.Use {
+	return catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind, Plugin: d.Plugin}
+}
+
+// pluginHealth says which part of the configuration no plugin serves. A plugin that has come up once and fails later
+// is left out, unless drivers are reached through it: its status and the events say so.
+func (a *agent) pluginHealth() (reasons []string) {
 	plugins := a.plugins.Status()
-	reasons := a.storageHealth(slices.Clone(plugins))
 	for _, name := range a.plugins.Missing() {
 		reasons = append(reasons, fmt.Sprintf("plugin %q is configured, and %s has no file of it", name, a.cfg.PluginDir))
 	}
-	for _, n := range a.needs() {
-		if n.kind != storage.Kind &&
-			!slices.ContainsFunc(plugins, func(p supervisor.Status) bool { return p.Kind == n.kind }) {
-			reasons = append(reasons, fmt.Sprintf("%s needs a plugin of kind %s, and none in %s has come up "+
-				"(see: pannier plugin status)", n.what, n.kind, a.cfg.PluginDir))
+	for _, u := range a.uses() {
+		if reason := unserved(u, plugins); reason != "" && !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
 		}
 	}
 	return reasons
 }
 
-// storageHealth says why the host cannot reach its drivers.
-func (a *agent) storageHealth(plugins []supervisor.Status) (reasons []string) {
-	if slices.ContainsFunc(plugins, isDefault) { // no other is used
-		plugins = slices.DeleteFunc(plugins, func(p supervisor.Status) bool { return !isDefault(p) })
+// unserved says why no plugin serves a use now; empty: one does, or it can be done without.
+func unserved(u catalog.Use, plugins []supervisor.Status) string {
+	if u.Optional {
+		return ""
 	}
-	for _, p := range plugins {
-		switch {
-		case p.State != supervisor.Running:
-			reasons = append(reasons, fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError))
-		case p.Kind == storage.Kind:
-			return nil
-		}
+	if err := u.Check(plugins); err != nil {
+		return err.Error()
 	}
-	if len(reasons) == 0 {
-		reasons = append(reasons, fmt.Sprintf("there is no storage plugin in %s", a.cfg.PluginDir))
+	by := slices.IndexFunc(plugins, func(p supervisor.Status) bool { return p.Name == u.By(plugins) })
+	if by < 0 {
+		return fmt.Sprintf("%s needs a plugin of kind %s, and none has come up yet (see: pannier plugin list)", u.Of, u.Kind)
 	}
-	return reasons
+	if p := plugins[by]; p.Kind == "" || u.Kind == storage.Kind && p.State != supervisor.Running {
+		return fmt.Sprintf("plugin %q is %s: %s", p.Name, p.State, p.LastError)
+	}
+	return ""
 }
-
-// isDefault reports whether a plugin is the default storage plugin. While that is configured, no other storage plugin
-// is used.
-func isDefault(p supervisor.Status) bool { return p.Name == catalog.DefaultStorage }
 
 func (a *agent) pluginEvent(e supervisor.Event) {
 	a.events.Publish(events.Event{

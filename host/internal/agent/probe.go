@@ -29,10 +29,11 @@ func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientCo
 	}
 	switch kind {
 	case storage.Kind:
-		if name != catalog.DefaultStorage && slices.ContainsFunc(a.plugins.Status(), isDefault) {
-			return nil
+		serves := map[string]bool{}
+		for _, u := range a.servedBy(name) {
+			serves[u.ID] = true
 		}
-		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn))
+		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn), func(id string) bool { return serves[id] })
 	case device.Kind:
 		return a.devices.CheckCompatible(ctx, name, device.NewClient(conn))
 	default:
@@ -47,6 +48,10 @@ const probeTimeout = 3 * time.Second
 // process does not fail so, the new one is refused.
 func (a *agent) probeConsuls(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error {
 	for _, c := range a.cfg.Consuls {
+		served := func(u catalog.Use) bool { return u.Kind == kind && u.ID == c.Name }
+		if !slices.ContainsFunc(a.servedBy(name), served) {
+			continue
+		}
 		err := tryConsul(ctx, kind, conn, c.Consul)
 		if !supervisor.IsFailure(err) {
 			continue
@@ -81,4 +86,10 @@ func tryConsul(ctx context.Context, kind string, conn grpc.ClientConnInterface, 
 	default:
 		return nil
 	}
+}
+
+// servedBy returns the uses that a plugin serves.
+func (a *agent) servedBy(plugin string) []catalog.Use {
+	all := a.plugins.Status()
+	return slices.DeleteFunc(a.uses(), func(u catalog.Use) bool { return u.By(all) != plugin })
 }

@@ -29,6 +29,8 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/sdk/bootstrap"
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -67,19 +69,36 @@ func (a *agent) followDevices(ctx context.Context) error {
 // newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block
 // refuses workloads that have services, by name. ledger records tokens; nil on a node, whose leader does.
 func (a *agent) newConsul(ledger tokens.Ledger) error {
-	consuls, audiences := map[string]service.Consul{}, map[string]string{}
+	issuers, audiences, blocks := map[string]service.Consul{}, map[string]string{}, map[string]config.Consul{}
+	consuls := map[string]service.Consul{}
 	for _, c := range a.cfg.Consuls {
-		consuls[c.Name], audiences[c.Name] = c.Consul, c.Audience
+		issuers[c.Name], blocks[c.Name] = c.Consul, c
+		if c.WantsJWT() {
+			audiences[c.Name] = c.Audience
+		}
+		if !c.IdentityOnly {
+			consuls[c.Name] = c.Consul
+		}
 	}
 	a.tokens = tokens.New(tokens.Config{
-		Ledger: ledger, Consuls: consuls, Audiences: audiences, Identity: a.catalog.DoIdentity, Sealer: a.sealer,
-		Events: a.events, Log: a.log.Named("tokens"),
+		Ledger: ledger, Consuls: issuers, Audiences: audiences, Sealer: a.sealer, Events: a.events,
+		Log: a.log.Named("tokens"),
+		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error {
+			return a.catalog.DoIdentity(ctx, blocks[consul].IdentityPlugin, fn)
+		},
 	})
 	// The registrar needs the workloads for what to keep in sync, and they need it: both are made before either is
 	// opened.
 	a.services = services.New(services.Config{
-		Node: a.cfg.Name, ClusterID: a.clusterID, Consuls: consuls,
-		Registration: a.catalog.DoRegistration, Bootstraps: a.catalog.DoBootstrap,
+		Node: a.cfg.Name, ClusterID: a.clusterID, Consuls: consuls, Served: a.served,
+		Registration: func(ctx context.Context, consul string,
+			fn func(context.Context, registration.Registration) error,
+		) error {
+			return a.catalog.DoRegistration(ctx, blocks[consul].RegistrationPlugin, fn)
+		},
+		Bootstraps: func(ctx context.Context, consul string, fn func(context.Context, bootstrap.Bootstrap) error) error {
+			return a.catalog.DoBootstrap(ctx, blocks[consul].BootstrapPlugin, fn)
+		},
 		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
 		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },
 		Events:    a.events, Log: a.log.Named("services"),
@@ -143,7 +162,8 @@ func (a *agent) declared() []drivers.Spec {
 
 func declaredDriver(d config.Driver, apart bool) drivers.Spec {
 	return drivers.Spec{
-		ID: d.ID, Type: drivers.Type(d.Type), Apart: apart, Endpoint: d.Endpoint, Command: d.Command, Env: d.Env,
+		ID: d.ID, Type: drivers.Type(d.Type), Apart: apart, Plugin: d.Plugin,
+		Endpoint: d.Endpoint, Command: d.Command, Env: d.Env,
 		User: d.User, Checksum: d.Checksum, Limits: process.Limits(d.Limits),
 		MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
 		Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
@@ -198,10 +218,11 @@ func (a *agent) apiConfig() apiserver.Config {
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
-		Plugins: a.plugins, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices, Workloads: a.workloads,
-		Services: a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
+		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
+		Workloads: a.workloads,
+		Services:  a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}
-	if slices.ContainsFunc(a.cfg.Consuls, func(c config.Consul) bool { return c.AuthMethod != "" }) {
+	if slices.ContainsFunc(a.cfg.Consuls, config.Consul.WantsJWT) {
 		cfg.JWKS = a.tokens.JWKS
 	}
 	cfg.Metrics.MustRegister(a.hosting)

@@ -33,7 +33,8 @@ func (s driverService) RegisterDriver(ctx context.Context,
 			fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
 	}
 	d, err := s.cfg.Drivers.Register(ctx, drivers.Spec{
-		ID: req.Msg.GetId(), Type: drivers.Type(req.Msg.GetType()), Endpoint: req.Msg.GetEndpoint(),
+		ID: req.Msg.GetId(), Type: drivers.Type(req.Msg.GetType()), Plugin: req.Msg.GetPlugin(),
+		Endpoint: req.Msg.GetEndpoint(),
 		MountDir: req.Msg.GetMountDir(), StagePublishBaseDir: req.Msg.GetStagePublishBaseDir(),
 		HealthTimeout: time.Duration(req.Msg.GetHealthTimeoutMs()) * time.Millisecond,
 	})
@@ -175,6 +176,7 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 	if e := here.EphemeralVolumes; e != nil {
 		shown.EphemeralVolumes, shown.EphemeralNamespaces = true, e.Namespaces
 	}
+	shown.Plugin = here.Plugin
 	shown.MountDir, shown.StagePublishBaseDir = here.MountDir, here.StagePublishBaseDir
 	shown.ControllerCapabilities = controllerCapabilities(fp.Controller)
 	if n := fp.Node; n != nil {

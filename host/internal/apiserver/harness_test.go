@@ -30,6 +30,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -63,7 +64,7 @@ type storageFake struct {
 	caps      storage.ControllerCapabilities
 }
 
-func (f *storageFake) lease(context.Context) (storage.Client, func(), error) {
+func (f *storageFake) lease(context.Context, string) (storage.Client, func(), error) {
 	return f, func() {}, nil
 }
 
@@ -386,7 +387,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	t.Cleanup(func() { check.NoError(t, registry.Close(true)) })
 	calls := drivers.Caller{
 		Drivers: registry,
-		Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+		Storage: func(ctx context.Context, _ string, fn func(ctx context.Context, c storage.Client) error) error {
 			return fn(ctx, h.fake)
 		},
 	}
@@ -429,7 +430,13 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
 		Plugins: onePlugin{},
-		Ledger:  h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus,
+		Uses: func() (all []catalog.Use) {
+			for _, d := range registry.List() {
+				all = append(all, catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind})
+			}
+			return all
+		},
+		Ledger: h.ledger, Controllers: ctl, Drivers: registry, Devices: pseudo, Workloads: manager, Events: h.bus,
 		Sealer:   sealer,
 		Services: h.consul, Tokens: h.consul,
 		Raft: h.ledger.Node, Watcher: releases,

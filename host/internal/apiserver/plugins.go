@@ -20,10 +20,11 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -96,38 +97,33 @@ func (s pluginService) RemovePlugin(ctx context.Context,
 	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err
 }
 
-// dependents returns the workloads that have not ended and need a plugin: its devices, or what only it does on this
-// host.
+// dependents names what of this host's workloads needs a plugin: volumes and services that it alone serves, and its
+// devices.
 func (s *Server) dependents(name string) (users []string) {
-	plugins := s.cfg.Plugins.Status()
-	n := slices.IndexFunc(plugins, func(p supervisor.Status) bool { return p.Name == name })
-	if n < 0 {
-		return nil
-	}
-	kind := plugins[n].Kind
-	if kind != device.Kind && slices.ContainsFunc(plugins, func(p supervisor.Status) bool {
-		return p.Name != name && p.Kind == kind && p.State == supervisor.Running
-	}) {
-		return nil // that one is used then
+	all := s.cfg.Plugins.Status()
+	others := slices.DeleteFunc(slices.Clone(all), func(p supervisor.Status) bool { return p.Name == name })
+	consuls := map[string]bool{} // blocks whose services have no other plugin
+	for _, u := range s.cfg.Uses() {
+		if by := u.By(others); u.By(all) != name || by != "" && by != name {
+			continue
+		}
+		if u.Kind == storage.Kind {
+			users = append(users, s.cfg.Workloads.WorkloadsUsing(u.ID)...)
+		} else {
+			consuls[u.ID] = true
+		}
 	}
 	for _, w := range s.cfg.Workloads.List() {
-		if !w.State.Ended() && needsPlugin(w, name, kind) {
-			users = append(users, w.Spec.String())
+		if !w.State.Ended() && needsPlugin(w, name, consuls) {
+			users = append(users, fmt.Sprintf("workload %q", w.Spec))
 		}
 	}
 	return users
 }
 
-// needsPlugin says whether a workload needs a plugin of a kind.
-func needsPlugin(w workload.Workload, name, kind string) bool {
-	switch kind {
-	case storage.Kind:
-		return len(w.Spec.Volumes) > 0
-	case device.Kind:
-		return slices.ContainsFunc(w.Devices, func(d devices.Given) bool { return d.Plugin == name })
-	default: // it is for services
-		return len(w.Spec.Services) > 0
-	}
+func needsPlugin(w workload.Workload, name string, consuls map[string]bool) bool {
+	return slices.ContainsFunc(w.Services, func(svc servicesteps.Status) bool { return consuls[svc.Consul] }) ||
+		slices.ContainsFunc(w.Devices, func(d devices.Given) bool { return d.Plugin == name })
 }
 
 // order carries out an operator's request. If the new process could not take over, the error says which one serves
@@ -141,7 +137,7 @@ func (s *Server) order(ctx context.Context, name string,
 	st, err := do(ctx, name)
 	switch {
 	case err == nil:
-		return shownPlugin(st), nil
+		return s.shownPlugin(st), nil
 	case isPluginError(err) || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, context.Canceled): // canceled, but not by the caller
@@ -191,12 +187,12 @@ func (s pluginService) VerifyPlugin(ctx context.Context,
 func (s *Server) shownPlugins() []*hostv1.Plugin {
 	var out []*hostv1.Plugin
 	for _, p := range s.cfg.Plugins.Status() {
-		out = append(out, shownPlugin(p))
+		out = append(out, s.shownPlugin(p))
 	}
 	return out
 }
 
-func shownPlugin(p supervisor.Status) *hostv1.Plugin {
+func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	lastError := p.LastError
 	if p.State == supervisor.Unhealthy {
 		lastError = p.Message // the current reason; LastError is of its last exit
@@ -209,6 +205,13 @@ func shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
 	}
+	all, uses := s.cfg.Plugins.Status(), s.cfg.Uses()
+	for _, u := range uses {
+		if u.Kind == p.Kind && u.By(all) == p.Name && !slices.Contains(shown.Serves, u.Of) {
+			shown.Serves = append(shown.Serves, u.Of)
+		}
+	}
+	shown.Unused = catalog.Unused(p, all, uses)
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
 			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),

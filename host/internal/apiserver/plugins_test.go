@@ -16,10 +16,8 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/device"
-	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -175,7 +173,7 @@ func TestRemovePlugin(t *testing.T) {
 	}
 	p.create(t, spec("mysql"))
 	p.start(t, "db", "mysql")
-	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, `plugin "fixture"`, "workloads depend on it: db:")
+	wantError(t, remove("fixture"), connect.CodeFailedPrecondition, `plugin "fixture"`, `workloads depend on it: volume "mysql" of workload "db":`)
 	p.stop(t, "db")
 	check.NoError(t, remove("fixture"))
 	p.await("the end", func(p *hostv1.Plugin) bool { return p.Pid == 0 && strings.Contains(p.LastError, "has no file of it") })
@@ -183,13 +181,11 @@ func TestRemovePlugin(t *testing.T) {
 
 func TestWhoNeedsAPlugin(t *testing.T) {
 	w := workload.Workload{Devices: []devices.Given{{Ref: devices.Ref{Plugin: "gpus", ID: "a"}}}}
-	if !needsPlugin(w, "gpus", device.Kind) || needsPlugin(w, "other", device.Kind) || needsPlugin(w, "s", storage.Kind) ||
-		needsPlugin(w, "sids", "identity.v1") {
+	if !needsPlugin(w, "gpus", nil) || needsPlugin(w, "other", nil) {
 		t.Error("a workload with a device")
 	}
-	w = workload.Workload{}
-	w.Spec.Services = make([]service.Service, 1)
-	if !needsPlugin(w, "sids", "identity.v1") || needsPlugin(w, "s", storage.Kind) {
+	w = workload.Workload{Services: []servicesteps.Status{{Consul: "east"}}}
+	if !needsPlugin(w, "sids", map[string]bool{"east": true}) || needsPlugin(w, "sids", map[string]bool{"west": true}) {
 		t.Error("a workload with a service")
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
@@ -64,7 +65,9 @@ type Config struct {
 	// stopped too, whatever the configuration says. It returns what else is stopped.
 	Stop func(plugins bool) Ending
 
-	Plugins     Plugins
+	Plugins Plugins
+	// Uses are what of the configuration calls plugins.
+	Uses        func() []catalog.Use
 	Ledger      Ledger
 	Controllers *controllers.Controllers
 	Drivers     *drivers.Registry
@@ -321,6 +324,8 @@ type Workloads interface {
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload
 	Placements(ref claim.VolumeRef) []workload.Placement
+	// WorkloadsUsing names what is mounted or attached by a driver.
+	WorkloadsUsing(driver string) []string
 	// FailedTries counts the tries to release a workload that failed.
 	FailedTries() int64
 }

@@ -51,6 +51,7 @@ func (a *app) driverRegister() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&req.Endpoint, "endpoint", "", "the driver's socket, as unix:///`PATH`")
 	flags.StringVar(&req.Type, "type", "monolith", "`TYPE`: node, controller or monolith")
+	flags.StringVar(&req.Plugin, "plugin", "", "the storage plugin that reaches it (default csi-bridge, or the only one)")
 	flags.StringVar(&req.MountDir, "mount-dir", "", "where a driver in a container sees its folder of the host")
 	flags.StringVar(&req.StagePublishBaseDir, "stage-publish-base-dir", "",
 		"where such a driver sees its staging and publish paths")
@@ -178,6 +179,7 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 		t.row("Message", d.GetMessage())
 		t.row("Since", age(d.GetChangedAt()))
 		t.row("Provider", strings.TrimSpace(d.GetProvider()+" "+d.GetProviderVersion()))
+		t.row("Plugin", d.GetPlugin())
 		t.row("Endpoint", d.GetEndpoint())
 		t.row("Source", d.GetSource())
 		if d.GetPid() != 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/internal/trusted"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 )
 
 // secretsInContainer is where a container has the workload's secrets.
@@ -304,7 +305,9 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 	var tokens []string
 	for _, s := range w.GetServices() {
 		if s.GetTokenFile() != "" {
-			tokens = append(tokens, seen(s.GetTokenFile()))
+			if !identityOnly(w, s.GetName()) {
+				tokens = append(tokens, seen(s.GetTokenFile()))
+			}
 			env[variable("TOKEN_FILE", s.GetName())] = seen(s.GetTokenFile())
 		}
 		if s.GetBootstrapFile() != "" {
@@ -315,6 +318,13 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 		env["CONSUL_HTTP_TOKEN_FILE"] = tokens[0] // Consul's own tools and client libraries know it
 	}
 	return env
+}
+
+// identityOnly says whether a token is of an identity of the workload, and none for Consul.
+func identityOnly(w *hostv1.Workload, name string) bool {
+	return slices.ContainsFunc(w.GetSpec().GetServices(), func(s *servicev1.Service) bool {
+		return s.GetName() == name && s.GetIdentityOnly()
+	})
 }
 
 // variable returns a variable's name, such as PANNIER_PORT_HTTP.

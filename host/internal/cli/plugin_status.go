@@ -107,11 +107,15 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		return err
 	}
 	for _, p := range plugins {
-		for _, problem := range []string{p.GetFileProblem(), p.GetConfigProblem()} {
-			if problem == "" {
+		notes := []string{p.GetFileProblem(), p.GetConfigProblem(), ""}
+		if unused := p.GetUnused(); unused != "" {
+			notes[2] = "it is not used: " + unused
+		}
+		for _, note := range notes {
+			if note == "" {
 				continue
 			}
-			if _, err := fmt.Fprintf(a.out, "plugin %q: %s\n", printable(p.GetName()), printable(problem)); err != nil {
+			if _, err := fmt.Fprintf(a.out, "plugin %q: %s\n", printable(p.GetName()), printable(note)); err != nil {
 				return err
 			}
 		}
@@ -138,6 +142,8 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	t.row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
 		p.GetFailedCalls()))
 	t.row("Degraded", p.GetDegraded())
+	t.row("Serves", strings.Join(p.GetServes(), ", "))
+	t.row("Unused", p.GetUnused())
 	if n := p.GetDraining(); n > 0 {
 		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}

@@ -121,6 +121,8 @@ type Driver struct {
 	Type string
 	// Endpoint is the driver's socket: "unix://" and an absolute path.
 	Endpoint string
+	// Plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
+	Plugin string
 	// Command runs the driver; empty: something else runs it.
 	Command []string
 	// Env are variables of its environment: values, or file:// references that are read when it is started.
@@ -162,14 +164,22 @@ type EphemeralVolumes struct {
 // DriverTimeouts are those of a driver's calls.
 type DriverTimeouts struct{ Stage, Unstage, Publish, Unpublish time.Duration }
 
-// Consul is a Consul datacenter that services may name.
+// Consul is a Consul datacenter that services may name, or an issuer of identities that workloads may name.
 type Consul struct {
 	service.Consul
 	// Audience is the aud claim of the JWT for a login.
 	Audience string
 	// IdentityTimeout bounds the derivation of a service's token.
 	IdentityTimeout time.Duration
+	// IdentityPlugin, RegistrationPlugin and BootstrapPlugin are the plugins that reach it; empty: sids, consul-services
+	// and envoy-bootstrap, or the only ones of their kinds.
+	IdentityPlugin, RegistrationPlugin, BootstrapPlugin string
+	// IdentityOnly is set for an identity block: its plugin issues identities, and there is no Consul.
+	IdentityOnly bool
 }
+
+// WantsJWT says that its identity plugin gets a JWT of the cluster for each token.
+func (c Consul) WantsJWT() bool { return c.IdentityOnly || c.AuthMethod != "" }
 
 // GC configures garbage collection.
 type GC struct {

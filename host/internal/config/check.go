@@ -32,7 +32,7 @@ func (l *loader) complete() {
 	for _, id := range slices.Sorted(maps.Keys(l.drivers)) {
 		d := l.drivers[id]
 		if d.Controller != nil {
-			d.Type, d.Controller.HealthTimeout = "node", d.HealthTimeout
+			d.Type, d.Controller.HealthTimeout, d.Controller.Plugin = "node", d.HealthTimeout, d.Plugin
 		}
 		a.Drivers = append(a.Drivers, *d)
 	}

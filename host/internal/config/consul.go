@@ -16,6 +16,7 @@ import (
 var consulFields = fields{attrs: []string{
 	"name", "address", "token_file", "ca_file", "cert_file", "key_file", "tls_server_name", "grpc_address", "grpc_ca_file",
 	"datacenter", "namespace", "partition", "auth_method", "audience", "identity_timeout",
+	"identity_plugin", "registration_plugin", "bootstrap_plugin",
 }}
 
 // consulBlock is a Consul that is being read.
@@ -49,6 +50,10 @@ func (l *loader) consulBlocks(s *section, dir string) {
 
 func (l *loader) consul(in *section, dir, name string) {
 	c := l.consuls[name]
+	if c != nil && c.IdentityOnly {
+		in.problems.add(in.missing, "%s: there is an identity block of that name too: choose another", in.path)
+		return
+	}
 	if c == nil {
 		c = &consulBlock{Consul: Consul{
 			Consul:   service.Consul{Name: name, Address: defaultConsulAddress},
@@ -75,7 +80,42 @@ func (l *loader) consul(in *section, dir, name string) {
 		in.fail("audience", "is empty")
 	}
 	in.duration("identity_timeout", &c.IdentityTimeout)
+	in.pluginName("identity_plugin", &c.IdentityPlugin)
+	in.pluginName("registration_plugin", &c.RegistrationPlugin)
+	in.pluginName("bootstrap_plugin", &c.BootstrapPlugin)
 	c.at = in.at("cert_file")
+}
+
+// identityBlocks reads the identity blocks of one file: issuers of identities that are no Consul. A service and an
+// identity of a workload name both by name, so a consul block may not have the same.
+func (l *loader) identityBlocks(s *section) {
+	seen := map[string]bool{}
+	for _, block := range s.content.Blocks.OfType("identity") {
+		in := s.inner(block, fields{attrs: []string{"plugin", "audience", "timeout"}})
+		if !l.label(in, block, seen) {
+			continue
+		}
+		name := block.Labels[0]
+		c := l.consuls[name]
+		if c != nil && !c.IdentityOnly {
+			in.problems.add(block.DefRange, "%s: there is a consul block of that name too: choose another", in.path)
+			continue
+		}
+		if c == nil {
+			c = &consulBlock{Consul: Consul{
+				Consul: service.Consul{Name: name}, Audience: name, IdentityTimeout: defaultIdentityTimeout, IdentityOnly: true,
+			}}
+			if l.consuls == nil {
+				l.consuls = map[string]*consulBlock{}
+			}
+			l.consuls[name] = c
+		}
+		in.pluginName("plugin", &c.IdentityPlugin)
+		if in.str("audience", &c.Audience) && c.Audience == "" {
+			in.fail("audience", "is empty")
+		}
+		in.duration("timeout", &c.IdentityTimeout)
+	}
 }
 
 // consulAddress reads the address of a Consul API.

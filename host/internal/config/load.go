@@ -164,7 +164,7 @@ var rootFields = fields{
 		"advertise_addr", "retry_join", "encrypt", "encrypt_file",
 	},
 	blocks:   []string{"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption", "plugin_signing"},
-	labelled: []string{"plugin", "csi_driver"},
+	labelled: []string{"plugin", "csi_driver", "identity"},
 	named:    []string{"consul"},
 }
 
@@ -241,6 +241,7 @@ func (l *loader) rest(env Overrides) {
 		l.pluginBlocks(s)
 		s.pluginSigning(r.dir, &a.PluginSigning)
 		l.consulBlocks(s, r.dir)
+		l.identityBlocks(s)
 	}
 	l.driverBlocks(sections)
 	for _, o := range []Overrides{env, l.src.Flags} {

@@ -112,6 +112,15 @@ func readSigningKey(dir, text string) (signing.Key, error) {
 // place is FILE:LINE.
 func place(at hcl.Range) string { return fmt.Sprintf("%s:%d", at.Filename, at.Start.Line) }
 
+// pluginName reads the name of a plugin.
+func (s *section) pluginName(name string, dst *string) {
+	if s.str(name, dst) && *dst != "" {
+		if err := claim.CheckID(*dst); err != nil {
+			s.fail(name, "%v", err)
+		}
+	}
+}
+
 func (s *section) checksum(dst *string) {
 	if s.str("checksum", dst) && *dst != "" && !checksumForm.MatchString(*dst) {
 		s.fail("checksum", "%q is not sha256: and 64 hex digits", *dst)
@@ -164,7 +173,7 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 var (
 	driverFields = fields{
 		attrs: []string{
-			"type", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
+			"type", "plugin", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
 			"health_timeout", "settle_time", "allowed_mount_flags",
 		},
 		blocks: []string{"limits", "timeout", "controller", "ephemeral_volumes"}, maps: []string{"env"},
@@ -214,6 +223,7 @@ func (l *loader) driverBlocks(roots []*section) {
 		if l.drivers[d.ID] != d {
 			continue // a controller block
 		}
+		in.pluginName("plugin", &d.Plugin)
 		in.oneOf("type", []string{"node", "controller", "monolith"}, &d.Type)
 		if d.Controller != nil && in.has("type") && d.Type != "node" {
 			in.fail("type", "is %q, and the block has a controller block: write node, or nothing", d.Type)

@@ -65,6 +65,15 @@ func (s *section) services(labels []string) []service.Service {
 		in.later = variables
 		return r.service(in, fmt.Sprint("/", i), block.Labels[0])
 	})
+	for _, block := range s.content.Blocks.OfType("identity") {
+		in := s.inner(block, fields{attrs: []string{"issuer"}})
+		at := fmt.Sprint("/", len(services))
+		r.places[at] = in
+		identity := service.Service{Name: block.Labels[0], Consul: block.Labels[0], IdentityOnly: true}
+		in.id("issuer", identity.Consul)
+		in.str("issuer", &identity.Consul)
+		services = append(services, identity)
+	}
 	known := map[string]bool{}
 	for _, label := range labels {
 		known[label] = true

@@ -18,7 +18,7 @@ import (
 var (
 	workloadFields = fields{
 		attrs: []string{"namespace", "user", "canary", "after", "replaces"}, blocks: []string{"network", "exec", "sidecar"},
-		labelled: []string{"volume", "device"}, named: []string{"service"},
+		labelled: []string{"volume", "device", "identity"}, named: []string{"service"},
 	}
 	deviceFields  = fields{attrs: []string{"count"}}
 	requestFields = fields{

@@ -161,8 +161,8 @@ func (c *consul) OnNode(_ context.Context, node string) ([]claim.Token, error) {
 	return slices.DeleteFunc(c.ledger.tokens(), func(t claim.Token) bool { return t.Node != node }), nil
 }
 
-func (c *consul) Check(consul string) error {
-	if consul != service.DefaultConsul && consul != "east" {
+func (c *consul) Check(svc *service.Service) error {
+	if consul := svc.Consul; consul != service.DefaultConsul && consul != "east" {
 		return fmt.Errorf("%w %q", errNoBlock, consul)
 	}
 	return nil

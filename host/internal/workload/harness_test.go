@@ -82,7 +82,7 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Ledger: l, Lease: g, Controller: controller{out.driver}, Drivers: out.drivers, Events: out.bus,
 		Calls: drivers.Caller{
 			Drivers: out.drivers,
-			Storage: func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+			Storage: func(ctx context.Context, _ string, fn func(ctx context.Context, c storage.Client) error) error {
 				return fn(ctx, out.driver)
 			},
 		},

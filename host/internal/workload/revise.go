@@ -98,7 +98,7 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 func (i *instance) pending() bool { return slices.ContainsFunc(i.services, stale) }
 
 func stale(s *servicesteps.Service) bool {
-	return s.Registered == nil || !sameJSON(*s.Registered, s.Service)
+	return s.Registers() && (s.Registered == nil || !sameJSON(*s.Registered, s.Service))
 }
 
 // askRevision wakes the workload's goroutine. i.mu is held.

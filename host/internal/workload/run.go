@@ -382,7 +382,7 @@ func (r *run) upkeep(ctx context.Context) {
 		all.Go(func() { r.guardAgain(ctx) })
 	}
 	for _, s := range r.services {
-		if s.Meshed() {
+		if s.Identified() {
 			all.Go(func() { r.m.services.Keep(ctx, s) })
 		}
 	}

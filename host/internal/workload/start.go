@@ -202,19 +202,19 @@ func (m *Manager) resolve(rec *record) (err error) {
 	if err != nil {
 		return fault(err)
 	}
-	inMesh := false
+	identified := false
 	for _, s := range services {
-		if err := m.Services.Check(s.Consul); err != nil {
+		if err := m.Services.Check(&s); err != nil {
 			return fmt.Errorf("workload %q: service %q: %w", spec.WorkloadRef, s.Name, err)
 		}
 		sr := m.services.NewRecord(spec.WorkloadRef, s)
-		inMesh = inMesh || s.Connect != nil
+		identified = identified || s.Identified()
 		if s.Proxied() {
 			sr.AdminPort, sr.ReadyPort, own = own[0], own[1], own[2:]
 		}
 		rec.Services = append(rec.Services, sr)
 	}
-	if !inMesh {
+	if !identified {
 		return nil
 	}
 	if rec.UID, err = spec.uid(); err != nil {

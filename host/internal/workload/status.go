@@ -192,7 +192,7 @@ func (i *instance) snapshot() Workload {
 	w.Devices, w.Reservation = i.rec.Devices, i.rec.Reservation
 	for _, s := range i.services {
 		w.Services = append(w.Services, s.Status(i.secrets))
-		if s.Meshed() {
+		if s.Identified() {
 			w.SecretsDir = i.secrets
 		}
 	}

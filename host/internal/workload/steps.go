@@ -23,8 +23,10 @@ var actions = []action{
 	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
 	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
 		noting((*volumesteps.Steps).NotePublish),
-	ofService(registerStep, nil, (*servicesteps.Steps).Register, (*servicesteps.Steps).Deregister),
-	ofService(identifyStep, (*servicesteps.Service).Meshed, (*servicesteps.Steps).Identify, (*servicesteps.Steps).Revoke),
+	ofService(registerStep, (*servicesteps.Service).Registers, (*servicesteps.Steps).Register,
+		(*servicesteps.Steps).Deregister),
+	ofService(identifyStep, (*servicesteps.Service).Identified, (*servicesteps.Steps).Identify,
+		(*servicesteps.Steps).Revoke),
 	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap,
 		(*servicesteps.Steps).RemoveBootstrap),
 }
@@ -165,7 +167,7 @@ func (r *run) claim(ctx context.Context) error {
 // they are to be undone. fresh are the services that had none.
 func (r *run) markTokens() (tokens []claim.Token, fresh []*servicesteps.Service, err error) {
 	for _, s := range r.services {
-		if !s.Meshed() {
+		if !s.Identified() {
 			continue
 		}
 		tokens = append(tokens, s.Token)

@@ -39,7 +39,7 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
 		for range perCommand {
 			var file []byte
 			host = append(host, took(b, func(ctx context.Context) error {
-				return m.plugin.DoBootstrap(ctx, func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
+				return m.plugin.DoBootstrap(ctx, "", func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
 					file, err = c.Generate(ctx, m.reach, req)
 					return err
 				})
@@ -80,7 +80,7 @@ func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 	b.Helper()
 	i := instance(name)
 	i.Service.Connect = &service.Connect{SidecarService: &service.SidecarService{}}
-	err := m.plugin.DoRegistration(b.Context(), func(ctx context.Context, c registration.Registration) (err error) {
+	err := m.plugin.DoRegistration(b.Context(), "", func(ctx context.Context, c registration.Registration) (err error) {
 		proxyID, err = c.Register(ctx, m.reach, i)
 		return err
 	})
@@ -88,7 +88,7 @@ func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		err := m.plugin.DoRegistration(context.Background(), func(ctx context.Context, c registration.Registration) error {
+		err := m.plugin.DoRegistration(context.Background(), "", func(ctx context.Context, c registration.Registration) error {
 			return c.Deregister(ctx, m.reach, i.ID)
 		})
 		if err != nil {

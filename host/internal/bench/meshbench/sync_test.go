@@ -49,7 +49,7 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 	}
 	at := time.Now()
 	parallel(b, services, 16, func(i int) error {
-		return m.plugin.DoRegistration(b.Context(), func(ctx context.Context, c registration.Registration) error {
+		return m.plugin.DoRegistration(b.Context(), "", func(ctx context.Context, c registration.Registration) error {
 			_, err := c.Register(ctx, s.reach, s.want[i])
 			return err
 		})
@@ -113,7 +113,7 @@ func (s *syncBench) pass(ctx context.Context, index uint64) (next uint64, change
 	if index > 0 {
 		req.Wait = time.Second
 	}
-	err = s.plugin.DoRegistration(ctx, func(ctx context.Context, c registration.Registration) (err error) {
+	err = s.plugin.DoRegistration(ctx, "", func(ctx context.Context, c registration.Registration) (err error) {
 		next, changes, err = c.Sync(ctx, s.reach, req)
 		return err
 	})

@@ -106,7 +106,7 @@ func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(c
 	switch kind {
 	case "storage":
 		return func(ctx context.Context) error {
-			return plugins.DoStorage(ctx, func(ctx context.Context, client storage.Client) error {
+			return plugins.DoStorage(ctx, "", func(ctx context.Context, client storage.Client) error {
 				// Do not use Probe: csi-local syncs a file for it, and the disk would be measured.
 				_, err := client.List(ctx, driver, storage.Page{})
 				return err
@@ -114,20 +114,20 @@ func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(c
 		}
 	case "identity":
 		return func(ctx context.Context) error {
-			return plugins.DoIdentity(ctx, func(ctx context.Context, client identity.Identity) error {
+			return plugins.DoIdentity(ctx, "", func(ctx context.Context, client identity.Identity) error {
 				_, err := client.Read(ctx, service.Consul{}, "secret")
 				return err
 			})
 		}
 	case "registration":
 		return func(ctx context.Context) error {
-			return plugins.DoRegistration(ctx, func(ctx context.Context, client registration.Registration) error {
+			return plugins.DoRegistration(ctx, "", func(ctx context.Context, client registration.Registration) error {
 				return client.Heartbeat(ctx, service.Consul{}, nil)
 			})
 		}
 	default:
 		return func(ctx context.Context) error {
-			return plugins.DoBootstrap(ctx, func(ctx context.Context, client bootstrap.Bootstrap) error {
+			return plugins.DoBootstrap(ctx, "", func(ctx context.Context, client bootstrap.Bootstrap) error {
 				_, err := client.Generate(ctx, service.Consul{}, bootstrap.Request{})
 				return err
 			})

@@ -73,10 +73,10 @@ func TestRealConsul(t *testing.T) {
 	life := func() (*Registrar, *world) {
 		r, w := build(nil, nil)
 		r.cfg.Consuls = map[string]service.Consul{"default": reached}
-		r.cfg.Registration = func(ctx context.Context,
+		r.cfg.Registration = func(ctx context.Context, _ string,
 			fn func(ctx context.Context, c registration.Registration) error,
 		) error {
-			return catalog.New(plugins).DoRegistration(ctx, func(ctx context.Context, c registration.Registration) error {
+			return catalog.New(plugins).DoRegistration(ctx, "", func(ctx context.Context, c registration.Registration) error {
 				return fn(ctx, watched{c, seen})
 			})
 		}

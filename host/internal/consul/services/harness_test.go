@@ -238,13 +238,15 @@ func build(p *plugin, consuls []string) (*Registrar, *world) {
 		Node: owner.Node, ClusterID: func(context.Context) (string, error) {
 			return owner.Cluster,
 				nil
-		}, Consuls: map[string]service.Consul{},
-		Registration: func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error {
+		}, Consuls: map[string]service.Consul{}, Served: func(*service.Service) error { return nil },
+		Registration: func(ctx context.Context, _ string,
+			fn func(ctx context.Context, c registration.Registration) error,
+		) error {
 			ctx, cancel := context.WithTimeout(ctx, callBound)
 			defer cancel()
 			return fn(ctx, p)
 		},
-		Bootstraps: func(ctx context.Context, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error {
+		Bootstraps: func(ctx context.Context, _ string, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error {
 			return fn(ctx, p)
 		},
 		Instances: func() map[string][]registration.Instance {

@@ -37,11 +37,14 @@ type Config struct {
 	ClusterID func(ctx context.Context) (string, error)
 	// Consuls are the agent's consul blocks by name.
 	Consuls map[string]service.Consul
-	// Registration runs fn with a client of the registration plugin, within the deadline of one call
+	// Served fails where it is certain that no plugin will do one of the steps of a service.
+	Served func(*service.Service) error
+	// Registration runs fn with a client of a Consul's registration plugin, within the deadline of one call
 	// (catalog.Catalog.DoRegistration).
-	Registration func(ctx context.Context, fn func(ctx context.Context, c registration.Registration) error) error
+	Registration func(ctx context.Context, consul string,
+		fn func(ctx context.Context, c registration.Registration) error) error
 	// Bootstraps is the same for the bootstrap plugin (catalog.Catalog.DoBootstrap).
-	Bootstraps func(ctx context.Context, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error
+	Bootstraps func(ctx context.Context, consul string, fn func(ctx context.Context, c bootstrap.Bootstrap) error) error
 	// Instances returns the instances of this node's workloads by Consul, as earlier runs of the host may have
 	// registered them. It need not include what goes through Register and Deregister.
 	Instances func() map[string][]registration.Instance
@@ -69,11 +72,15 @@ func New(cfg Config) *Registrar {
 	return r
 }
 
-// Check checks that the agent has a consul block of that name; empty means service.DefaultConsul. The error is
-// ErrUnknownConsul and lists the existing names.
-func (r *Registrar) Check(consul string) error {
-	_, err := r.keeper(consul)
-	return err
+// Check checks that the agent has the service's consul block, and plugins for its steps. An empty name is
+// service.DefaultConsul. The error is ErrUnknownConsul and lists the existing names, or Config.Served's.
+func (r *Registrar) Check(s *service.Service) error {
+	if !s.IdentityOnly {
+		if _, err := r.keeper(s.Consul); err != nil {
+			return err
+		}
+	}
+	return r.cfg.Served(s)
 }
 
 func (r *Registrar) keeper(consul string) (*keeper, error) {
@@ -115,7 +122,7 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 	if err := k.hold(ctx, i); err != nil {
 		return "", err
 	}
-	err = r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) (err error) {
+	err = r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) (err error) {
 		proxyID, err = c.Register(ctx, k.consul, i)
 		return err
 	})
@@ -133,7 +140,7 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	if err := k.letGo(ctx, id); err != nil {
 		return err
 	}
-	return r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) error {
+	return r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
 		return c.Deregister(ctx, k.consul, id)
 	})
 }
@@ -144,7 +151,7 @@ func (r *Registrar) Bootstrap(ctx context.Context, consul string, req bootstrap.
 	if err != nil {
 		return nil, err
 	}
-	err = r.cfg.Bootstraps(ctx, func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
+	err = r.cfg.Bootstraps(ctx, k.name, func(ctx context.Context, c bootstrap.Bootstrap) (err error) {
 		file, err = c.Generate(ctx, k.consul, req)
 		return err
 	})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 func TestCallsNameTheirConsulAndOwner(t *testing.T) {
@@ -55,6 +56,8 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 	}
 }
 
+func named(consul string) *service.Service { return &service.Service{Name: "web", Consul: consul} }
+
 func TestUnknownConsul(t *testing.T) {
 	p := newPlugin()
 	r, _ := build(p, []string{"east", "default"})
@@ -62,22 +65,22 @@ func TestUnknownConsul(t *testing.T) {
 	_, registered := r.Register(t.Context(), "west", instance("a"))
 	_, made := r.Bootstrap(t.Context(), "west", bootstrap.Request{})
 	for _, err := range []error{
-		r.Check("west"), registered, made, r.Deregister(t.Context(), "west", "a"),
-		none.Check(""),
+		r.Check(named("west")), registered, made, r.Deregister(t.Context(), "west", "a"),
+		none.Check(named("")),
 	} {
 		if !errors.Is(err, ErrUnknownConsul) {
 			t.Errorf("%v", err)
 		}
 	}
 	for err, says := range map[error]string{
-		r.Check("west"): "it has default, east: add `consul \"west\" { address",
-		none.Check(""):  "it has none: add `consul { address",
+		r.Check(named("west")): "it has default, east: add `consul \"west\" { address",
+		none.Check(named("")):  "it has none: add `consul { address",
 	} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("%q lacks %q", err, says)
 		}
 	}
-	if err := errors.Join(r.Check(""), r.Check("default"), r.Check("east")); err != nil {
+	if err := errors.Join(r.Check(named("")), r.Check(named("default")), r.Check(named("east"))); err != nil {
 		t.Error(err)
 	}
 	if len(p.consuls) > 0 {

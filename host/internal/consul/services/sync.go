@@ -66,7 +66,7 @@ func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint6
 		req.Instances[n].Owner = owner
 	}
 	var changes []registration.Change
-	err = k.r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) (err error) {
+	err = k.r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) (err error) {
 		if index > 0 {
 			req.Index, req.Wait = index, waitWithin(ctx)
 		}
@@ -128,7 +128,7 @@ func (k *keeper) heartbeat(ctx context.Context, timeout time.Duration, checked m
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return k.r.cfg.Registration(ctx, func(ctx context.Context, c registration.Registration) error {
+	return k.r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
 		return c.Heartbeat(ctx, k.consul, beats)
 	})
 }

@@ -160,7 +160,7 @@ func TestConsulsAreApart(t *testing.T) {
 	west.setFailure("sync", errors.New("stalls"))
 	synctest.Test(t, func(t *testing.T) {
 		r, w := build(west, []string{"west", "east"})
-		r.cfg.Registration = func(ctx context.Context,
+		r.cfg.Registration = func(ctx context.Context, _ string,
 			fn func(ctx context.Context, c registration.Registration) error,
 		) error {
 			return fn(ctx, both{west, east})

@@ -53,14 +53,14 @@ type Ledger interface {
 // Config is the configuration of an Authority.
 type Config struct {
 	Ledger Ledger
-	// Consuls are the agent's consul blocks by name.
+	// Consuls are the agent's consul and identity blocks by name; the latter have only a name.
 	Consuls map[string]service.Consul
-	// Audiences are the aud of the JWTs for a Consul's auth method, by the name of the consul block; absent:
-	// DefaultAudience.
+	// Audiences are the aud of the JWTs for the issuers that get one, by the name of the block. A Consul with an auth
+	// method gets one anyway; absent: DefaultAudience.
 	Audiences map[string]string
-	// Identity runs fn with a client of the identity plugin, within the deadline of one call, and again if the
-	// plugin ended during the call (catalog.Catalog.DoIdentity).
-	Identity func(ctx context.Context, fn func(ctx context.Context, c identity.Identity) error) error
+	// Identity runs fn with a client of the identity plugin of a consul block, within the deadline of one call, and
+	// again if the plugin ended during the call (catalog.Catalog.DoIdentity).
+	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Identity) error) error
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
 	Events *events.Bus
@@ -147,7 +147,7 @@ func (a *Authority) Read(ctx context.Context, consul, secret string) error {
 	if err != nil {
 		return err
 	}
-	err = a.Identity(ctx, func(ctx context.Context, i identity.Identity) error {
+	err = a.Identity(ctx, consul, func(ctx context.Context, i identity.Identity) error {
 		_, err := i.Read(ctx, c, secret)
 		return err
 	})

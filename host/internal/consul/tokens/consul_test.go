@@ -45,7 +45,7 @@ func TestMinted(t *testing.T) {
 	c := consul.Start(t, consul.Options{ACL: true})
 	c.Policy(t, "sids", `acl = "write"`)
 	plugins, supervised := sids(t, map[string]string{"default": c.TokenFile(t, c.Token(t, "sids"))})
-	world := func(t *testing.T) *world { return newWorld(t, plugins.DoIdentity, c.Service("default", "")) }
+	world := func(t *testing.T) *world { return newWorld(t, identities(plugins), c.Service("default", "")) }
 
 	t.Run("derived, read and revoked", func(t *testing.T) {
 		w := world(t)
@@ -191,7 +191,7 @@ func TestMinted(t *testing.T) {
 
 	t.Run("Consul is away", func(t *testing.T) {
 		proxy := c.Proxy(t, 0)
-		w := newWorld(t, plugins.DoIdentity, proxy.Service(c.Service("default", "")))
+		w := newWorld(t, identities(plugins), proxy.Service(c.Service("default", "")))
 		token := w.start("w", "a", "default", "web")[0]
 		proxy.Down()
 		if _, _, err := w.Derive(w.within(), token); status.Code(err) != codes.Unavailable {
@@ -217,7 +217,7 @@ func TestMinted(t *testing.T) {
 
 	t.Run("stopped in the middle of a derivation", func(t *testing.T) {
 		proxy := c.Proxy(t, 0)
-		w := newWorld(t, plugins.DoIdentity, proxy.Service(c.Service("default", "")))
+		w := newWorld(t, identities(plugins), proxy.Service(c.Service("default", "")))
 		token := w.start("w", "a", "default", "web")[0]
 		proxy.Add(consul.Match{Method: "PUT", Path: "/v1/acl/token"}, consul.Stall())
 		ctx, cancel := context.WithCancel(w.within())
@@ -252,7 +252,7 @@ func TestGivenByLogin(t *testing.T) {
 	byLogin := c.Service("default", "")
 	byLogin.AuthMethod = "pannier"
 	plugins, _ := sids(t, nil)
-	w := newWorld(t, plugins.DoIdentity, byLogin)
+	w := newWorld(t, identities(plugins), byLogin)
 	der, err := x509.MarshalPKIXPublicKey(keySet(t, w).Keys[0].Key)
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func TestGivenByLogin(t *testing.T) {
 
 	// A plugin that has a token may list and revoke the tokens.
 	plugins, _ = sids(t, map[string]string{"default": c.TokenFile(t, c.Token(t, "sids"))})
-	w.Identity = plugins.DoIdentity
+	w.Identity = identities(plugins)
 	lives, _ := w.derive(w.start("lives", "a", "default", "web")[0])
 	report = w.sweep(false)
 	if report.Err() != nil || len(report.Swept) != 2 || len(w.noted()) != 1 {

@@ -75,14 +75,14 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	if req.Subject, err = a.subject(ctx, t); err != nil {
 		return t, "", err
 	}
-	if consul.AuthMethod != "" {
+	if _, wanted := a.Audiences[t.Consul]; wanted || consul.AuthMethod != "" {
 		if req.JWT, err = a.sign(ctx, consul.Name, req.Subject); err != nil {
 			return t, "", err
 		}
 	}
 	var got identity.Token
 	var secret string
-	err = a.Identity(ctx, func(ctx context.Context, i identity.Identity) (err error) {
+	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) (err error) {
 		got, secret, err = i.Derive(ctx, consul, req)
 		return err
 	})

@@ -565,7 +565,7 @@ func TestList(t *testing.T) {
 // An empty answer comes from a Consul without ACLs; an incomplete token is a fault.
 func TestPluginThatGivesNothing(t *testing.T) {
 	var answer identity.Token
-	w := newWorld(t, func(ctx context.Context, fn func(context.Context, identity.Identity) error) error {
+	w := newWorld(t, func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 		return fn(ctx, only{token: answer})
 	}, minting)
 	token := w.start("w", "a", "default", "web")[0]

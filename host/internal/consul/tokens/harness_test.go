@@ -55,7 +55,8 @@ type world struct {
 }
 
 // newWorld makes an authority with an identity plugin or a fake one.
-func newWorld(t *testing.T, ask func(ctx context.Context, fn func(context.Context, identity.Identity) error) error,
+func newWorld(t *testing.T,
+	ask func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error,
 	consuls ...service.Consul,
 ) *world {
 	t.Helper()
@@ -213,6 +214,15 @@ func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *superv
 	return catalog.New(s), s
 }
 
+// identities are calls to the identity plugin, whatever the Consul.
+func identities(
+	c *catalog.Catalog,
+) func(context.Context, string, func(context.Context, identity.Identity) error) error {
+	return func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
+		return c.DoIdentity(ctx, "", fn)
+	}
+}
+
 func copyProgram(t *testing.T, from, to string) {
 	t.Helper()
 	in, err := os.Open(from)
@@ -251,7 +261,7 @@ func newFake() *fake {
 	}
 }
 
-func (f *fake) ask(ctx context.Context, fn func(context.Context, identity.Identity) error) error {
+func (f *fake) ask(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 	return fn(ctx, f)
 }
 

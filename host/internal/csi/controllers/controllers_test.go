@@ -35,7 +35,7 @@ type plugin struct {
 	leases   int
 }
 
-func (p *plugin) do(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error {
+func (p *plugin) do(ctx context.Context, _ string, fn func(ctx context.Context, c storage.Client) error) error {
 	p.mu.Lock()
 	p.leases++
 	p.mu.Unlock()

@@ -147,7 +147,7 @@ func TestCallsOfAControllerApart(t *testing.T) {
 		!strings.Contains(err.Error(), "controller") {
 		t.Errorf("a second controller: %v", err)
 	}
-	calls := Caller{Drivers: h.Registry, Storage: func(ctx context.Context,
+	calls := Caller{Drivers: h.Registry, Storage: func(ctx context.Context, _ string,
 		fn func(context.Context, storage.Client) error,
 	) error {
 		return fn(ctx, nil)
@@ -167,7 +167,7 @@ func TestCallsOfAControllerApart(t *testing.T) {
 	if got, err := called(calls.CallController); err != nil || got != "unix://"+controller {
 		t.Errorf("a call to the controller: %s, %v", got, err)
 	}
-	check.NoError(t, h.CheckCompatible(t.Context(), h.bridge))
+	check.NoError(t, h.CheckCompatible(t.Context(), h.bridge, every))
 
 	stopController()
 	h.wait("a", "without its controller", func(d Driver) bool { return d.Healthy && !d.ForController().Healthy })

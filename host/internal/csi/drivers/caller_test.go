@@ -25,7 +25,7 @@ func TestACallIsNamedOnce(t *testing.T) {
 	} {
 		c := Caller{
 			Drivers: one{Spec: Spec{ID: "d"}, Healthy: true},
-			Storage: func(context.Context, func(context.Context, storage.Client) error) error {
+			Storage: func(context.Context, string, func(context.Context, storage.Client) error) error {
 				return status.Error(codes.Internal, text)
 			},
 		}

@@ -66,14 +66,14 @@ func TestAnotherProcessOfThePluginMustSeeTheSame(t *testing.T) {
 		"a failed call": {other{err: errors.New("not today")}, `driver "e": not today`},
 	} {
 		tc.other.real = h.bridge
-		err := h.CheckCompatible(t.Context(), &tc.other)
+		err := h.CheckCompatible(t.Context(), &tc.other, every)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
 	stop()
 	h.wait("e", "unhealthy", func(d Driver) bool { return !d.Healthy })
-	if err := h.CheckCompatible(t.Context(), &other{err: errors.New("not today")}); err != nil {
+	if err := h.CheckCompatible(t.Context(), &other{err: errors.New("not today")}, every); err != nil {
 		t.Errorf("a driver that is down keeps a plugin from being swapped: %v", err)
 	}
 }
@@ -96,3 +96,5 @@ func TestAnAbilityThatIsLostIsNamed(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 }
+
+func every(string) bool { return true }

@@ -181,9 +181,9 @@ type Caller struct {
 		Get(id string) (Driver, error)
 		Changed() <-chan struct{}
 	}
-	// Storage runs fn with a client of the storage plugin, within the deadline of one call, and
+	// Storage runs fn with a client of a storage plugin, within the deadline of one call, and
 	// again if the plugin process ended meanwhile (catalog.Catalog.DoStorage).
-	Storage func(ctx context.Context, fn func(ctx context.Context, c storage.Client) error) error
+	Storage func(ctx context.Context, plugin string, fn func(ctx context.Context, c storage.Client) error) error
 }
 
 // Call makes one call to the node service of a driver that is healthy, or becomes healthy within wait. The error is
@@ -208,7 +208,7 @@ func (c Caller) call(ctx context.Context, id string, wait time.Duration, part fu
 	if err != nil {
 		return err
 	}
-	return plain(id, c.Storage(ctx, func(ctx context.Context, s storage.Client) error {
+	return plain(id, c.Storage(ctx, d.Plugin, func(ctx context.Context, s storage.Client) error {
 		return fn(ctx, flagsChecked{s, d.Spec}, d)
 	}))
 }

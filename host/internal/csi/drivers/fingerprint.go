@@ -85,7 +85,7 @@ func (i *instance) stream(ctx context.Context, states chan<- streamState) {
 
 // fingerprint runs one stream on one acquired plugin client. It always returns an error.
 func (i *instance) fingerprint(ctx context.Context, send func(streamState) error) error {
-	client, release, err := i.r.cfg.Storage(ctx)
+	client, release, err := i.r.cfg.Storage(ctx, i.spec.Plugin)
 	if err != nil {
 		return fmt.Errorf("no storage plugin: %w", err)
 	}
@@ -128,10 +128,11 @@ var errReported = errors.New("reported")
 
 // CheckCompatible checks that another process of the storage plugin sees every healthy driver as the
 // current one does. The error names the driver and the difference: if an ability is gone, calls in
-// flight would fail halfway. Additional abilities are no error.
-func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client) error {
+// flight would fail halfway. Additional abilities are no error. Only the drivers for whose ids serves is true are
+// reached through the plugin.
+func (r *Registry) CheckCompatible(ctx context.Context, client storage.Client, serves func(id string) bool) error {
 	for _, d := range r.each() {
-		if !d.Healthy {
+		if !d.Healthy || !serves(d.ID) {
 			continue // its fingerprint is not current
 		}
 		seen := d

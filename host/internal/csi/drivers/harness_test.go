@@ -150,7 +150,7 @@ func newBridge() *bridge { return &bridge{crashes: make(chan struct{})} }
 
 var errAway = errors.New("the plugin csi-bridge is not running")
 
-func (b *bridge) lease(context.Context) (storage.Client, func(), error) {
+func (b *bridge) lease(context.Context, string) (storage.Client, func(), error) {
 	b.leases.Add(1)
 	if b.away.Load() {
 		return nil, nil, errAway

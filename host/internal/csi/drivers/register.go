@@ -58,7 +58,7 @@ func (r *Registry) replace(ctx context.Context, spec Spec) error {
 }
 
 func sameSpec(a, b Spec) bool {
-	return a.Type == b.Type && a.Endpoint == b.Endpoint && a.MountDir == b.MountDir &&
+	return a.Type == b.Type && a.Endpoint == b.Endpoint && a.Plugin == b.Plugin && a.MountDir == b.MountDir &&
 		a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
 }
 

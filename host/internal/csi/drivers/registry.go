@@ -53,9 +53,9 @@ type Config struct {
 	// DataDir is the host's data directory; the drivers' folders are in its csi folder.
 	DataDir string
 	Logger  hclog.Logger
-	// Storage acquires a client of the storage plugin; it may wait for the plugin until ctx ends.
-	// The second result releases it.
-	Storage func(ctx context.Context) (storage.Client, func(), error)
+	// Storage acquires a client of a storage plugin (catalog.Catalog.Storage); it may wait for the plugin until ctx
+	// ends. The second result releases it.
+	Storage func(ctx context.Context, plugin string) (storage.Client, func(), error)
 	Events  *events.Bus
 	// InUse names what is mounted through a driver, for decisions and messages, also before the
 	// workloads of an earlier host are restored. It may read the registry and must not change it.

@@ -57,6 +57,8 @@ type Spec struct {
 	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
 	// default: csi.sock in its folder, <data_dir>/csi/<id>, or that of a controller apart, <data_dir>/csi/<id>/controller.
 	Endpoint string `json:"endpoint"`
+	// Plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
+	Plugin string `json:"plugin,omitempty"`
 	// Command runs the driver under the host; empty: the host does not start it. The process gets
 	// the endpoint in CSI_ENDPOINT too (CSI spec, "General Configuration").
 	Command []string `json:"command,omitempty"`
@@ -145,6 +147,11 @@ func (s Spec) Validate() error {
 	}
 	if s.Apart && s.Type != TypeController {
 		fail("type %q is not that of a controller", s.Type)
+	}
+	if s.Plugin != "" {
+		if err := claim.CheckID(s.Plugin); err != nil {
+			fail("the plugin's name %w", err)
+		}
 	}
 	if err := checkSocket(s.socket()); err != nil {
 		fail("endpoint %q: %w", s.Endpoint, err)

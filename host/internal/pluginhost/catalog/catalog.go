@@ -28,9 +28,6 @@ var ErrAmbiguous = errors.New("several plugins of this kind")
 // ErrWrongKind says that a plugin is of another kind, or of another version of it.
 var ErrWrongKind = errors.New("the plugin is of another kind")
 
-// DefaultStorage is the storage plugin that is used when there are several.
-const DefaultStorage = "csi-bridge"
-
 // kind says how the plugins of one kind are chosen, called, and named in errors.
 type kind[T any] struct {
 	name     string
@@ -41,7 +38,7 @@ type kind[T any] struct {
 }
 
 var (
-	storageKind      = kind[storage.Client]{"storage", storage.Kind, DefaultStorage, storage.NewClient}
+	storageKind      = kind[storage.Client]{"storage", storage.Kind, "csi-bridge", storage.NewClient}
 	identityKind     = kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
 	registrationKind = kind[registration.Registration]{
 		"registration", registration.Kind, "consul-services",
@@ -69,47 +66,52 @@ func New(plugins Supervisor) *Catalog {
 	return &Catalog{plugins: plugins, handlers: map[string][]func(supervisor.PluginEvent){}}
 }
 
-// Storage acquires the storage plugin until release is called: csi-bridge, or the only plugin of that kind. While
-// the plugin is not up, Storage waits until ctx ends; the error is then supervisor.ErrUnavailable, with the code
-// Unavailable.
+// Storage acquires the storage plugin of that name until release is called. An empty name is csi-bridge, or else the
+// only plugin of that kind. While the plugin is not up, Storage waits until ctx ends; the error is then
+// supervisor.ErrUnavailable, with the code Unavailable.
 //
 // A call without a deadline gets CallTimeout.
-func (c *Catalog) Storage(ctx context.Context) (client storage.Client, release func(), err error) {
-	return acquire(ctx, c, storageKind)
+func (c *Catalog) Storage(ctx context.Context, name string) (client storage.Client, release func(), err error) {
+	return acquire(ctx, c, storageKind, name)
 }
 
-// DoStorage runs fn with the storage plugin, within the deadline of ctx or else CallTimeout. If the plugin's process
-// ends during a call, or is replaced because such calls fail, fn is run again with the next process: the calls of all
-// kinds are idempotent.
-func (c *Catalog) DoStorage(ctx context.Context, fn func(ctx context.Context, client storage.Client) error) error {
-	return do(ctx, c, storageKind, fn)
+// DoStorage runs fn with a storage plugin (see Storage), within the deadline of ctx or else CallTimeout. If the
+// plugin's process ends during a call, or is replaced because such calls fail, fn is run again with the next process:
+// the calls of all kinds are idempotent.
+func (c *Catalog) DoStorage(ctx context.Context, name string,
+	fn func(ctx context.Context, client storage.Client) error,
+) error {
+	return do(ctx, c, storageKind, name, fn)
 }
 
-// DoIdentity is DoStorage for the kind identity: sids, or the only one of that kind.
-func (c *Catalog) DoIdentity(ctx context.Context, fn func(ctx context.Context, client identity.Identity) error) error {
-	return do(ctx, c, identityKind, fn)
+// DoIdentity is DoStorage for the kind identity; an empty name is sids, or else the only one of that kind.
+func (c *Catalog) DoIdentity(ctx context.Context, name string,
+	fn func(ctx context.Context, client identity.Identity) error,
+) error {
+	return do(ctx, c, identityKind, name, fn)
 }
 
-// DoRegistration is DoStorage for the kind registration: consul-services, or the
-// only one of that kind.
-func (c *Catalog) DoRegistration(ctx context.Context,
+// DoRegistration is DoStorage for the kind registration; an empty name is consul-services, or else the only one of
+// that kind.
+func (c *Catalog) DoRegistration(ctx context.Context, name string,
 	fn func(ctx context.Context, client registration.Registration) error,
 ) error {
-	return do(ctx, c, registrationKind, fn)
+	return do(ctx, c, registrationKind, name, fn)
 }
 
-// DoBootstrap is DoStorage for the kind bootstrap: envoy-bootstrap, or the only one
-// of that kind.
-func (c *Catalog) DoBootstrap(ctx context.Context,
+// DoBootstrap is DoStorage for the kind bootstrap; an empty name is envoy-bootstrap, or else the only one of that
+// kind.
+func (c *Catalog) DoBootstrap(ctx context.Context, name string,
 	fn func(ctx context.Context, client bootstrap.Bootstrap) error,
 ) error {
-	return do(ctx, c, bootstrapKind, fn)
+	return do(ctx, c, bootstrapKind, name, fn)
 }
 
-func acquire[T any](ctx context.Context, c *Catalog, k kind[T]) (client T, release func(), err error) {
-	name, err := c.pick(ctx, k.protocol, k.preferred)
-	if err != nil {
-		return client, nil, fmt.Errorf("%s: %w", k.name, err)
+func acquire[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
+	if name == "" {
+		if name, err = c.pick(ctx, k.protocol, k.preferred); err != nil {
+			return client, nil, fmt.Errorf("%s: %w", k.name, err)
+		}
 	}
 	return borrow(ctx, c, k, name)
 }
@@ -132,8 +134,10 @@ func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (cli
 	}), gen.Release, nil
 }
 
-func do[T any](ctx context.Context, c *Catalog, k kind[T], fn func(ctx context.Context, client T) error) error {
-	return repeat(ctx, func(ctx context.Context) (T, func(), error) { return acquire(ctx, c, k) }, fn)
+func do[T any](ctx context.Context, c *Catalog, k kind[T], name string,
+	fn func(ctx context.Context, client T) error,
+) error {
+	return repeat(ctx, func(ctx context.Context) (T, func(), error) { return acquire(ctx, c, k, name) }, fn)
 }
 
 // repeat runs fn with what get acquires, and runs it again if the plugin's process ends during the call.
@@ -161,35 +165,41 @@ func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func()
 // maxTries bounds how often a call that ends the plugin each time is tried.
 const maxTries = 4
 
-// pick returns the name of the plugin of a kind: the preferred one if it exists, else the only one. A plugin's
-// kind is known only once it has come up, so pick may have to wait.
+// candidates returns the plugins that may be used where none is named: the preferred one if it exists, else all of
+// the kind. A plugin's kind is known only once it has come up; unknown says that one has not.
+func candidates(all []supervisor.Status, kind, preferred string) (found []string, unknown bool) {
+	for _, s := range all {
+		switch {
+		case s.DuplicateOf != "": // it never comes up
+			continue
+		case s.Name == preferred:
+			return []string{preferred}, false
+		case s.Kind == kind:
+			found = append(found, s.Name)
+		case s.Kind == "":
+			unknown = true
+		}
+	}
+	return found, unknown
+}
+
+// pick returns the name of the plugin of a kind: the preferred one if it exists, else the only one. It waits while a
+// plugin that may be of the kind has not come up.
 func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string, err error) {
 	var all []supervisor.Status
 	var found []string
 	waitErr := c.plugins.Await(ctx, func(now []supervisor.Status) bool {
-		all, found = now, nil
-		unknown := 0
-		for _, s := range now {
-			switch {
-			case s.DuplicateOf != "": // it never comes up
-				continue
-			case s.Kind == kind:
-				found = append(found, s.Name)
-			case s.Kind == "":
-				unknown++
-			}
-			if s.Name == preferred {
-				found = []string{preferred}
-				return true
-			}
-		}
-		return len(found) > 0 || unknown == 0
+		var unknown bool
+		all = now
+		found, unknown = candidates(now, kind, preferred)
+		return len(found) > 0 || !unknown
 	})
 	switch {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return "", fmt.Errorf("%w: %s; name one of them %q", ErrAmbiguous, strings.Join(found, ", "), preferred)
+		return "", fmt.Errorf("%w: %s; name one of them %q, or write in the block which one it uses", ErrAmbiguous,
+			strings.Join(found, ", "), preferred)
 	case waitErr != nil:
 		return "", fmt.Errorf("%w: no plugin of kind %s has come up: %w", supervisor.ErrUnavailable, kind, waitErr)
 	default:

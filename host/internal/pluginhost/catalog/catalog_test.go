@@ -110,7 +110,7 @@ func serve(t *testing.T, i *impl) *plugins {
 func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
 	i := &impl{err: status.Error(codes.NotFound, "no volume v")}
 	p := serve(t, i)
-	client, release, err := New(p).Storage(t.Context())
+	client, release, err := New(p).Storage(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
 }
 
 func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
-	client, release, err := New(serve(t, &impl{})).Storage(t.Context())
+	client, release, err := New(serve(t, &impl{})).Storage(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestWhoIsUnavailable(t *testing.T) {
 				close(p.ended)
 			}
 		}
-		client, release, err := New(p).Storage(t.Context())
+		client, release, err := New(p).Storage(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func TestWhoIsUnavailable(t *testing.T) {
 func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 	p := serve(t, &impl{waits: true})
 	p.retired = make(chan struct{})
-	client, release, err := New(p).Storage(t.Context())
+	client, release, err := New(p).Storage(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 }
 
 func TestEveryCallHasADeadline(t *testing.T) {
-	client, release, err := New(serve(t, &impl{})).Storage(context.Background())
+	client, release, err := New(serve(t, &impl{})).Storage(context.Background(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestWhichPlugin(t *testing.T) {
 		"the only one, while one waits": {[]supervisor.Status{a, starting}, "a", nil},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		got, err := New(&plugins{list: tc.list}).pick(ctx, storage.Kind, DefaultStorage)
+		got, err := New(&plugins{list: tc.list}).pick(ctx, storage.Kind, "csi-bridge")
 		cancel()
 		if got != tc.want || !errors.Is(err, tc.err) {
 			t.Errorf("%s: %q, %v; want %q, %v", name, got, err, tc.want, tc.err)
@@ -245,7 +245,7 @@ func TestWhichPlugin(t *testing.T) {
 func TestPluginOfAnotherKindIsGivenBack(t *testing.T) {
 	p := serve(t, &impl{})
 	p.kind = "storage.v2"
-	if _, _, err := New(p).Storage(t.Context()); !errors.Is(err, ErrWrongKind) || p.users != 0 {
+	if _, _, err := New(p).Storage(t.Context(), ""); !errors.Is(err, ErrWrongKind) || p.users != 0 {
 		t.Errorf("%v, %d users", err, p.users)
 	}
 }

@@ -43,7 +43,7 @@ func (s *Steps) NewRecord(ref claim.WorkloadRef, svc service.Service) *Record {
 		Steps: map[string]step.Progress{}, Service: svc,
 		ID: fmt.Sprintf("pannier:%s:%s:%s:%s", s.Node, ref.Namespace, ref.ID, svc.Name), // unique on its agent
 	}
-	if svc.Connect != nil {
+	if svc.Identified() {
 		rec.Token = s.newToken(ref, svc.Name, svc.Consul)
 	}
 	return rec

@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // Tokens gives services their tokens, and revokes them. The caller retries: the errors that are
@@ -50,8 +51,8 @@ type Tokens interface {
 // Services registers services in Consul. consul is the name of the agent's consul block. The
 // caller retries as with Tokens.
 type Services interface {
-	// Check fails where the agent has no consul block of that name.
-	Check(consul string) error
+	// Check fails where the agent has no block of the service's consul, or no plugin for one of its steps.
+	Check(svc *service.Service) error
 	// Register makes Consul's registration equal to the instance, and returns its proxy's id,
 	// empty without a proxy. Owner is filled in.
 	Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error)
@@ -108,10 +109,11 @@ const (
 type Service struct {
 	*Record
 	// These stay as they are when the spec changes.
-	Name    string
-	Consul  string // the name of the agent's consul block
-	meshed  bool
-	proxied bool
+	Name       string
+	Consul     string // the name of the agent's consul block
+	registers  bool
+	identified bool
+	proxied    bool
 
 	workload step.Workload
 	uid      int // of the user that owns the files
@@ -129,15 +131,18 @@ func New(w step.Workload, uid int, records []*Record) (all []*Service) {
 	for _, rec := range records {
 		all = append(all, &Service{
 			Record: rec, Name: rec.Service.Name, Consul: rec.Service.Consul,
-			meshed: rec.Service.Connect != nil, proxied: rec.Service.Proxied(),
+			registers: !rec.Service.IdentityOnly, identified: rec.Service.Identified(), proxied: rec.Service.Proxied(),
 			workload: w, uid: uid, secrets: map[string]string{}, problems: map[Activity]string{},
 		})
 	}
 	return all
 }
 
-// Meshed reports that the service is native, or has a sidecar, or is a gateway: it has a token.
-func (s *Service) Meshed() bool { return s.meshed }
+// Identified reports that the service has a token: it is native, has a sidecar, is a gateway, or only an identity.
+func (s *Service) Identified() bool { return s.identified }
+
+// Registers says whether the service is registered in Consul; else it is only an identity.
+func (s *Service) Registers() bool { return s.registers }
 
 // Proxied reports that the service has a sidecar or is a gateway: it has a bootstrap.
 func (s *Service) Proxied() bool { return s.proxied }

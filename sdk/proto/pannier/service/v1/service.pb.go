@@ -199,7 +199,10 @@ type Service struct {
 	Connect           *Connect `protobuf:"bytes,11,opt,name=connect,proto3" json:"connect,omitempty"`
 	Weights           *Weights `protobuf:"bytes,12,opt,name=weights,proto3" json:"weights,omitempty"`
 	// consul is the name of the agent's consul block; empty: "default".
-	Consul        string `protobuf:"bytes,13,opt,name=consul,proto3" json:"consul,omitempty"`
+	Consul string `protobuf:"bytes,13,opt,name=consul,proto3" json:"consul,omitempty"`
+	// identity_only: it is no service but an identity of the workload, from the agent's identity block that consul
+	// names. It is not registered, and has only a name.
+	IdentityOnly  bool `protobuf:"varint,14,opt,name=identity_only,json=identityOnly,proto3" json:"identity_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -323,6 +326,13 @@ func (x *Service) GetConsul() string {
 		return x.Consul
 	}
 	return ""
+}
+
+func (x *Service) GetIdentityOnly() bool {
+	if x != nil {
+		return x.IdentityOnly
+	}
+	return false
 }
 
 type Weights struct {
@@ -1766,7 +1776,7 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\tnamespace\x18\v \x01(\tR\tnamespace\x12\x1c\n" +
 	"\tpartition\x18\f \x01(\tR\tpartition\x12\x1f\n" +
 	"\vauth_method\x18\r \x01(\tR\n" +
-	"authMethod\"\x8b\x06\n" +
+	"authMethod\"\xb0\x06\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\x12\x18\n" +
@@ -1783,7 +1793,8 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	" \x03(\v2\x19.pannier.service.v1.CheckR\x06checks\x125\n" +
 	"\aconnect\x18\v \x01(\v2\x1b.pannier.service.v1.ConnectR\aconnect\x125\n" +
 	"\aweights\x18\f \x01(\v2\x1b.pannier.service.v1.WeightsR\aweights\x12\x16\n" +
-	"\x06consul\x18\r \x01(\tR\x06consul\x1a7\n" +
+	"\x06consul\x18\r \x01(\tR\x06consul\x12#\n" +
+	"\ridentity_only\x18\x0e \x01(\bR\fidentityOnly\x1a7\n" +
 	"\tMetaEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +

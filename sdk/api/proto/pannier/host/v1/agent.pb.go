@@ -625,8 +625,10 @@ type Driver struct {
 	// there are any.
 	EphemeralVolumes    bool     `protobuf:"varint,27,opt,name=ephemeral_volumes,json=ephemeralVolumes,proto3" json:"ephemeral_volumes,omitempty"`
 	EphemeralNamespaces []string `protobuf:"bytes,28,rep,name=ephemeral_namespaces,json=ephemeralNamespaces,proto3" json:"ephemeral_namespaces,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// plugin is the storage plugin that the driver is reached through here; empty: csi-bridge, or the only one.
+	Plugin        string `protobuf:"bytes,29,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Driver) Reset() {
@@ -855,6 +857,13 @@ func (x *Driver) GetEphemeralNamespaces() []string {
 	return nil
 }
 
+func (x *Driver) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
+}
+
 type DriverCapacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// available for volumes, in bytes.
@@ -927,8 +936,10 @@ type RegisterDriverRequest struct {
 	StagePublishBaseDir string `protobuf:"bytes,5,opt,name=stage_publish_base_dir,json=stagePublishBaseDir,proto3" json:"stage_publish_base_dir,omitempty"`
 	// health_timeout_ms in milliseconds; 0: 30000.
 	HealthTimeoutMs int64 `protobuf:"varint,6,opt,name=health_timeout_ms,json=healthTimeoutMs,proto3" json:"health_timeout_ms,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
+	Plugin        string `protobuf:"bytes,7,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterDriverRequest) Reset() {
@@ -1001,6 +1012,13 @@ func (x *RegisterDriverRequest) GetHealthTimeoutMs() int64 {
 		return x.HealthTimeoutMs
 	}
 	return 0
+}
+
+func (x *RegisterDriverRequest) GetPlugin() string {
+	if x != nil {
+		return x.Plugin
+	}
+	return ""
 }
 
 type RegisterDriverResponse struct {
@@ -1538,6 +1556,10 @@ type Plugin struct {
 	// config_problem says why a changed configuration of the plugin is not used, but the one before it, with the place
 	// and the plugin's words; empty: it is used.
 	ConfigProblem string `protobuf:"bytes,23,opt,name=config_problem,json=configProblem,proto3" json:"config_problem,omitempty"`
+	// serves are the blocks of the configuration that it works for, such as `csi_driver "x"`. unused says why there are
+	// none; empty: it works for some, or for workloads directly.
+	Serves        []string `protobuf:"bytes,24,rep,name=serves,proto3" json:"serves,omitempty"`
+	Unused        string   `protobuf:"bytes,25,opt,name=unused,proto3" json:"unused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1729,6 +1751,20 @@ func (x *Plugin) GetDegraded() string {
 func (x *Plugin) GetConfigProblem() string {
 	if x != nil {
 		return x.ConfigProblem
+	}
+	return ""
+}
+
+func (x *Plugin) GetServes() []string {
+	if x != nil {
+		return x.Serves
+	}
+	return nil
+}
+
+func (x *Plugin) GetUnused() string {
+	if x != nil {
+		return x.Unused
 	}
 	return ""
 }
@@ -2652,7 +2688,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8a\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa2\t\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -2686,21 +2722,23 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"controller\x18\x1a \x01(\v2\x17.pannier.host.v1.DriverR\n" +
 	"controller\x12+\n" +
 	"\x11ephemeral_volumes\x18\x1b \x01(\bR\x10ephemeralVolumes\x121\n" +
-	"\x14ephemeral_namespaces\x18\x1c \x03(\tR\x13ephemeralNamespaces\x1a;\n" +
+	"\x14ephemeral_namespaces\x18\x1c \x03(\tR\x13ephemeralNamespaces\x12\x16\n" +
+	"\x06plugin\x18\x1d \x01(\tR\x06plugin\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"|\n" +
 	"\x0eDriverCapacity\x12\x1c\n" +
 	"\tavailable\x18\x01 \x01(\x03R\tavailable\x12%\n" +
 	"\x0emaximum_volume\x18\x02 \x01(\x03R\rmaximumVolume\x12%\n" +
-	"\x0eminimum_volume\x18\x03 \x01(\x03R\rminimumVolume\"\xd5\x01\n" +
+	"\x0eminimum_volume\x18\x03 \x01(\x03R\rminimumVolume\"\xed\x01\n" +
 	"\x15RegisterDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
 	"\bendpoint\x18\x03 \x01(\tR\bendpoint\x12\x1b\n" +
 	"\tmount_dir\x18\x04 \x01(\tR\bmountDir\x123\n" +
 	"\x16stage_publish_base_dir\x18\x05 \x01(\tR\x13stagePublishBaseDir\x12*\n" +
-	"\x11health_timeout_ms\x18\x06 \x01(\x03R\x0fhealthTimeoutMs\"I\n" +
+	"\x11health_timeout_ms\x18\x06 \x01(\x03R\x0fhealthTimeoutMs\x12\x16\n" +
+	"\x06plugin\x18\a \x01(\tR\x06plugin\"I\n" +
 	"\x16RegisterDriverResponse\x12/\n" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"S\n" +
 	"\x17DeregisterDriverRequest\x12\x0e\n" +
@@ -2723,7 +2761,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xb6\x06\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xe6\x06\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -2752,7 +2790,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x05calls\x18\x14 \x01(\x03R\x05calls\x12!\n" +
 	"\ffailed_calls\x18\x15 \x01(\x03R\vfailedCalls\x12\x1a\n" +
 	"\bdegraded\x18\x16 \x01(\tR\bdegraded\x12%\n" +
-	"\x0econfig_problem\x18\x17 \x01(\tR\rconfigProblem\x1a:\n" +
+	"\x0econfig_problem\x18\x17 \x01(\tR\rconfigProblem\x12\x16\n" +
+	"\x06serves\x18\x18 \x03(\tR\x06serves\x12\x16\n" +
+	"\x06unused\x18\x19 \x01(\tR\x06unused\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +
