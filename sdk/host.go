@@ -27,10 +27,6 @@ func (l *hostLink) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// DialHost returns a connection to the host for HTTP/2 without TLS (see HostService.Connect). It waits until there is
-// one: while the host restarts there is none. sdk/frontend uses it for the host's API.
-func DialHost(ctx context.Context) (net.Conn, error) { return toHost.dial(ctx) }
-
 // hostService implements HostService for every kind.
 type hostService struct {
 	pluginv1.UnimplementedHostServiceServer

@@ -1,5 +1,5 @@
 // Command issuer is a small identity plugin without a Consul, for tests: it believes the cluster's JWT and gives a
-// random secret, kept in a file of its folder until it is revoked.
+// random secret, kept in its state until it is revoked. Its metric tells how many there are.
 package main
 
 import (
@@ -7,11 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"net/http"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -19,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
@@ -29,8 +24,6 @@ func main() { sdk.Main(sdk.Info{Name: "issuer", Version: "0.1.0"}, identity.Plug
 
 // config is the plugin's config block.
 type config struct {
-	// Dir has a file for each identity, by its accessor.
-	Dir string `json:"dir"`
 	// JWKS is where the keys are that verify the cluster's JWTs.
 	JWKS string `json:"jwks"`
 }
@@ -63,19 +56,19 @@ func (i *issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 	if err := i.verify(ctx, c.Name, req); err != nil {
 		return identity.Token{}, "", status.Error(codes.PermissionDenied, err.Error())
 	}
-	path := filepath.Join(i.Dir, req.ID)
-	if had, err := read(path); err == nil {
-		return had.Token, had.Secret, nil
-	}
 	made := issued{
 		Token:  identity.Token{Accessor: req.ID, Subject: req.Subject, CreatedAt: time.Now().UTC()},
 		Secret: c.Name + ":" + rand.Text(),
 	}
 	raw, err := json.Marshal(made)
-	if err == nil {
-		err = atomicfile.WriteFile(path, raw)
+	if err != nil {
+		return identity.Token{}, "", err
 	}
-	return made.Token, made.Secret, err
+	if _, err := sdk.HostState().CompareAndSwap(ctx, req.ID, nil, raw); err != nil {
+		return identity.Token{}, "", err
+	}
+	all, err := i.all(ctx)
+	return all[req.ID].Token, all[req.ID].Secret, err
 }
 
 func (i *issuer) verify(ctx context.Context, audience string, req identity.DeriveRequest) error {
@@ -106,8 +99,8 @@ func (i *issuer) verify(ctx context.Context, audience string, req identity.Deriv
 	})
 }
 
-func (i *issuer) Read(_ context.Context, _ service.Consul, secret string) (identity.Token, error) {
-	all, err := i.all()
+func (i *issuer) Read(ctx context.Context, _ service.Consul, secret string) (identity.Token, error) {
+	all, err := i.all(ctx)
 	for _, had := range all {
 		if had.Secret == secret {
 			return had.Token, nil
@@ -119,16 +112,16 @@ func (i *issuer) Read(_ context.Context, _ service.Consul, secret string) (ident
 	return identity.Token{}, err
 }
 
-func (i *issuer) Revoke(_ context.Context, _ service.Consul, accessor, _ string) error {
-	err := os.Remove(filepath.Join(i.Dir, filepath.Base(accessor)))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+func (i *issuer) Revoke(ctx context.Context, _ service.Consul, accessor, _ string) error {
+	if err := sdk.HostState().Delete(ctx, accessor); err != nil {
+		return err
 	}
+	_, err := i.all(ctx)
 	return err
 }
 
-func (i *issuer) List(_ context.Context, _ service.Consul, cluster string) (tokens []identity.Token, err error) {
-	all, err := i.all()
+func (i *issuer) List(ctx context.Context, _ service.Consul, cluster string) (tokens []identity.Token, err error) {
+	all, err := i.all(ctx)
 	for _, had := range all {
 		if had.Subject.Cluster == cluster {
 			tokens = append(tokens, had.Token)
@@ -137,20 +130,29 @@ func (i *issuer) List(_ context.Context, _ service.Consul, cluster string) (toke
 	return tokens, err
 }
 
-func (i *issuer) all() (all []issued, err error) {
-	entries, err := os.ReadDir(i.Dir)
-	for _, entry := range entries {
-		if had, err := read(filepath.Join(i.Dir, entry.Name())); err == nil { // it may just have been revoked
-			all = append(all, had)
-		}
-	}
-	return all, err
-}
+var identities = sdk.NewGauge("identities", "Identities that are not revoked.")
 
-func read(path string) (had issued, err error) {
-	raw, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(raw, &had)
+// all returns the identities by accessor.
+func (i *issuer) all(ctx context.Context) (map[string]issued, error) {
+	accessors, err := sdk.HostState().List(ctx, "")
+	if err != nil {
+		return nil, err
 	}
-	return had, err
+	all := map[string]issued{}
+	for _, accessor := range accessors {
+		raw, found, err := sdk.HostState().Get(ctx, accessor)
+		if err != nil {
+			return nil, err
+		}
+		if !found {
+			continue // it has just been revoked
+		}
+		var had issued
+		if err := json.Unmarshal(raw, &had); err != nil {
+			return nil, err
+		}
+		all[accessor] = had
+	}
+	identities.Set(float64(len(all)))
+	return all, nil
 }

@@ -3,6 +3,8 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,27 +108,34 @@ func TestIssuer(t *testing.T) {
 	h := testhost.New(t, fmt.Sprintf("ports {\n  http = %d\n}\n", port))
 	text, err := os.ReadFile(h.Path("agent.hcl"))
 	check.NoError(t, err)
-	kept := h.Path("identities")
-	check.NoError(t, os.Mkdir(kept, 0o700))
 	h.Write("agent.hcl", fmt.Sprintf(`%s
 identity "spiffe" {
   plugin = "issuer"
 }
 plugin "issuer" {
   config {
-    dir  = %q
     jwks = "http://127.0.0.1:%d/.well-known/jwks.json"
   }
 }
-`, text, kept, port))
+`, text, port))
 	install(t, h, testbin.Build(t, "test/lib/issuer"), "issuer")
 	h.Launch()
 
-	issued := func() (n int) {
+	issued := func(n int) {
 		t.Helper()
-		entries, err := os.ReadDir(kept)
-		check.NoError(t, err)
-		return len(entries)
+		h.Eventually("the issuer's metric", func() error {
+			want := fmt.Sprintf("pannier_plugin_custom_identities{plugin=\"issuer\"} %d\n", n)
+			resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/v1/metrics", port)) //nolint:noctx // the host ends with the test
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			page, err := io.ReadAll(resp.Body)
+			if err == nil && !strings.Contains(string(page), want) {
+				err = errors.New("the page lacks " + want)
+			}
+			return err
+		})
 	}
 	spec := h.Write("report.hcl", `
 workload "report" {
@@ -139,22 +148,36 @@ workload "report" {
 	file := h.Path("data/secrets/default/report/report/si_token")
 	token, err := os.ReadFile(file)
 	check.NoError(t, err)
-	if !strings.HasPrefix(string(token), "spiffe:") || issued() != 1 {
-		t.Errorf("the token is %q, the issuer has %d", token, issued())
+	if !strings.HasPrefix(string(token), "spiffe:") {
+		t.Errorf("the token is %q", token)
 	}
+	issued(1)
+	// The next process of the plugin, under the next agent, knows it.
+	before := h.Run("plugin", "status", "issuer")
+	program, err := os.ReadFile(filepath.Join(h.PluginDir, "issuer"))
+	check.NoError(t, err)
+	h.Kill()
+	check.NoError(t, os.WriteFile(h.Path("issuer"), append(program, 0), 0o755)) //nolint:gosec // it is a program
+	check.NoError(t, os.Rename(h.Path("issuer"), filepath.Join(h.PluginDir, "issuer")))
+	h.Start()
+	h.Eventually("the next process serves", func() error {
+		if out := h.Run("plugin", "status", "issuer"); !strings.Contains(out, "Generation     2") {
+			return fmt.Errorf("before: %s; now: %s", before, out)
+		}
+		return nil
+	})
 	h.Kill()
 	h.Start()
-	if again, err := os.ReadFile(file); err != nil || string(again) != string(token) || issued() != 1 {
-		t.Errorf("under the next agent: %q, %v, the issuer has %d", again, err, issued())
+	issued(1)
+	if again, err := os.ReadFile(file); err != nil || string(again) != string(token) {
+		t.Errorf("under the next agent: %q, %v", again, err)
 	}
 	if out := h.Run("workload", "start", "-o", "docker", spec); !strings.Contains(out, "PANNIER_TOKEN_FILE_REPORT") ||
 		strings.Contains(out, "CONSUL_HTTP_TOKEN_FILE") {
 		t.Errorf("the environment: %s", out)
 	}
 	h.Run("workload", "stop", "report")
-	if issued() != 0 {
-		t.Errorf("after the end the issuer has %d", issued())
-	}
+	issued(0)
 
 	// What nobody serves is refused before the first step.
 	h.Refused(4, []string{"unknown issuer", "it has spiffe"}, "workload", "start", h.Write("x.hcl", `
