@@ -42,7 +42,7 @@ plugin "csi-bridge" {
   config {}
 }
 
-# Only plugins that this minisign key has signed are installed and run.
+# Only plugins that this minisign key has signed are run.
 plugin_signing {
   keys              = ["RWSE6MWlJCUgTCdTUEMYq5p3xb0PQhZ6Bh+CtJrR4GNlqIdpZX6h0dCo"] # or the path of such a file
   require_signature = true                                                           # the default

@@ -54,7 +54,7 @@ type Agent struct {
 	AuditPath string
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
-	// PluginSigning says whose plugins are installed and run.
+	// PluginSigning says whose plugins are run.
 	PluginSigning signing.Policy
 	// Drivers by id.
 	Drivers []Driver
