@@ -252,7 +252,8 @@ func (hostile) Metrics(context.Context, *pluginv1.MetricsRequest) (*pluginv1.Met
 		counter("le", []string{"le"}, "1"), counter("few", []string{"a"}), counter("twice", []string{"a", "a"}, "1", "2"),
 		counter("long", []string{"a"}, strings.Repeat("x", 1000)),
 		{Name: "kindless", Series: []*pluginv1.Series{{}}},
-		counter("good", nil), counter("good", nil), {Name: "good", Kind: pluginv1.Metric_KIND_GAUGE},
+		counter("good", nil), counter("good", nil),
+		{Name: "good", Kind: pluginv1.Metric_KIND_GAUGE},
 		many,
 	}}, nil
 }
