@@ -126,12 +126,12 @@ func TestAgentWithoutItsPlugins(t *testing.T) {
 		h.Begin()
 		h.Eventually("the log says what is missing", func() error {
 			if log := h.LogTail(); !strings.Contains(log, "the agent is not up") ||
-				!strings.Contains(log, "there is no storage plugin in "+h.PluginDir) {
+				!strings.Contains(log, "needs a plugin of kind storage.v1") {
 				return os.ErrNotExist
 			}
 			return nil
 		})
-		if s, err := h.Status(); err != nil || s.GetReady() || !strings.Contains(s.GetMessage(), "no storage plugin") {
+		if s, err := h.Status(); err != nil || s.GetReady() || !strings.Contains(s.GetMessage(), "needs a plugin of kind storage.v1") {
 			t.Errorf("the status is %v (%v)", s, err)
 		}
 		if strings.Contains(h.LogTail(), "the agent is up") {

@@ -33,7 +33,7 @@ func TestThePluginsFileIsDeleted(t *testing.T) {
 	if out := h.Run("events", "-recent", "1000"); !strings.Contains(out, "file-problem") {
 		t.Errorf("no event says so:\n%s", out)
 	}
-	h.Refused(4, []string{"workloads depend on it: w:"}, "plugin", "remove", "csi-bridge")
+	h.Refused(4, []string{`workloads depend on it: volume "data" of workload "w":`}, "plugin", "remove", "csi-bridge")
 	h.Run("agent", "stop", "-plugins")
 	h.AwaitEnd()
 	h.Start()
