@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -252,8 +253,8 @@ func (i *instance) choose() (source, error) {
 	if slices.ContainsFunc(problems, isWriting) { // the directory does not change when the writer closes the file
 		i.again.Reset(settleTime)
 	}
-	if i.sup.unsettled.Load() {
-		return src, err // a file is just being replaced
+	if i.sup.unsettled.Load() || err == nil && slices.ContainsFunc(problems, isGone) {
+		return src, err // a file is just being replaced or removed: the next look at the directory says which
 	}
 	text := ""
 	problems = slices.DeleteFunc(problems, isWriting)
@@ -307,6 +308,16 @@ func (i *instance) candidate() (src source, problems []error, err error) {
 	default:
 		return source{}, problems, errors.Join(errs...)
 	}
+}
+
+// isGone says that a file was removed after the directory had been read. A link that leads nowhere is still there.
+func isGone(err error) bool {
+	failed := (*fs.PathError)(nil)
+	if !errors.As(err, &failed) {
+		return false
+	}
+	_, err = os.Lstat(failed.Path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // missing says that the plugin directory has no file of a plugin.
