@@ -72,14 +72,17 @@ func (d *deaths) of(c deadly) (times int, ago time.Duration, ever bool) {
 }
 
 // charge records that the driver has ended in the call, which was made on that connection.
+// The driver may have been restarted, and connected to, since.
 func (d *deaths) charge(c deadly, connection int) {
-	times, _, _ := d.of(c)
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if connection > d.lastEnded {
 		d.ended++
 		d.lastEnded = connection
 	}
+	d.mu.Unlock()
+	times, _, _ := d.of(c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.calls == nil {
 		d.calls = map[deadly]death{}
 	}

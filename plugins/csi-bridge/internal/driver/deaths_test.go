@@ -1,0 +1,23 @@
+package driver
+
+import "testing"
+
+// A driver that is restarted at once is connected to before its death is charged: that connection is no chance that
+// somebody has given it.
+func TestDeathOfADriverThatIsUpAgain(t *testing.T) {
+	d, call := deaths{}, deadly{method: "/csi.v1.Controller/ListVolumes"}
+	d.connected()
+	d.charge(call, d.connection())
+	d.connected()
+	on := d.connection()
+	d.connected()
+	d.charge(call, on)
+	if times, _, _ := d.of(call); times != 2 {
+		t.Errorf("the driver died %d times in a row, want 2", times)
+	}
+	d.connected()
+	d.connected()
+	if times, _, _ := d.of(call); times != 0 {
+		t.Errorf("somebody has restarted the driver: %d deaths count, want 0", times)
+	}
+}
