@@ -45,6 +45,27 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestFailuresOfBothGenerations$",
 	},
 	{
+		name: "hung-process-waited-for", promise: "a plugin's process that hangs holds up neither a swap nor its callers",
+		file: "host/internal/pluginhost/supervisor/swap.go",
+		old:  " && !gen.answers(i.sup.cfg.StopTimeout) {\n",
+		new:  " && gen == nil {\n",
+		pkg:  supervisorPkg, run: "^TestAHungProcessIsReplaced$",
+	},
+	{
+		name: "given-up-for-good", promise: "a call that an old process does not finish in time can be repeated",
+		file: "host/internal/pluginhost/supervisor/outcomes.go",
+		old:  "		return replaced{errAbandoned}\n",
+		new:  "		return errAbandoned\n",
+		pkg:  supervisorPkg, run: "^TestGrace$",
+	},
+	{
+		name: "kept-copies-removed", promise: "the copies that served last can be brought back",
+		file: "host/internal/pluginhost/supervisor/datadir.go",
+		old:  "			keep[k.SHA256] = true\n",
+		new:  "			_ = k\n",
+		pkg:  supervisorPkg, run: "^TestKeptVersions$",
+	},
+	{
 		name: "plugin-twice", promise: "two files of one plugin never run at once",
 		file: "host/internal/pluginhost/supervisor/identity.go",
 		old:  "		case rank.has:\n			rival, best = o, rank\n",

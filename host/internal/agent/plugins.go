@@ -45,7 +45,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
 			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
-			RollbackWindow: window,
+			RollbackWindow: window, KeepVersions: p.KeepVersions,
 		})
 	}
 	var err error

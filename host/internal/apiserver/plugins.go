@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -42,31 +41,57 @@ func (s pluginService) ListPlugins(context.Context,
 func (s pluginService) SwapPlugin(ctx context.Context,
 	req *connect.Request[hostv1.SwapPluginRequest],
 ) (*connect.Response[hostv1.SwapPluginResponse], error) {
-	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Swap)
+	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Swap)
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
-// RollbackPlugin returns to the binary that served before.
+// RestartPlugin replaces a plugin's process by a new one of the same binary.
+func (s pluginService) RestartPlugin(ctx context.Context,
+	req *connect.Request[hostv1.RestartPluginRequest],
+) (*connect.Response[hostv1.RestartPluginResponse], error) {
+	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Restart)
+	return connect.NewResponse(&hostv1.RestartPluginResponse{Plugin: p}), err
+}
+
+// RollbackPlugin returns to the binary that served before, or to another one that is kept.
 func (s pluginService) RollbackPlugin(ctx context.Context,
 	req *connect.Request[hostv1.RollbackPluginRequest],
 ) (*connect.Response[hostv1.RollbackPluginResponse], error) {
-	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Rollback)
+	p, err := s.orderWithin(ctx, req.Msg,
+		func(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error) {
+			return s.cfg.Plugins.Rollback(ctx, name, req.Msg.GetTo(), grace)
+		})
 	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
 }
 
-// sha256Form is a SHA-256 sum in the supervisor's form.
-var sha256Form = regexp.MustCompile(`^[0-9a-f]{64}$`)
+// maxGrace is the longest grace that an operator may give.
+const maxGrace = time.Hour
+
+// orderWithin is order for a request that says how long the calls of the replaced process may take.
+func (s *Server) orderWithin(ctx context.Context, req interface {
+	GetName() string
+	GetGrace() *durationpb.Duration
+}, do func(context.Context, string, *time.Duration) (supervisor.Status, error),
+) (*hostv1.Plugin, error) {
+	var grace *time.Duration
+	if g := req.GetGrace(); g != nil {
+		d := g.AsDuration()
+		if g.CheckValid() != nil || d < 0 || d > maxGrace {
+			return nil, invalid("plugin", "grace", fmt.Sprintf("must be from 0s to %s", maxGrace))
+		}
+		grace = &d
+	}
+	return s.order(ctx, req.GetName(), func(ctx context.Context, name string) (supervisor.Status, error) {
+		return do(ctx, name, grace)
+	})
+}
 
 // PinPlugin pins a plugin to one copy of its binary.
 func (s pluginService) PinPlugin(ctx context.Context,
 	req *connect.Request[hostv1.PinPluginRequest],
 ) (*connect.Response[hostv1.PinPluginResponse], error) {
-	sha := req.Msg.GetSha256()
-	if sha != "" && !sha256Form.MatchString(sha) { // it becomes part of a path
-		return nil, invalid("plugin", "sha256", "must be 64 digits of 0-9 and a-f")
-	}
 	p, err := s.order(ctx, req.Msg.GetName(), func(ctx context.Context, name string) (supervisor.Status, error) {
-		return s.cfg.Plugins.Pin(ctx, name, sha)
+		return s.cfg.Plugins.Pin(ctx, name, req.Msg.GetSha256())
 	})
 	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), err
 }
@@ -215,7 +240,13 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
 			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),
-			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error, Why: w.Why,
+			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error, Why: w.Why, Restart: w.Restart,
+		})
+	}
+	for _, v := range p.Versions {
+		shown.Versions = append(shown.Versions, &hostv1.PluginVersion{
+			Sha256: v.SHA256, Version: v.Version, ServedFrom: timestamp(v.From), ServedUntil: timestamp(v.Until),
+			Kept: v.Kept, Refused: v.Refused, File: v.File, Waits: v.Waits,
 		})
 	}
 	return shown

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
@@ -128,7 +129,20 @@ func TestPluginsLife(t *testing.T) {
 	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: strings.Repeat("0", 64)}))
 	wantError(t, err, connect.CodeFailedPrecondition, "neither in "+p.dir)
 	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: "../../etc"}))
-	wantError(t, err, connect.CodeInvalidArgument, "sha256")
+	wantError(t, err, connect.CodeFailedPrecondition, "neither a version, nor the first 6 digits")
+	_, err = plugins.RestartPlugin(p.ctx, request(&hostv1.RestartPluginRequest{
+		Name: "fixture", Grace: durationpb.New(-time.Second),
+	}))
+	wantError(t, err, connect.CodeInvalidArgument, "grace must be from 0s to 1h")
+	restarted, err := plugins.RestartPlugin(p.ctx, request(&hostv1.RestartPluginRequest{
+		Name: "fixture", Grace: durationpb.New(0),
+	}))
+	check.NoError(t, err)
+	if r := restarted.Msg.Plugin; r.Pid == pinned.Msg.Plugin.Pid || r.Sha256 != first.Sha256 ||
+		!r.Swaps[len(r.Swaps)-1].Restart || len(r.Versions) != 2 || !r.Versions[0].Waits || !r.Versions[1].Kept ||
+		r.Versions[1].Version != "1.0.0" || r.Versions[1].ServedFrom == nil {
+		t.Errorf("restarted: %v", r)
+	}
 	free, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "fixture"}))
 	check.NoError(t, err)
 	if free.Msg.Plugin.Pinned != "" || free.Msg.Plugin.Version != "1.1.0" {

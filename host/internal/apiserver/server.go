@@ -301,9 +301,10 @@ type Nodes interface {
 // Plugins are the plugin processes of this host (supervisor.Supervisor).
 type Plugins interface {
 	Status() []supervisor.Status
-	Swap(ctx context.Context, name string) (supervisor.Status, error)
-	Rollback(ctx context.Context, name string) (supervisor.Status, error)
-	Pin(ctx context.Context, name, sha string) (supervisor.Status, error)
+	Swap(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
+	Restart(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
+	Rollback(ctx context.Context, name, to string, grace *time.Duration) (supervisor.Status, error)
+	Pin(ctx context.Context, name, which string) (supervisor.Status, error)
 	Unpin(ctx context.Context, name string) (supervisor.Status, error)
 	// Remove ends a plugin whose file is gone.
 	Remove(ctx context.Context, name string) error

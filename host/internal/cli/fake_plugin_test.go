@@ -42,6 +42,11 @@ func plugin() *hostv1.Plugin {
 				Why: "3 of the last 3 calls of Attach failed",
 			},
 		},
+		Versions: []*hostv1.PluginVersion{
+			{Sha256: newSum, Version: "1.1.0", ServedFrom: at, ServedUntil: at, Kept: true},
+			{Sha256: oldSum, Version: "1.0.0", ServedFrom: at, Kept: true, File: "/p/csi-bridge"},
+			{Sha256: badSum, File: "/p/csi-bridge_v1.2.0", Version: "1.2.0", Refused: "handshake:\x1b[2J no"},
+		},
 	}
 }
 
@@ -80,10 +85,23 @@ func (f *fake) SwapPlugin(_ context.Context,
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
+func (f *fake) RestartPlugin(_ context.Context,
+	r *connect.Request[hostv1.RestartPluginRequest],
+) (*connect.Response[hostv1.RestartPluginResponse], error) {
+	p, err := orderedPlugin(r.Msg.GetName())
+	if r.Msg.GetGrace() != nil {
+		p.Swaps[2].Restart, p.Swaps[2].Rollback, p.Swaps[2].Took = true, false, r.Msg.GetGrace()
+	}
+	return connect.NewResponse(&hostv1.RestartPluginResponse{Plugin: p}), err
+}
+
 func (f *fake) RollbackPlugin(_ context.Context,
 	r *connect.Request[hostv1.RollbackPluginRequest],
 ) (*connect.Response[hostv1.RollbackPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
+	if to := r.Msg.GetTo(); to != "" {
+		p.Version = to
+	}
 	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
 }
 
@@ -97,6 +115,7 @@ func (f *fake) PinPlugin(_ context.Context,
 	p.Pinned = r.Msg.GetSha256()
 	if p.Pinned == "" {
 		p.Pinned = p.Sha256
+		p.Versions[2].Waits, p.Versions[2].Refused = true, ""
 	}
 	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), nil
 }

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -16,49 +18,87 @@ import (
 
 func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
-		a.pluginList(), a.pluginStatus(), a.pluginHistory(), a.pluginLogs(),
-		a.pluginSwap(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(), a.pluginVerify(),
-		a.pluginNew(), a.pluginTest())
+		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
+		a.pluginSwap(), a.pluginRestart(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(),
+		a.pluginVerify(), a.pluginNew(), a.pluginTest())
+}
+
+// grace is the flag -grace.
+type grace struct {
+	cmd   *cobra.Command
+	given time.Duration
+}
+
+// of adds the flag to a command.
+func (g *grace) of(cmd *cobra.Command) *cobra.Command {
+	g.cmd = cmd
+	cmd.Flags().DurationVar(&g.given, "grace", 0, "give up the calls of the replaced process after `DURATION`, at most 1h; "+
+		"callers\nrepeat them where that is allowed (default: 5m, or 10s if it is unhealthy\nor does not answer)")
+	return cmd
+}
+
+// proto is nil without the flag.
+func (g *grace) proto() *durationpb.Duration {
+	if !g.cmd.Flags().Changed("grace") {
+		return nil
+	}
+	return durationpb.New(g.given)
 }
 
 func (a *app) pluginSwap() *cobra.Command {
-	return a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
+	var grace grace
+	return grace.of(a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
 		`Let the binary in the plugin directory take over now: its highest version that the
 configuration allows, even one that was refused before. The agent does so by itself when
 a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
 then keep the process that they have.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.SwapPlugin(ctx, connect.NewRequest(&hostv1.SwapPluginRequest{Name: name}))
+			resp, err := client.Plugins.SwapPlugin(ctx,
+				connect.NewRequest(&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto()}))
 			return answer(resp, err)
-		})
+		}))
+}
+
+func (a *app) pluginRestart() *cobra.Command {
+	var grace grace
+	return grace.of(a.pluginOrder("restart NAME", "Replace a plugin's process by a new one of the same binary",
+		`Replace a plugin's process by a new one of the same binary, which is brought up beside
+the old one as for a swap: no call fails, even if the old process hangs. The exit code is
+4 when the new process cannot take over; callers then keep the one that they have.`,
+		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			resp, err := client.Plugins.RestartPlugin(ctx,
+				connect.NewRequest(&hostv1.RestartPluginRequest{Name: name, Grace: grace.proto()}))
+			return answer(resp, err)
+		}))
 }
 
 func (a *app) pluginRollback() *cobra.Command {
-	return a.pluginOrder("rollback NAME", "Bring back the binary that served before",
-		`Bring back the binary that served before. The one that serves now is refused until it
-changes, or until pannier plugin swap.`,
+	var grace grace
+	var to string
+	cmd := grace.of(a.pluginOrder("rollback NAME", "Bring back a binary that served before",
+		`Bring back the binary that served before, or with -to another one that the agent keeps:
+pannier plugin versions lists them. What serves now, and what is preferred in the plugin
+directory, is refused until it changes, or until pannier plugin swap.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.RollbackPlugin(ctx, connect.NewRequest(&hostv1.RollbackPluginRequest{Name: name}))
+			resp, err := client.Plugins.RollbackPlugin(ctx,
+				connect.NewRequest(&hostv1.RollbackPluginRequest{Name: name, To: to, Grace: grace.proto()}))
 			return answer(resp, err)
-		})
+		}))
+	cmd.Flags().StringVar(&to, "to", "", "the `VERSION` to bring back, or the first 6 or more digits of its sum")
+	cmd.Example += "\npannier plugin rollback csi-bridge -to 1.1.0"
+	return cmd
 }
 
 func (a *app) pluginPin() *cobra.Command {
-	cmd := a.pluginOrder("pin NAME [SHA256]", "Keep a plugin at one binary, whatever comes into the plugin directory",
-		`Keep a plugin at one binary, whatever comes into the plugin directory: the one with this
-sum, or the one that serves now. Of a sum that the plugin's status or history shows,
-the first 6 digits are enough.`, nil)
-	cmd.Args = between(1, "NAME", "SHA256")
+	cmd := a.pluginOrder("pin NAME [VERSION]", "Keep a plugin at one binary, whatever comes into the plugin directory",
+		`Keep a plugin at one binary, whatever comes into the plugin directory: the one of this
+version, or the one that serves now. The first 6 digits of a sum do as well. pannier
+plugin versions lists what can be pinned, and the newer file that waits meanwhile.`, nil)
+	cmd.Args = between(1, "NAME", "VERSION")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			sum := ""
-			if len(args) > 1 {
-				var err error
-				if sum, err = a.wholeSum(ctx, client, name, args[1]); err != nil {
-					return nil, err
-				}
-			}
-			resp, err := client.Plugins.PinPlugin(ctx, connect.NewRequest(&hostv1.PinPluginRequest{Name: name, Sha256: sum}))
+			which := append(args, "")[1]
+			resp, err := client.Plugins.PinPlugin(ctx, connect.NewRequest(&hostv1.PinPluginRequest{Name: name, Sha256: which}))
 			return answer(resp, err)
 		})
 	})
@@ -130,10 +170,12 @@ func (a *app) orderPlugin(ctx context.Context, name string, do order) error {
 	if err != nil {
 		return hint(hintPlugin(err), ExitRefused, "pannier plugin history %s shows what was tried", name)
 	}
-	// These two fail when there is nothing to do; a pin may be of the serving binary.
-	_, swapped := m.(*hostv1.SwapPluginResponse)
-	_, rolledBack := m.(*hostv1.RollbackPluginResponse)
-	return a.print(m, func() error { return a.showOrdered(m.GetPlugin(), swapped || rolledBack) })
+	swap := true
+	switch m.(type) { // the others fail when there is nothing to do
+	case *hostv1.PinPluginResponse, *hostv1.UnpinPluginResponse:
+		swap = false
+	}
+	return a.print(m, func() error { return a.showOrdered(m.GetPlugin(), swap) })
 }
 
 func hintPlugin(err error) error {
@@ -197,38 +239,6 @@ func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
 		a.note("this host has no plugin %q: it was tried without a configuration", v.GetName())
 	}
 	return nil
-}
-
-// wholeSum completes the first digits of a sum from those in the plugin's status; a
-// complete one is returned as it is.
-func (a *app) wholeSum(ctx context.Context, client *api.Client, name, sum string) (string, error) {
-	const whole, least = 64, 6
-	sum = strings.TrimPrefix(strings.ToLower(sum), "sha256:")
-	if len(sum) == whole {
-		return sum, nil
-	}
-	p, err := onePlugin(ctx, client, name)
-	if err != nil {
-		return "", err
-	}
-	known := map[string]bool{p.GetSha256(): true, p.GetLastGood(): true, p.GetPinned(): true}
-	for refused := range p.GetRefused() {
-		known[refused] = true
-	}
-	for _, w := range p.GetSwaps() {
-		known[w.GetFrom().GetSha256()], known[w.GetTo().GetSha256()] = true, true
-	}
-	var found []string
-	for k := range known {
-		if len(sum) >= least && strings.HasPrefix(k, sum) {
-			found = append(found, k)
-		}
-	}
-	if len(found) != 1 {
-		return "", &usageError{err: fmt.Errorf(
-			"%q is neither 64 hex digits nor, from %d digits on, the beginning of one sum of plugin %q", sum, least, name)}
-	}
-	return found[0], nil
 }
 
 // onePlugin reads one plugin.

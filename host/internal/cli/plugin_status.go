@@ -11,6 +11,8 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -51,6 +53,80 @@ func (a *app) pluginStatus() *cobra.Command {
 	}
 }
 
+func (a *app) pluginVersions() *cobra.Command {
+	return &cobra.Command{
+		Use: "versions NAME", Short: "List the binaries of a plugin that can be brought back, wait, or are refused",
+		Long: `List the binaries of a plugin: the copies that served and are kept (keep_versions), the one
+that served last at the end, then other files of the plugin directory and what is refused.
+With -o json each is one line.`,
+		Example: "pannier plugin versions csi-bridge",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			p, err := onePlugin(ctx, client, args[0])
+			if err != nil {
+				return err
+			}
+			if a.format != formatJSON {
+				return a.showVersions(p)
+			}
+			return printLines(a, p.GetVersions())
+		}),
+	}
+}
+
+// printLines prints each message as one line of JSON.
+func printLines[M proto.Message](a *app, all []M) error {
+	for _, m := range all {
+		if err := a.printJSON(m, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) showVersions(p *hostv1.Plugin) error {
+	if len(p.GetVersions()) == 0 {
+		a.note("the plugin has never come up")
+		return nil
+	}
+	t := newTable("VERSION", "SHA256", "SERVED FROM", "UNTIL", "FILE", "STATE")
+	for _, v := range p.GetVersions() {
+		t.row(v.GetVersion(), shortSum(v.GetSha256()), moment(v.GetServedFrom()), moment(v.GetServedUntil()), v.GetFile(),
+			versionState(p, v))
+	}
+	return a.show(t)
+}
+
+// versionState says what is with a binary of a plugin.
+func versionState(p *hostv1.Plugin, v *hostv1.PluginVersion) cell {
+	var words []string
+	var shade color
+	if v.GetKept() {
+		words = append(words, "kept")
+	}
+	if v.GetSha256() == p.GetSha256() && p.GetPid() != 0 {
+		words, shade = []string{"serves"}, green
+	}
+	if v.GetSha256() == p.GetPinned() {
+		words = append(words, "pinned")
+	}
+	if v.GetWaits() {
+		words, shade = append(words, "waits for pannier plugin unpin"), yellow
+	}
+	if why := v.GetRefused(); why != "" {
+		words, shade = append(words, "refused: "+why), red
+	}
+	return cell{strings.Join(words, ", "), shade}
+}
+
+// moment formats a time; an unset one is empty.
+func moment(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return ""
+	}
+	return at.AsTime().Local().Format(time.DateTime)
+}
+
 func (a *app) pluginHistory() *cobra.Command {
 	return &cobra.Command{
 		Use: "history NAME", Short: "Show a plugin's last 20 swaps",
@@ -65,12 +141,7 @@ func (a *app) pluginHistory() *cobra.Command {
 			if a.format != formatJSON {
 				return a.showSwaps(p.GetSwaps())
 			}
-			for _, w := range p.GetSwaps() {
-				if err := a.printJSON(w, ""); err != nil {
-					return err
-				}
-			}
-			return nil
+			return printLines(a, p.GetSwaps())
 		}),
 	}
 }
@@ -123,6 +194,15 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 	return nil
 }
 
+// waiting names a file that waits for a pinned plugin.
+func waiting(v *hostv1.PluginVersion) string {
+	version := "an unknown version (pannier plugin verify shows it)"
+	if v.GetVersion() != "" {
+		version = "version " + v.GetVersion()
+	}
+	return fmt.Sprintf("%s in %s, sha256 %s", version, v.GetFile(), shortSum(v.GetSha256()))
+}
+
 // shownSwaps is how many swaps a plugin's status shows; its history has all.
 const shownSwaps = 5
 
@@ -154,6 +234,11 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 		t.row("Next try", ahead(p.GetNextTryAt()))
 	}
 	t.row("Pinned", p.GetPinned())
+	for _, v := range p.GetVersions() {
+		if v.GetWaits() {
+			t.row("Waiting", fmt.Sprintf("%s, until pannier plugin unpin %s", waiting(v), p.GetName()))
+		}
+	}
 	t.row("Served before", p.GetLastGood())
 	if err := a.show(t); err != nil {
 		return err
@@ -198,8 +283,10 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 			result = cell{"refused: " + w.GetError(), red}
 		case w.GetRollback():
 			result = cell{"rolled back: " + w.GetWhy(), yellow}
+		case w.GetRestart():
+			result.text = "restarted"
 		}
-		t.row(w.GetAt().AsTime().Local().Format(time.DateTime), side(w.GetFrom()), side(w.GetTo()),
+		t.row(moment(w.GetAt()), side(w.GetFrom()), side(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
 	}
 	return a.show(t)

@@ -98,6 +98,8 @@ type Plugin struct {
 	Version string
 	// RollbackWindow is how long after a swap a failure restores the previous binary. 0: it never does.
 	RollbackWindow time.Duration
+	// KeepVersions is how many copies that served are kept, the one that serves included.
+	KeepVersions int
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
 	// Where is the place of the config block, or of the plugin's last block if it has none: FILE:LINE.

@@ -98,6 +98,7 @@ plugin "csi-bridge" {
     open_files = 1000
   }
   rollback_window = "5m"
+  keep_versions   = 5
   config {
     a = 1
     nested "l" { b = [true, "${node.name}"] }
@@ -153,10 +154,13 @@ csi_driver "four" {
 			Limits: Limits{
 				Memory: 512 << 20, OpenFiles: 2000,
 				Processes: 300,
-			}, RollbackWindow: 5 * time.Minute, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
-			Where: dir + "/10.hcl:17",
+			}, RollbackWindow: 5 * time.Minute, KeepVersions: 5, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
+			Where: dir + "/10.hcl:18",
 		},
-		{Name: "other", RollbackWindow: 0, Config: []byte(`{"x":{"y":"n1"}}`), Where: dir + "/20.json:5"},
+		{
+			Name: "other", RollbackWindow: 0, KeepVersions: 3, Config: []byte(`{"x":{"y":"n1"}}`),
+			Where: dir + "/20.json:5",
+		},
 	}
 	if !reflect.DeepEqual(a.Plugins, plugins) {
 		t.Errorf("plugins: %+v", a.Plugins)
@@ -443,6 +447,10 @@ func TestBadAgents(t *testing.T) {
 		"rollback window": {
 			"plugin \"p\" {\n  rollback_window = \"-1s\"\n}",
 			`2: plugin "p": rollback_window: a duration such as "30s", or "0s", is required, not "-1s"`,
+		},
+		"kept versions": {
+			"plugin \"p\" {\n  keep_versions = 1\n}",
+			`2: plugin "p": keep_versions: a whole number from 2 to 2147483647 is required`,
 		},
 		"checksum": {
 			"plugin \"p\" {\n  checksum = \"md5:1\"\n}",

@@ -24,7 +24,7 @@ func (l *loader) pluginBlocks(s *section) {
 	for _, block := range s.content.Blocks.OfType("plugin") {
 		name := block.Labels[0]
 		in := s.inner(block, fields{
-			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window"},
+			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions"},
 			blocks: []string{"config", "limits"},
 		})
 		if !l.label(in, block, seen) {
@@ -35,7 +35,7 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		p := l.plugins[name]
 		if p == nil {
-			p = &Plugin{Name: name, RollbackWindow: defaultRollbackWindow}
+			p = &Plugin{Name: name, RollbackWindow: defaultRollbackWindow, KeepVersions: defaultKeepVersions}
 			l.plugins[name] = p
 		}
 		in.strings("args", &p.Args)
@@ -49,6 +49,7 @@ func (l *loader) pluginBlocks(s *section) {
 			}
 		}
 		in.durationOrOff("rollback_window", &p.RollbackWindow, true)
+		in.count("keep_versions", minKeepVersions, &p.KeepVersions)
 		config := in.one("config")
 		switch {
 		case config != nil:
@@ -147,6 +148,12 @@ const (
 	minMemory    = 16 << 20
 	minOpenFiles = 64
 	minProcesses = 32
+)
+
+const (
+	defaultKeepVersions = 3
+	// minKeepVersions: the one that serves, and the one to go back to.
+	minKeepVersions = 2
 )
 
 func (s *section) count(name string, lowest int64, dst *int) {

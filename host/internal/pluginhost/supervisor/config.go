@@ -89,7 +89,11 @@ type Plugin struct {
 	Version string
 	// RollbackWindow overrides Config.RollbackWindow. 0: no override.
 	RollbackWindow time.Duration
+	// KeepVersions is how many copies that served are kept, the one that serves included: at least 2. Default 3.
+	KeepVersions int
 }
+
+const defaultKeepVersions = 3
 
 // goodName matches a valid plugin name. The name becomes part of paths.
 var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)

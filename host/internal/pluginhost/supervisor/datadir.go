@@ -120,7 +120,7 @@ func (s *Supervisor) sweep(recorded []string) error {
 	return errors.Join(err, sweepRunDir(s.runDir, keep), sweepCursors(s.dir, tokens))
 }
 
-// collect removes copies that no plugin runs from and none could be rolled back to.
+// collect removes copies that no plugin runs from and that none keeps.
 func (s *Supervisor) collect() error {
 	keep := map[string]bool{}
 	names, err := recordedNames(s.dir)
@@ -133,6 +133,9 @@ func (s *Supervisor) collect() error {
 			return err // an unreadable record may name any copy: remove nothing
 		}
 		keep[rec.LastGood], keep[rec.Pinned] = true, true
+		for _, k := range rec.Kept {
+			keep[k.SHA256] = true
+		}
 		for _, run := range rec.Runs {
 			keep[run.SHA256] = true
 		}

@@ -36,6 +36,9 @@ type generation struct {
 	firstHealth health          // what it reported when it came up
 	outcomes    *outcomes
 
+	abandoned context.Context    // ends when the calls that are left are given up
+	abandon   context.CancelFunc // ends abandoned
+
 	mu       sync.Mutex
 	users    int
 	retired  bool
@@ -97,16 +100,30 @@ func (g *generation) userCount() int {
 	return g.users
 }
 
-// drain waits until a retired generation has no users, exceeds a limit, timeout has passed, or drop is closed.
-func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) {
+// drain waits until a retired generation has no users, exceeds a limit, timeout has passed, or drop is closed. It
+// returns whether there is nothing more to wait for: anything but the timeout.
+func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) bool {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-g.drained:
 	case <-timer.C:
+		return false
 	case <-g.overLimit:
 	case <-drop:
 	}
+	return true
+}
+
+// answerAfter is how long a generation drains before it is asked whether it hangs.
+const answerAfter = time.Second
+
+// answers says whether the process answers a call that does nothing, within timeout.
+func (g *generation) answers(timeout time.Duration) bool {
+	ctx, cancel := context.WithTimeout(g.abandoned, timeout)
+	defer cancel()
+	_, err := g.api.Info(ctx, &pluginv1.InfoRequest{})
+	return err == nil
 }
 
 // stop asks the process to finish its calls and end, kills its process group when ctx ends, and cleans up.

@@ -177,6 +177,7 @@ func (i *instance) removeIfUnknown(ctx context.Context, err error) {
 func (i *instance) announce(gen *generation, how EventType, message string) {
 	i.unhealthySince, i.degraded = time.Time{}, false
 	i.holds(gen.identity)
+	copyRecord := i.copyRecord()
 	i.set(how, message, func(s *Status) {
 		s.State, s.Message, s.DuplicateOf = Running, "", ""
 		s.Kind, s.Version, s.SHA256 = gen.kind, gen.version, gen.sha
@@ -185,7 +186,7 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 		if !i.unfit[gen.sha] {
 			s.ConfigProblem = ""
 		}
-		i.copyRecord(s)
+		copyRecord(s)
 	})
 	i.health(gen.firstHealth)
 	if err := i.sup.collect(); err != nil {
@@ -193,10 +194,13 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 	}
 }
 
-// copyRecord copies the parts of the record that the status shows.
-func (i *instance) copyRecord(s *Status) {
-	s.Pinned, s.LastGood = i.rec.Pinned, i.rec.LastGood
-	s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
+// copyRecord returns what copies the parts of the record that the status shows.
+func (i *instance) copyRecord() func(*Status) {
+	versions := i.versions()
+	return func(s *Status) {
+		s.Pinned, s.LastGood, s.Versions = i.rec.Pinned, i.rec.LastGood, versions
+		s.Refused, s.Swaps = maps.Clone(i.rec.Refused), slices.Clone(i.rec.Swaps)
+	}
 }
 
 // serve watches the serving generation until it is lost, and replaces it when another binary should run. It
@@ -219,7 +223,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 			continue
 		}
 		i.clearDrained(ctx)
-		next, err := i.replace(ctx, gen)
+		next, err := i.replace(ctx, gen, nil)
 		switch {
 		case next != nil:
 			gen = next

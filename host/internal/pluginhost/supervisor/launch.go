@@ -238,6 +238,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	if i.sup.cfg.Services != nil {
 		i.sup.cfg.Services.Attach(i.name, conn)
 	}
+	gen.abandoned, gen.abandon = context.WithCancel(context.WithoutCancel(ctx))
 	if gen.firstHealth, err = i.bringUp(ctx, gen); err != nil {
 		return nil, err
 	}

@@ -1,10 +1,13 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"time"
 
 	"github.com/pannier/pannier/internal/errcode"
 )
@@ -27,49 +30,104 @@ var (
 )
 
 // Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
-// or its configuration was refused before. It returns the status when callers have moved. Errors: ErrUnknown;
-// ErrNoSwap if that binary runs already; why the new process could not take over, in which case the old one still
-// serves.
-func (s *Supervisor) Swap(ctx context.Context, name string) (Status, error) {
+// or its configuration was refused before. The calls of the old process are given up after grace; nil: after 5
+// minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when callers have moved. Errors:
+// ErrUnknown; ErrNoSwap if that binary runs already; why the new process could not take over, in which case the old one
+// still serves.
+func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		i.rec.Refused = nil
 		clear(i.unfit)
-		return i.settle(ctx, gen)
+		return i.settle(ctx, gen, grace)
 	})
 }
 
-// Rollback goes back to the copy that served before, and refuses the current one until its file changes. Errors:
-// ErrUnknown; ErrNoCopy if nothing served before; ErrPinned.
-func (s *Supervisor) Rollback(ctx context.Context, name string) (Status, error) {
+// Restart lets a new process of the binary that serves take over, as Swap does for another binary. A plugin that has
+// no process is started at once. Errors: ErrUnknown; why the new process could not take over, in which case the old
+// one still serves.
+func (s *Supervisor) Restart(ctx context.Context, name string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
-		if i.rec.LastGood == "" || !s.store.has(i.rec.LastGood, i.name) {
-			return nil, fmt.Errorf("%w: there is no earlier version to go back to", ErrNoCopy)
+		if gen == nil {
+			return nil, nil
 		}
-		if i.rec.Pinned != "" {
-			return nil, fmt.Errorf("%w to sha256:%s: unpin it first: pannier plugin unpin %s", ErrPinned, i.rec.Pinned, i.name)
-		}
-		delete(i.rec.Refused, i.rec.LastGood)
+		i.use(gen.sha)
+		return i.swapTo(ctx, gen, source{sha: gen.sha}, grace)
+	})
+}
+
+// rolledBack is why a binary is refused after Rollback.
+const rolledBack = "rolled back by an operator"
+
+// Rollback goes back to the copy that served before, or to the kept one that to names by its version or the first 6
+// digits of its checksum. What would be preferred to it is refused until its file changes. grace is that of Swap.
+// Errors: ErrUnknown; ErrNoCopy if there is no such copy; ErrNoSwap if it serves; ErrPinned; why the copy could not
+// take over.
+func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.Duration) (Status, error) {
+	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+		back, serves := i.rec.LastGood, i.lastTried
 		if gen != nil {
-			i.rec.refuse(gen.sha, "rolled back by an operator")
-		} else {
-			i.rec.refuse(i.lastTried, "rolled back by an operator")
+			serves = gen.sha
 		}
-		return i.settle(ctx, gen)
+		var err error
+		if to != "" {
+			back, err = i.resolve(to)
+		}
+		switch {
+		case err != nil:
+			return nil, err
+		case to != "" && !i.rec.keeps(back):
+			return nil, fmt.Errorf("%w: %q is not kept: see: pannier plugin versions %s", ErrNoCopy, to, i.name)
+		case back == "" || !s.store.has(back, i.name):
+			return nil, fmt.Errorf("%w: there is no earlier version to go back to", ErrNoCopy)
+		case i.rec.Pinned != "":
+			return nil, fmt.Errorf("%w to sha256:%s: unpin it first: pannier plugin unpin %s", ErrPinned, i.rec.Pinned, i.name)
+		case back == serves:
+			return nil, fmt.Errorf("%w: sha256:%s serves already", ErrNoSwap, back)
+		}
+		was := i.rec
+		i.rec.Refused = maps.Clone(i.rec.Refused)
+		i.rec.refuse(serves, rolledBack)
+		for _, f := range s.files(i.name) {
+			sha, err := i.sum(f.path)
+			if sha == back {
+				break
+			}
+			if err == nil {
+				i.rec.refuse(sha, cmp.Or(i.rec.Refused[sha], rolledBack))
+			}
+		}
+		delete(i.rec.Refused, back)
+		i.rec.LastGood = back // what is chosen when all else is refused
+		next, err := i.settle(ctx, gen, grace)
+		if err != nil && next == nil {
+			why := i.rec.Refused[back]
+			i.rec.LastGood, i.rec.Refused = was.LastGood, was.Refused
+			i.rec.refuse(back, cmp.Or(why, err.Error()))
+			err = errors.Join(err, i.rec.save(s.dir))
+			i.set("", "", i.copyRecord())
+		}
+		return next, err
 	})
 }
 
-// Pin makes a plugin run only the copy with the checksum sha, or its current one if sha is empty, whatever is put
-// into the plugin directory. Errors: ErrUnknown; ErrNoCopy; why the copy could not take over, in which case the
-// pin is unchanged.
-func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) {
+// Pin makes a plugin run only the copy that which names, or its current one if which is empty, whatever is put into
+// the plugin directory. which is a version, or at least the first 6 digits of a checksum. Errors: ErrUnknown;
+// ErrNoCopy; why the copy could not take over, in which case the pin is unchanged.
+func (s *Supervisor) Pin(ctx context.Context, name, which string) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
-		if sha == "" {
-			if gen == nil {
-				return nil, fmt.Errorf("%w: none serves now, so name one: pannier plugin pin %s SHA256", ErrNoCopy, i.name)
-			}
+		sha, err := "", error(nil)
+		switch {
+		case which != "":
+			sha, err = i.resolve(which)
+		case gen != nil:
 			sha = gen.sha
+		default:
+			err = fmt.Errorf("%w: none serves now, so name one: pannier plugin pin %s VERSION", ErrNoCopy, i.name)
 		}
-		if err := i.keep(sha); err != nil {
+		if err == nil {
+			err = i.keep(sha)
+		}
+		if err != nil {
 			return nil, err
 		}
 		was := i.rec.Pinned
@@ -79,7 +137,7 @@ func (s *Supervisor) Pin(ctx context.Context, name, sha string) (Status, error) 
 		if err != nil && next == nil { // otherwise the next host would start it
 			i.rec.Pinned = was
 			err = errors.Join(err, i.rec.save(s.dir))
-			i.set("", "", i.copyRecord)
+			i.set("", "", i.copyRecord())
 		}
 		return next, err
 	})
@@ -114,15 +172,15 @@ func (i *instance) keep(sha string) error {
 }
 
 // settle writes the record and lets the binary that should run take over.
-func (i *instance) settle(ctx context.Context, gen *generation) (*generation, error) {
+func (i *instance) settle(ctx context.Context, gen *generation, grace *time.Duration) (*generation, error) {
 	if err := i.rec.save(i.sup.dir); err != nil {
 		return nil, err
 	}
-	defer i.set("", "", i.copyRecord)
+	defer func() { i.set("", "", i.copyRecord()) }()
 	if gen == nil {
 		return nil, nil // the next start uses the new record, and begins at once
 	}
-	next, err := i.replace(ctx, gen)
+	next, err := i.replace(ctx, gen, grace)
 	if errors.Is(err, errSame) {
 		return nil, fmt.Errorf("%w: %s runs already", ErrNoSwap, gen.describe())
 	}
@@ -131,7 +189,7 @@ func (i *instance) settle(ctx context.Context, gen *generation) (*generation, er
 
 // settleOrSame is settle, but succeeds if the right binary runs already.
 func (i *instance) settleOrSame(ctx context.Context, gen *generation) (*generation, error) {
-	next, err := i.settle(ctx, gen)
+	next, err := i.settle(ctx, gen, nil)
 	if errors.Is(err, ErrNoSwap) {
 		return nil, nil
 	}

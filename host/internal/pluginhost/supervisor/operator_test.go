@@ -19,7 +19,7 @@ func TestPinWhatRuns(t *testing.T) {
 	if err != nil || st.Pinned != now.SHA256 || st.PID != now.PID {
 		t.Errorf("pinned: %v, %+v", err, st)
 	}
-	if _, err := s.Rollback(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoCopy) {
+	if _, err := s.Rollback(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrNoCopy) {
 		t.Errorf("rolled back to nothing: %v", err)
 	}
 	if st, err = s.Unpin(within(t), "fixture"); err != nil || st.Pinned != "" || st.PID != now.PID {
@@ -53,7 +53,7 @@ func TestRollbackOfAPinnedPlugin(t *testing.T) {
 	if _, err := s.Pin(within(t), "fixture", ""); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := s.Rollback(within(t), "fixture"); !errors.Is(err, supervisor.ErrPinned) || st.Version != "1.3.0" {
+	if st, err := s.Rollback(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrPinned) || st.Version != "1.3.0" {
 		t.Errorf("rolled back: %v, %+v", err, st)
 	}
 }

@@ -175,9 +175,13 @@ func (o *outcomes) answered() (calls, failed int) {
 	return o.calls, failed
 }
 
-// ErrReplaced says that a call failed and that another generation serves since, because this one failed too many: the
-// call may be repeated. It is wrapped around the error of the call.
-var ErrReplaced = errors.New("another process of the plugin has taken over, because this one failed too many calls")
+// ErrReplaced says that a call failed or was given up and that another generation serves since, because this one
+// failed too many calls or took too long: the call may be repeated. It is wrapped around the error of the call.
+var ErrReplaced = errors.New("another process of the plugin has taken over")
+
+// errAbandoned is the error of a call that was given up.
+var errAbandoned = status.Error(codes.Unavailable, "the call was given up: the plugin's process is replaced, and did "+
+	"not finish it in time")
 
 type replaced struct{ error }
 
@@ -195,7 +199,13 @@ type counted struct {
 // Invoke makes a unary call. A call for whose failure the generation may be replaced returns only when that is
 // decided, or when ctx ends.
 func (c counted) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	err := c.ClientConn.Invoke(ctx, method, args, reply, opts...)
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
+	err := c.ClientConn.Invoke(inner, method, args, reply, opts...)
+	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
+		return replaced{errAbandoned}
+	}
 	judged := c.gen.outcomes.add(method, err)
 	if judged == nil {
 		return err

@@ -38,6 +38,17 @@ type record struct {
 	// Refused are copies that failed while another one worked, with the reason. They are not tried again.
 	Refused map[string]string `json:"refused,omitempty"`
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
+	// Kept are the copies that served and are kept, the one that served last at the end. Hosts before this field
+	// drop it, and keep only Served and LastGood.
+	Kept []keptCopy `json:"kept,omitempty"`
+}
+
+// keptCopy is a copy that served.
+type keptCopy struct {
+	SHA256  string    `json:"sha256"`
+	Version string    `json:"version,omitempty"`
+	From    time.Time `json:"from,omitzero"`  // when it began to serve, the last time
+	Until   time.Time `json:"until,omitzero"` // when another copy took over; zero: none has
 }
 
 // runRecord is one process of a plugin.
@@ -82,6 +93,7 @@ func loadRecord(dir, name string) (record, error) {
 			return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
 		}
 	}
+	rec.fillKept()
 	if rec.Format != recordFormat || rec.Name != name {
 		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name,
 			rec.Format, rec.Name)
@@ -127,10 +139,80 @@ func (r *record) serving() *runRecord {
 
 // serve marks a run as the one that serves.
 func (r *record) serve(run *runRecord) {
-	if r.Served != "" && r.Served != run.SHA256 {
+	r.Serving = run.Number
+	if r.Served == run.SHA256 {
+		return
+	}
+	if r.Served != "" {
 		r.LastGood = r.Served
 	}
-	r.Serving, r.Served = run.Number, run.SHA256
+	r.Served = run.SHA256
+	now := time.Now().UTC()
+	r.Kept = slices.Clone(r.Kept) // a failed swap goes back to the old ones
+	if n := len(r.Kept) - 1; n >= 0 && r.Kept[n].Until.IsZero() {
+		r.Kept[n].Until = now
+	}
+	r.Kept = slices.DeleteFunc(r.Kept, func(k keptCopy) bool { return k.SHA256 == run.SHA256 })
+	r.Kept = append(r.Kept, keptCopy{SHA256: run.SHA256, Version: run.Version, From: now})
+}
+
+// fillKept adds the copies that a host without Kept has let serve.
+func (r *record) fillKept() {
+	for _, sha := range []string{r.LastGood, r.Served} {
+		if sha == "" || r.keeps(sha) {
+			continue
+		}
+		k := keptCopy{SHA256: sha}
+		for _, s := range r.Swaps { // the newest swap to it is the last one
+			if s.Error != "" {
+				continue
+			}
+			if s.To.SHA256 == sha {
+				k.Version, k.From, k.Until = s.To.Version, s.At, time.Time{}
+			}
+			if s.From.SHA256 == sha && s.To.SHA256 != sha {
+				k.Version, k.Until = s.From.Version, s.At
+			}
+		}
+		if run := r.serving(); run != nil && run.SHA256 == sha {
+			k.Version = run.Version
+		}
+		r.Kept = append(r.Kept, k)
+	}
+}
+
+func (r *record) keeps(sha string) bool {
+	return slices.ContainsFunc(r.Kept, func(k keptCopy) bool { return k.SHA256 == sha })
+}
+
+// keepNewest drops all but n of the kept copies, those that served longest ago first; never the one that serves, the
+// one before it, nor the pinned one.
+func (r *record) keepNewest(n int) {
+	excess := len(r.Kept) - n
+	r.Kept = slices.DeleteFunc(slices.Clone(r.Kept), func(k keptCopy) bool {
+		if excess <= 0 || k.SHA256 == r.Served || k.SHA256 == r.LastGood || k.SHA256 == r.Pinned {
+			return false
+		}
+		excess--
+		return true
+	})
+}
+
+// versionOf returns the version of a copy; empty: it is not known.
+func (r *record) versionOf(sha string) (version string) {
+	for _, s := range r.Swaps {
+		for _, side := range []Side{s.From, s.To} {
+			if side.SHA256 == sha && side.Version != "" {
+				version = side.Version
+			}
+		}
+	}
+	for _, k := range r.Kept {
+		if k.SHA256 == sha && k.Version != "" {
+			version = k.Version
+		}
+	}
+	return version
 }
 
 // servedFrom records the file that the serving copy was made of. An empty path does nothing.
@@ -151,7 +233,7 @@ func (r *record) is(sha, identity string) {
 
 // mayServe says whether a copy has served, or may have to.
 func (r *record) mayServe(sha string) bool {
-	return sha == r.Served || sha == r.LastGood || sha == r.Pinned
+	return sha == r.Pinned || r.keeps(sha)
 }
 
 // forget removes a run whose process is gone.

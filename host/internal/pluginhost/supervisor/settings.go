@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -118,6 +119,7 @@ func (i *instance) refuseSettings(sha string, err error) bool {
 func (i *instance) serves(run *runRecord, src source) {
 	i.rec.serve(run)
 	i.rec.servedFrom(src.path)
+	i.rec.keepNewest(cmp.Or(i.spec.KeepVersions, defaultKeepVersions))
 	known := maps.Clone(i.rec.Settings) // the caller may go back to the old map
 	maps.DeleteFunc(known, func(sha string, _ settings) bool { return !i.rec.mayServe(sha) })
 	if known == nil {

@@ -147,7 +147,7 @@ func TestUnsignedDoesNotTakeOver(t *testing.T) {
 	}
 	w.sign(a, "fixture_v2.0.0")
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "2.0.0" && st.FileProblem == "" })
-	if st, err := s.Rollback(within(t), "fixture"); err != nil || st.Version != "1.2.3" {
+	if st, err := s.Rollback(within(t), "fixture", "", nil); err != nil || st.Version != "1.2.3" {
 		t.Errorf("rolled back: %+v, %v", st, err)
 	}
 }

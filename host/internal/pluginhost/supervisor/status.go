@@ -59,6 +59,8 @@ type Status struct {
 	Draining  int       // old generations that still finish their calls
 	LastGood  string    // the copy that served before; empty: none
 	Pinned    string    // the only copy that may run; empty: any
+	// Versions are the copies that are kept, and the files that are not one of them, as Version says.
+	Versions []Version
 	// FileProblem says what is wrong with the plugin's files in the plugin directory; empty: nothing.
 	FileProblem string
 	// ConfigProblem says why a changed configuration is not used, but the one before it; empty: it is used.
@@ -84,6 +86,7 @@ const (
 	EventUnhealthy     EventType = "unhealthy"
 	EventDegraded      EventType = "degraded" // it fails more calls than the generation before
 	EventSwapped       EventType = "swapped"
+	EventRestarted     EventType = "restarted"      // by an operator
 	EventSwapFailed    EventType = "swap-failed"    // callers keep the old process
 	EventConfigRefused EventType = "config-refused" // a changed configuration; the one before it is used
 	EventRolledBack    EventType = "rolled-back"

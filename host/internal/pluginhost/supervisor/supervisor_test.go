@@ -37,7 +37,7 @@ func TestPluginComesUp(t *testing.T) {
 	want := supervisor.Status{
 		Name: "fixture", State: supervisor.Running, Kind: "storage.v1", Version: "1.2.3",
 		SHA256: sumOf(t, filepath.Join(w.cfg.PluginDir, "fixture")), PID: st.PID, Generation: 1, StartedAt: st.StartedAt,
-		Calls: 1,
+		Calls: 1, Versions: st.Versions,
 	}
 	if !reflect.DeepEqual(st, want) || strconv.Itoa(st.PID) != answer["pid"] || time.Since(st.StartedAt) > time.Minute {
 		t.Errorf("status %+v, want %+v", st, want)

@@ -29,6 +29,8 @@ type Swap struct {
 	Carried int `json:"carried,omitempty"`
 	// Rollback says that the swap went back to the copy that had served before.
 	Rollback bool `json:"rollback,omitempty"`
+	// Restart says that it is a new process of the same binary, which an operator asked for.
+	Restart bool `json:"restart,omitempty"`
 	// Why says why it went back.
 	Why string `json:"why,omitempty"`
 	// Error says why callers kept the old process; empty if they moved.
@@ -50,9 +52,8 @@ func (g *generation) side() Side {
 var errSame = errors.New("it runs already")
 
 // replace brings the binary that should run up beside gen, moves callers to it, and leaves gen to finish their
-// calls. If it fails, callers notice nothing: gen still serves, and nothing of the new process is left.
-func (i *instance) replace(ctx context.Context, gen *generation) (*generation, error) {
-	began := time.Now()
+// calls within grace. If it fails, callers notice nothing: gen still serves, and nothing of the new process is left.
+func (i *instance) replace(ctx context.Context, gen *generation, grace *time.Duration) (*generation, error) {
 	src, err := i.choose()
 	if err != nil {
 		return nil, err
@@ -61,7 +62,15 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 	if src.sha == gen.sha && (i.hasSettings(gen) || i.unfit[src.sha]) {
 		return nil, errSame
 	}
-	swap := Swap{At: began.UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: src.sha == i.rec.LastGood}
+	return i.swapTo(ctx, gen, src, grace)
+}
+
+// swapTo is replace by a binary that was chosen.
+func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grace *time.Duration) (*generation, error) {
+	swap := Swap{
+		At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: src.sha == i.rec.LastGood,
+		Restart: src.sha == gen.sha && i.hasSettings(gen),
+	}
 	next, err := i.bringBeside(ctx, gen, src)
 	if next != nil {
 		swap.To = next.side()
@@ -74,17 +83,20 @@ func (i *instance) replace(ctx context.Context, gen *generation) (*generation, e
 		return nil, err
 	}
 	next.outcomes.before = gen.outcomes.tallies()
-	if swap.Rollback { // not to be compared with what it replaces
+	if swap.Rollback || swap.Restart { // not to be compared with what it replaces
 		swap.Why, next.outcomes.before = i.rec.Refused[gen.sha], gen.outcomes.before
 	}
 	swap.Carried = i.takeOver(ctx, gen, next)
-	swap.Took = time.Since(began)
+	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
-	i.drainLater(gen) //nolint:contextcheck // outlasts the swap, and the close of the host
+	i.drainLater(gen, grace) //nolint:contextcheck // outlasts the swap, and the close of the host
 	i.rec.swapped(swap)
 	what, why := EventSwapped, ""
-	if swap.Rollback {
+	switch {
+	case swap.Rollback:
 		what, why = EventRolledBack, ": "+swap.Why
+	case swap.Restart:
+		what = EventRestarted
 	}
 	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process%s",
 		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried, why))
@@ -114,12 +126,13 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	}
 	was := i.rec
 	i.serves(next.record, src)
+	next.record.TookOver = gen.record.TookOver // the same binary stays on probation
 	if next.sha != gen.sha {
 		next.record.TookOver = time.Now().UTC()
 	}
 	if err := i.rec.save(i.sup.dir); err != nil {
 		i.rec.Serving, i.rec.Served, i.rec.LastGood, i.rec.File = was.Serving, was.Served, was.LastGood, was.File
-		i.rec.Settings = was.Settings
+		i.rec.Settings, i.rec.Kept = was.Settings, was.Kept
 		return next, err
 	}
 	failpoint.Here("swap", "recorded")
@@ -164,9 +177,10 @@ func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
 	}
 	i.rec.swapped(s)
 	err = errors.Join(err, i.rec.save(i.sup.dir))
+	copyRecord := i.copyRecord()
 	i.set(what, fmt.Sprintf("generation %d goes on: %v", s.From.Generation, err), func(st *Status) {
 		st.LastError = err.Error()
-		i.copyRecord(st)
+		copyRecord(st)
 	})
 }
 
@@ -179,11 +193,23 @@ func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried 
 	return from.userCount()
 }
 
-// drainLater lets a generation finish its calls within DrainTimeout, and then stops it.
-func (i *instance) drainLater(gen *generation) {
+// drainLater lets a generation finish its calls within grace, gives up those that are left, and stops it. Without
+// grace, it is DrainTimeout, but StopTimeout for a process that is unhealthy or does not answer.
+func (i *instance) drainLater(gen *generation, grace *time.Duration) {
 	i.set("", "", func(s *Status) { s.Draining++ })
+	limit, unwell := i.sup.cfg.DrainTimeout, !i.unhealthySince.IsZero()
+	switch {
+	case grace != nil:
+		limit = *grace
+	case unwell:
+		limit = i.sup.cfg.StopTimeout
+	}
 	i.sup.draining.Go(func() {
-		gen.drain(i.sup.cfg.DrainTimeout, i.sup.stopDraining)
+		if grace == nil && !unwell && !gen.drain(answerAfter, i.sup.stopDraining) && !gen.answers(i.sup.cfg.StopTimeout) {
+			limit = 0
+		}
+		gen.drain(limit, i.sup.stopDraining)
+		gen.abandon()
 		ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
 		defer cancel()
 		if err := gen.stop(ctx); err != nil {
@@ -250,6 +276,9 @@ type source struct {
 // one before it. A file that cannot be run now, which the status then shows, does not replace the copy that served.
 func (i *instance) choose() (source, error) {
 	src, problems, err := i.candidate()
+	if now := i.versions(); !slices.Equal(now, i.snapshot().Versions) {
+		i.set("", "", func(s *Status) { s.Versions = now })
+	}
 	if slices.ContainsFunc(problems, isWriting) { // the directory does not change when the writer closes the file
 		i.again.Reset(settleTime)
 	}

@@ -282,29 +282,29 @@ func TestOperatorRequests(t *testing.T) {
 	s := w.open()
 	mustCall(t, s, "fixture", "")
 	first := status(t, s, "fixture").SHA256
-	if _, err := s.Rollback(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoCopy) {
+	if _, err := s.Rollback(within(t), "fixture", "", nil); !errors.Is(err, supervisor.ErrNoCopy) {
 		t.Errorf("rolled back to nothing: %v", err)
 	}
-	if _, err := s.Swap(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoSwap) {
+	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
 		t.Errorf("swapped to itself: %v", err)
 	}
-	if _, err := s.Swap(within(t), "nobody"); !errors.Is(err, supervisor.ErrUnknown) {
+	if _, err := s.Swap(within(t), "nobody", nil); !errors.Is(err, supervisor.ErrUnknown) {
 		t.Errorf("swapped an unknown plugin: %v", err)
 	}
 	w.put("fixture", "good", "1.3.0")
 	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
-	st, err := s.Rollback(within(t), "fixture")
+	st, err := s.Rollback(within(t), "fixture", "", nil)
 	if err != nil || st.SHA256 != first {
 		t.Errorf("rolled back: %v, %+v", err, st)
 	}
-	if st, err = s.Swap(within(t), "fixture"); err != nil || st.Version != "1.3.0" {
+	if st, err = s.Swap(within(t), "fixture", nil); err != nil || st.Version != "1.3.0" {
 		t.Errorf("swapped to what was refused: %v, %+v", err, st)
 	}
 	if st, err = s.Pin(within(t), "fixture", first); err != nil || st.SHA256 != first || st.Pinned != first {
 		t.Errorf("pinned: %v, %+v", err, st)
 	}
 	w.put("fixture", "good", "1.5.0")
-	if _, err := s.Swap(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoSwap) {
+	if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
 		t.Errorf("a pinned plugin was swapped: %v", err)
 	}
 	if _, err := s.Pin(within(t), "fixture", strings.Repeat("0", 64)); !errors.Is(err, supervisor.ErrNoCopy) {

@@ -156,7 +156,7 @@ func TestHalfAFileIsNotRun(t *testing.T) {
 				w.must(err)
 				defer out.Close()
 			}
-			if _, err := s.Swap(within(t), "fixture"); !errors.Is(err, supervisor.ErrNoSwap) {
+			if _, err := s.Swap(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrNoSwap) {
 				t.Errorf("half a file, when asked: %v", err)
 			}
 			if after := mustCall(t, s, "fixture", ""); after["pid"] != before["pid"] {

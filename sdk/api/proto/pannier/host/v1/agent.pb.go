@@ -1558,8 +1558,11 @@ type Plugin struct {
 	ConfigProblem string `protobuf:"bytes,23,opt,name=config_problem,json=configProblem,proto3" json:"config_problem,omitempty"`
 	// serves are the blocks of the configuration that it works for, such as `csi_driver "x"`. unused says why there are
 	// none; empty: it works for some, or for workloads directly.
-	Serves        []string `protobuf:"bytes,24,rep,name=serves,proto3" json:"serves,omitempty"`
-	Unused        string   `protobuf:"bytes,25,opt,name=unused,proto3" json:"unused,omitempty"`
+	Serves []string `protobuf:"bytes,24,rep,name=serves,proto3" json:"serves,omitempty"`
+	Unused string   `protobuf:"bytes,25,opt,name=unused,proto3" json:"unused,omitempty"`
+	// versions are the copies that are kept, the one that served last at the end, then other files of the
+	// plugin directory and other refused binaries.
+	Versions      []*PluginVersion `protobuf:"bytes,26,rep,name=versions,proto3" json:"versions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1769,6 +1772,121 @@ func (x *Plugin) GetUnused() string {
 	return ""
 }
 
+func (x *Plugin) GetVersions() []*PluginVersion {
+	if x != nil {
+		return x.Versions
+	}
+	return nil
+}
+
+// PluginVersion is a binary of a plugin that can be brought back, waits, or was refused.
+type PluginVersion struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Sha256 string                 `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// version is empty if it is not known before the binary runs.
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// served_from is when it began to serve, the last time; unset: it has not served, or it is not known.
+	ServedFrom *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=served_from,json=servedFrom,proto3" json:"served_from,omitempty"`
+	// served_until is when another one took over; unset: it serves, or it has not served.
+	ServedUntil *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=served_until,json=servedUntil,proto3" json:"served_until,omitempty"`
+	// kept: the host has a copy, which can be brought back or pinned.
+	Kept bool `protobuf:"varint,5,opt,name=kept,proto3" json:"kept,omitempty"`
+	// refused is why it is not tried again; empty: it is not refused.
+	Refused string `protobuf:"bytes,6,opt,name=refused,proto3" json:"refused,omitempty"`
+	// file is its path in the plugin directory; empty: it has no file there.
+	File string `protobuf:"bytes,7,opt,name=file,proto3" json:"file,omitempty"`
+	// waits: it would run if the plugin were not pinned.
+	Waits         bool `protobuf:"varint,8,opt,name=waits,proto3" json:"waits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PluginVersion) Reset() {
+	*x = PluginVersion{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginVersion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginVersion) ProtoMessage() {}
+
+func (x *PluginVersion) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
+func (*PluginVersion) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PluginVersion) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *PluginVersion) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *PluginVersion) GetServedFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ServedFrom
+	}
+	return nil
+}
+
+func (x *PluginVersion) GetServedUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ServedUntil
+	}
+	return nil
+}
+
+func (x *PluginVersion) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *PluginVersion) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *PluginVersion) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *PluginVersion) GetWaits() bool {
+	if x != nil {
+		return x.Waits
+	}
+	return false
+}
+
 // PluginSwap is one change of the process that callers use, or a failed attempt.
 type PluginSwap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1784,14 +1902,16 @@ type PluginSwap struct {
 	// error is the reason why callers keep the old process; empty: they use the new one.
 	Error string `protobuf:"bytes,7,opt,name=error,proto3" json:"error,omitempty"`
 	// why is the reason of a rollback.
-	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	Why string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
+	// restart: an operator asked for a new process of the same binary.
+	Restart       bool `protobuf:"varint,9,opt,name=restart,proto3" json:"restart,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1923,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1936,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -1875,6 +1995,13 @@ func (x *PluginSwap) GetWhy() string {
 	return ""
 }
 
+func (x *PluginSwap) GetRestart() bool {
+	if x != nil {
+		return x.Restart
+	}
+	return false
+}
+
 // PluginGeneration is one process of a plugin.
 type PluginGeneration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1888,7 +2015,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1900,7 +2027,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1913,7 +2040,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -1938,15 +2065,19 @@ func (x *PluginGeneration) GetSha256() string {
 }
 
 type SwapPluginRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// grace is how long the calls of the replaced process may take before they are given up, from 0 to 1 h.
+	// Where that is allowed, callers repeat them. Unset: 5 min, or 10 s if the process is unhealthy or
+	// does not answer.
+	Grace         *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2089,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2102,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -1979,6 +2110,13 @@ func (x *SwapPluginRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *SwapPluginRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
 }
 
 type SwapPluginResponse struct {
@@ -1991,7 +2129,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2141,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2154,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -2026,16 +2164,119 @@ func (x *SwapPluginResponse) GetPlugin() *Plugin {
 	return nil
 }
 
+type RestartPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// grace as in SwapPluginRequest.
+	Grace         *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartPluginRequest) Reset() {
+	*x = RestartPluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartPluginRequest) ProtoMessage() {}
+
+func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
+func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *RestartPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestartPluginRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+type RestartPluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin after the restart.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartPluginResponse) Reset() {
+	*x = RestartPluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartPluginResponse) ProtoMessage() {}
+
+func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
+func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RestartPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
 type RollbackPluginRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// to is the copy to go back to: its version, or the first 6 or more digits of its sha256. Empty: the one
+	// that served before.
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// grace as in SwapPluginRequest.
+	Grace         *durationpb.Duration `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2288,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2301,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -2068,6 +2309,20 @@ func (x *RollbackPluginRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *RollbackPluginRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *RollbackPluginRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
 }
 
 type RollbackPluginResponse struct {
@@ -2080,7 +2335,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2347,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2360,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -2118,7 +2373,7 @@ func (x *RollbackPluginResponse) GetPlugin() *Plugin {
 type PinPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// sha256 of the copy in 64 hex digits; empty: the one that serves now.
+	// sha256 of the copy, its first 6 or more digits, or its version; empty: the one that serves now.
 	Sha256        string `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2126,7 +2381,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2393,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2406,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -2178,7 +2433,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2445,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2458,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -2222,7 +2477,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2234,7 +2489,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2247,7 +2502,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -2267,7 +2522,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2534,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2547,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -2311,7 +2566,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2578,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2591,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -2354,7 +2609,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2621,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2634,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 type VerifyPluginRequest struct {
@@ -2392,7 +2647,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2659,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2672,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2446,7 +2701,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2458,7 +2713,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2471,7 +2726,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2536,7 +2791,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2803,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2816,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -2595,7 +2850,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2862,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2875,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -2761,7 +3016,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xe6\x06\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xa2\a\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -2792,10 +3047,21 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\bdegraded\x18\x16 \x01(\tR\bdegraded\x12%\n" +
 	"\x0econfig_problem\x18\x17 \x01(\tR\rconfigProblem\x12\x16\n" +
 	"\x06serves\x18\x18 \x03(\tR\x06serves\x12\x16\n" +
-	"\x06unused\x18\x19 \x01(\tR\x06unused\x1a:\n" +
+	"\x06unused\x18\x19 \x01(\tR\x06unused\x12:\n" +
+	"\bversions\x18\x1a \x03(\v2\x1e.pannier.host.v1.PluginVersionR\bversions\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
+	"\rPluginVersion\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12;\n" +
+	"\vserved_from\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"servedFrom\x12=\n" +
+	"\fserved_until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vservedUntil\x12\x12\n" +
+	"\x04kept\x18\x05 \x01(\bR\x04kept\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\tR\arefused\x12\x12\n" +
+	"\x04file\x18\a \x01(\tR\x04file\x12\x14\n" +
+	"\x05waits\x18\b \x01(\bR\x05waits\"\xc9\x02\n" +
 	"\n" +
 	"PluginSwap\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x125\n" +
@@ -2805,19 +3071,28 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\acarried\x18\x05 \x01(\x03R\acarried\x12\x1a\n" +
 	"\brollback\x18\x06 \x01(\bR\brollback\x12\x14\n" +
 	"\x05error\x18\a \x01(\tR\x05error\x12\x10\n" +
-	"\x03why\x18\b \x01(\tR\x03why\"d\n" +
+	"\x03why\x18\b \x01(\tR\x03why\x12\x18\n" +
+	"\arestart\x18\t \x01(\bR\arestart\"d\n" +
 	"\x10PluginGeneration\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"'\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"X\n" +
 	"\x11SwapPluginRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"E\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"E\n" +
 	"\x12SwapPluginResponse\x12/\n" +
-	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"+\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"[\n" +
+	"\x14RestartPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"H\n" +
+	"\x15RestartPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"l\n" +
 	"\x15RollbackPluginRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12/\n" +
+	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"I\n" +
 	"\x16RollbackPluginResponse\x12/\n" +
 	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\">\n" +
 	"\x10PinPluginRequest\x12\x12\n" +
@@ -2857,11 +3132,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
 	"\rRestartDriver\x12%.pannier.host.v1.RestartDriverRequest\x1a&.pannier.host.v1.RestartDriverResponse\x12X\n" +
 	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
-	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xe1\x05\n" +
+	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xc1\x06\n" +
 	"\rPluginService\x12X\n" +
 	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponse\x12U\n" +
 	"\n" +
-	"SwapPlugin\x12\".pannier.host.v1.SwapPluginRequest\x1a#.pannier.host.v1.SwapPluginResponse\x12a\n" +
+	"SwapPlugin\x12\".pannier.host.v1.SwapPluginRequest\x1a#.pannier.host.v1.SwapPluginResponse\x12^\n" +
+	"\rRestartPlugin\x12%.pannier.host.v1.RestartPluginRequest\x1a&.pannier.host.v1.RestartPluginResponse\x12a\n" +
 	"\x0eRollbackPlugin\x12&.pannier.host.v1.RollbackPluginRequest\x1a'.pannier.host.v1.RollbackPluginResponse\x12R\n" +
 	"\tPinPlugin\x12!.pannier.host.v1.PinPluginRequest\x1a\".pannier.host.v1.PinPluginResponse\x12X\n" +
 	"\vUnpinPlugin\x12#.pannier.host.v1.UnpinPluginRequest\x1a$.pannier.host.v1.UnpinPluginResponse\x12[\n" +
@@ -2881,7 +3157,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -2905,43 +3181,46 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*ListPluginsRequest)(nil),       // 19: pannier.host.v1.ListPluginsRequest
 	(*ListPluginsResponse)(nil),      // 20: pannier.host.v1.ListPluginsResponse
 	(*Plugin)(nil),                   // 21: pannier.host.v1.Plugin
-	(*PluginSwap)(nil),               // 22: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 23: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 24: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 25: pannier.host.v1.SwapPluginResponse
-	(*RollbackPluginRequest)(nil),    // 26: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 27: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 28: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 29: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 30: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 31: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 32: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 33: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 34: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 35: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 36: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 37: pannier.host.v1.PluginLogResponse
-	nil,                              // 38: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 39: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 40: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 41: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 43: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 44: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 45: google.protobuf.Duration
+	(*PluginVersion)(nil),            // 22: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 23: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 24: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 25: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 26: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 27: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 28: pannier.host.v1.RestartPluginResponse
+	(*RollbackPluginRequest)(nil),    // 29: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 30: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 31: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 32: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 33: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 34: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 35: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 36: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 37: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 38: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 39: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 40: pannier.host.v1.PluginLogResponse
+	nil,                              // 41: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 42: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 43: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 44: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 45: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 46: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 47: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 48: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	42, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	45, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	21, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	38, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	43, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	44, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	41, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	46, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	47, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	42, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	39, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	40, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	42, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	45, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	42, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	43, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	45, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
 	8,  // 11: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
 	7,  // 12: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
 	7,  // 13: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
@@ -2949,55 +3228,64 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	7,  // 15: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
 	7,  // 16: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
 	21, // 17: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	42, // 18: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	42, // 19: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	41, // 20: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	22, // 21: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	42, // 22: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	23, // 23: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	23, // 24: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	45, // 25: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	21, // 26: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 27: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 28: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 29: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 30: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 31: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 32: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	9,  // 33: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	11, // 34: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	13, // 35: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	15, // 36: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	17, // 37: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	19, // 38: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	24, // 39: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	26, // 40: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	28, // 41: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	30, // 42: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	32, // 43: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	34, // 44: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	36, // 45: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 46: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 47: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 48: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	10, // 49: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	12, // 50: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	14, // 51: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	16, // 52: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	18, // 53: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	20, // 54: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	25, // 55: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	27, // 56: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	29, // 57: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	31, // 58: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	33, // 59: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	35, // 60: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	37, // 61: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	46, // [46:62] is the sub-list for method output_type
-	30, // [30:46] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	45, // 18: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	45, // 19: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	44, // 20: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	23, // 21: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	22, // 22: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	45, // 23: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	45, // 24: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	45, // 25: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	24, // 26: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	24, // 27: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	48, // 28: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	48, // 29: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	21, // 30: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	48, // 31: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	21, // 32: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	48, // 33: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	21, // 34: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 35: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	21, // 36: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 37: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 38: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 39: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	9,  // 40: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	11, // 41: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	13, // 42: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	15, // 43: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	17, // 44: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	19, // 45: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	25, // 46: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	27, // 47: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	29, // 48: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	31, // 49: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	33, // 50: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	35, // 51: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	37, // 52: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	39, // 53: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 54: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 55: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 56: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	10, // 57: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	12, // 58: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	14, // 59: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	16, // 60: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	18, // 61: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	20, // 62: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	26, // 63: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	28, // 64: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	30, // 65: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	32, // 66: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	34, // 67: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	36, // 68: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	38, // 69: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	40, // 70: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	54, // [54:71] is the sub-list for method output_type
+	37, // [37:54] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -3013,7 +3301,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -63,6 +63,9 @@ const (
 	// PluginServiceSwapPluginProcedure is the fully-qualified name of the PluginService's SwapPlugin
 	// RPC.
 	PluginServiceSwapPluginProcedure = "/pannier.host.v1.PluginService/SwapPlugin"
+	// PluginServiceRestartPluginProcedure is the fully-qualified name of the PluginService's
+	// RestartPlugin RPC.
+	PluginServiceRestartPluginProcedure = "/pannier.host.v1.PluginService/RestartPlugin"
 	// PluginServiceRollbackPluginProcedure is the fully-qualified name of the PluginService's
 	// RollbackPlugin RPC.
 	PluginServiceRollbackPluginProcedure = "/pannier.host.v1.PluginService/RollbackPlugin"
@@ -409,8 +412,11 @@ type PluginServiceClient interface {
 	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
 	// process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
-	// RollbackPlugin swaps in the copy that served before, and refuses the present one until its file
-	// changes. FailedPrecondition: there is no earlier copy, or one is pinned.
+	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
+	// over and callers keep the previous process.
+	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
+	// present one until its file changes. FailedPrecondition: there is no such copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
@@ -449,6 +455,12 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			httpClient,
 			baseURL+PluginServiceSwapPluginProcedure,
 			connect.WithSchema(pluginServiceMethods.ByName("SwapPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		restartPlugin: connect.NewClient[v1.RestartPluginRequest, v1.RestartPluginResponse](
+			httpClient,
+			baseURL+PluginServiceRestartPluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("RestartPlugin")),
 			connect.WithClientOptions(opts...),
 		),
 		rollbackPlugin: connect.NewClient[v1.RollbackPluginRequest, v1.RollbackPluginResponse](
@@ -494,6 +506,7 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 type pluginServiceClient struct {
 	listPlugins    *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
 	swapPlugin     *connect.Client[v1.SwapPluginRequest, v1.SwapPluginResponse]
+	restartPlugin  *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
 	rollbackPlugin *connect.Client[v1.RollbackPluginRequest, v1.RollbackPluginResponse]
 	pinPlugin      *connect.Client[v1.PinPluginRequest, v1.PinPluginResponse]
 	unpinPlugin    *connect.Client[v1.UnpinPluginRequest, v1.UnpinPluginResponse]
@@ -510,6 +523,11 @@ func (c *pluginServiceClient) ListPlugins(ctx context.Context, req *connect.Requ
 // SwapPlugin calls pannier.host.v1.PluginService.SwapPlugin.
 func (c *pluginServiceClient) SwapPlugin(ctx context.Context, req *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
 	return c.swapPlugin.CallUnary(ctx, req)
+}
+
+// RestartPlugin calls pannier.host.v1.PluginService.RestartPlugin.
+func (c *pluginServiceClient) RestartPlugin(ctx context.Context, req *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+	return c.restartPlugin.CallUnary(ctx, req)
 }
 
 // RollbackPlugin calls pannier.host.v1.PluginService.RollbackPlugin.
@@ -550,8 +568,11 @@ type PluginServiceHandler interface {
 	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
 	// process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
-	// RollbackPlugin swaps in the copy that served before, and refuses the present one until its file
-	// changes. FailedPrecondition: there is no earlier copy, or one is pinned.
+	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
+	// over and callers keep the previous process.
+	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
+	// present one until its file changes. FailedPrecondition: there is no such copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
@@ -586,6 +607,12 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 		PluginServiceSwapPluginProcedure,
 		svc.SwapPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("SwapPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServiceRestartPluginHandler := connect.NewUnaryHandler(
+		PluginServiceRestartPluginProcedure,
+		svc.RestartPlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("RestartPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
 	pluginServiceRollbackPluginHandler := connect.NewUnaryHandler(
@@ -630,6 +657,8 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 			pluginServiceListPluginsHandler.ServeHTTP(w, r)
 		case PluginServiceSwapPluginProcedure:
 			pluginServiceSwapPluginHandler.ServeHTTP(w, r)
+		case PluginServiceRestartPluginProcedure:
+			pluginServiceRestartPluginHandler.ServeHTTP(w, r)
 		case PluginServiceRollbackPluginProcedure:
 			pluginServiceRollbackPluginHandler.ServeHTTP(w, r)
 		case PluginServicePinPluginProcedure:
@@ -657,6 +686,10 @@ func (UnimplementedPluginServiceHandler) ListPlugins(context.Context, *connect.R
 
 func (UnimplementedPluginServiceHandler) SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.SwapPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RestartPlugin is not implemented"))
 }
 
 func (UnimplementedPluginServiceHandler) RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {

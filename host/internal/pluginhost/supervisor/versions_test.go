@@ -1,0 +1,173 @@
+package supervisor_test
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+)
+
+// serve puts a good binary of each version into the plugin directory, one after another.
+func (w *world) serve(s *supervisor.Supervisor, versions ...string) {
+	w.t.Helper()
+	for _, v := range versions {
+		w.put("fixture", "good", v)
+		await(w.t, s, "fixture", func(st supervisor.Status) bool { return st.Version == v && st.State == supervisor.Running })
+	}
+}
+
+// keptVersions lists the versions of the copies that are kept.
+func keptVersions(st supervisor.Status) (names []string) {
+	for _, v := range st.Versions {
+		if v.Kept {
+			names = append(names, v.Version)
+		}
+	}
+	return names
+}
+
+func wantKept(t *testing.T, st supervisor.Status, want ...string) {
+	t.Helper()
+	if got := keptVersions(st); !slices.Equal(got, want) {
+		t.Errorf("the versions %q are kept, want %q", got, want)
+	}
+}
+
+// The copies that served last are kept, and any of them can be brought back, by this host and the next one.
+func TestKeptVersions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.configure(supervisor.Plugin{Name: "fixture", KeepVersions: 4})
+	w.cfg.StopPlugins = false
+	s := w.open()
+	w.serve(s, "1.3.0", "1.4.0", "1.5.0", "1.6.0")
+	st := status(t, s, "fixture")
+	wantKept(t, st, "1.3.0", "1.4.0", "1.5.0", "1.6.0")
+	for n, v := range st.Versions {
+		if serves := n == 3; v.From.IsZero() || v.Until.IsZero() != serves || (v.File != "") != serves {
+			t.Errorf("version %d of four is %+v", n, v)
+		}
+	}
+	if _, err := s.Rollback(within(t), "fixture", "1.2.3", nil); !errors.Is(err, supervisor.ErrNoCopy) {
+		t.Errorf("rolled back to a version that is not kept: %v", err)
+	}
+	if _, err := s.Rollback(within(t), "fixture", "1.6.0", nil); !errors.Is(err, supervisor.ErrNoSwap) {
+		t.Errorf("rolled back to what serves: %v", err)
+	}
+	st, err := s.Rollback(within(t), "fixture", "v1.3.0", nil)
+	if err != nil || st.Version != "1.3.0" || !st.Swaps[len(st.Swaps)-1].Rollback {
+		t.Fatalf("rolled back: %v, %+v", err, st)
+	}
+	wantKept(t, st, "1.4.0", "1.5.0", "1.6.0", "1.3.0")
+	w.must(s.Close())
+
+	w.configure(supervisor.Plugin{Name: "fixture", KeepVersions: 2})
+	w.cfg.StopPlugins = true
+	s = w.open()
+	st = await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	if st.Version != "1.3.0" {
+		t.Errorf("the next host runs %s", st.Version)
+	}
+	sum := st.Versions[1].SHA256
+	if st, err = s.Rollback(within(t), "fixture", sum[:6], nil); err != nil || st.Version != "1.5.0" {
+		t.Errorf("rolled back to %s: %v, %+v", sum[:6], err, st)
+	}
+	wantKept(t, st, "1.3.0", "1.5.0")
+	w.settled(s)
+	w.serve(s, "1.7.0") // a new file ends it
+	dirs, err := filepath.Glob(w.cfg.DataDir + "/plugins/*/fixture")
+	if err != nil || len(dirs) > 3 { // and one that finishes its calls
+		t.Errorf("copies %q are left: %v", dirs, err)
+	}
+}
+
+// A pinned plugin says which newer file waits.
+func TestAFileWaitsForAPinnedPlugin(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	w.serve(s, "1.3.0")
+	if st, err := s.Pin(within(t), "fixture", "1.2.3"); err != nil || st.Version != "1.2.3" {
+		t.Fatalf("pinned: %v, %+v", err, st)
+	}
+	waiting := func(version string) {
+		t.Helper()
+		await(t, s, "fixture", func(st supervisor.Status) bool {
+			return slices.ContainsFunc(st.Versions, func(v supervisor.Version) bool {
+				return v.Waits && v.Version == version && v.File != ""
+			})
+		})
+	}
+	waiting("1.3.0")
+	w.put("fixture_v1.4.0", "good", "1.4.0")
+	waiting("1.4.0")
+	if _, err := s.Pin(within(t), "fixture", "9.9.9"); !errors.Is(err, supervisor.ErrNoCopy) {
+		t.Errorf("pinned to nothing: %v", err)
+	}
+	if st, err := s.Unpin(within(t), "fixture"); err != nil || st.Version != "1.4.0" ||
+		slices.ContainsFunc(st.Versions, func(v supervisor.Version) bool { return v.Waits }) {
+		t.Errorf("unpinned: %v, %+v", err, st)
+	}
+}
+
+// oldRecord is what a host before the kept versions reads and writes of a record.
+type oldRecord struct {
+	Format     int               `json:"format"`
+	Name       string            `json:"name"`
+	Generation uint64            `json:"generation"`
+	Serving    uint64            `json:"serving,omitempty"`
+	Runs       []json.RawMessage `json:"runs,omitempty"`
+	Served     string            `json:"served,omitempty"`
+	LastGood   string            `json:"last_good,omitempty"`
+	Pinned     string            `json:"pinned,omitempty"`
+	File       string            `json:"file,omitempty"`
+	Identities map[string]string `json:"identities,omitempty"`
+	Refused    map[string]string `json:"refused,omitempty"`
+	Swaps      []json.RawMessage `json:"swaps,omitempty"`
+}
+
+// An older host finds in a record what it rolls back to, and leaves a record that this one reads.
+func TestRecordOfAnOlderHost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.cfg.StopPlugins = false
+	s := w.open()
+	mustCall(t, s, "fixture", "")
+	w.serve(s, "1.3.0", "1.4.0")
+	if _, err := s.Rollback(within(t), "fixture", "1.2.3", nil); err != nil {
+		t.Fatal(err)
+	}
+	now := status(t, s, "fixture")
+	w.must(s.Close())
+	path := w.cfg.DataDir + "/plugins/fixture.json"
+	data, err := os.ReadFile(path)
+	w.must(err)
+	var old oldRecord
+	w.must(json.Unmarshal(data, &old))
+	if old.Format != 2 || old.Served != now.SHA256 || old.LastGood != now.LastGood || old.Refused[now.LastGood] == "" {
+		t.Errorf("an older host reads %+v, this one has %+v", old, now)
+	}
+	data, err = json.Marshal(old)
+	w.must(err)
+	w.must(os.WriteFile(path, data, 0o600))
+
+	w.cfg.StopPlugins = true
+	s = w.open()
+	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+	if st.PID != now.PID {
+		t.Errorf("pid %d, want %d", st.PID, now.PID)
+	}
+	wantKept(t, st, "1.4.0", "1.2.3")
+	if why := st.Refused[now.LastGood]; !strings.Contains(why, "operator") {
+		t.Errorf("refused because %q", why)
+	}
+	if st, err = s.Rollback(within(t), "fixture", "1.4.0", nil); err != nil || st.Version != "1.4.0" {
+		t.Errorf("rolled back: %v, %+v", err, st)
+	}
+}
