@@ -1,8 +1,10 @@
 package main
 
 const (
+	installPkg    = "./host/internal/pluginhost/install"
 	supervisorPkg = "./host/internal/pluginhost/supervisor"
 	pluginFile    = "whoever puts a file into `plugin_dir`, by mistake too"
+	pluginServer  = "whoever serves plugins that are installed, or the network to there"
 	pluginWriter  = "whoever can write to `plugin_dir`, or to where its plugins come from"
 )
 
@@ -39,6 +41,18 @@ var ofPluginFiles = []attack{
 		who: pluginWriter, tries: "change a plugin's file between the check of its signature and its start",
 		stops: "the copy that runs is what is checked",
 		pkg:   supervisorPkg, run: "^TestSwappedAfterTheCheck$",
+	},
+	{
+		who: pluginServer, tries: "have another binary installed, or a part of one",
+		stops: "`pannier plugin install` checks sums, signatures and lengths before anything is run, and installs whole files; " +
+			"https only",
+		pkg: installPkg, run: "^TestRefused$",
+		remains: "where neither `-sha256` nor a key is given: whatever the server has",
+	},
+	{
+		who: pluginServer, tries: "write elsewhere, by the names or links in an archive or a list of sums",
+		stops: "names that lead out, links and devices are refused, and archives have bounds",
+		pkg:   installPkg, run: "^TestRefused$",
 	},
 	{
 		who: pluginFile, tries: "leave the host without storage: delete the file of a plugin, or its x bits",

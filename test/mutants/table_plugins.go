@@ -1,6 +1,7 @@
 package main
 
 const (
+	installPkg      = "./host/internal/pluginhost/install"
 	supervisorPkg   = "./host/internal/pluginhost/supervisor"
 	devicesPkg      = "./host/internal/devices"
 	hostservicesPkg = "./host/internal/pluginhost/hostservices"
@@ -9,6 +10,27 @@ const (
 
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
+	{
+		name: "install-sums-unread", promise: "a binary that is not in its SHA256SUMS is not installed",
+		file: "host/internal/pluginhost/install/bundle.go",
+		old:  "	if want != \"\" && want != sha {\n",
+		new:  "	if want != \"\" && want == \"\" {\n",
+		pkg:  installPkg, run: "^TestRefused$",
+	},
+	{
+		name: "install-outside", promise: "an archive writes nothing outside the staging directory",
+		file: "host/internal/pluginhost/install/archive.go",
+		old:  "!filepath.IsLocal(h.Name)",
+		new:  "h.Name == \"\"",
+		pkg:  installPkg, run: "^TestRefused$",
+	},
+	{
+		name: "install-replaces", promise: "an installed version is not replaced by other content",
+		file: "host/internal/pluginhost/install/install.go",
+		old:  "have != got.SHA256 && !i.Force:",
+		new:  "have != got.SHA256 && i.Force:",
+		pkg:  installPkg, run: "^TestInstallFile$",
+	},
 	{
 		name: "calls-not-tried", promise: "a plugin that fails the calls of its kind does not take over",
 		file: "host/internal/agent/probe.go",

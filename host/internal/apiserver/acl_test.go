@@ -546,9 +546,11 @@ func TestCallersOverTLS(t *testing.T) {
 		devices, plugins, _ := call(role, secret)
 		_, err = devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
 		check.NoError(t, err)
-		// Even a caller with all rights on plugins cannot have a file run remotely.
+		// Even a caller with all rights on plugins cannot have a file run or removed remotely.
 		_, err = plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent run a file`)
+		_, err = plugins.RemovePlugin(h.ctx, request(&hostv1.RemovePluginRequest{Name: "p", Files: true}))
+		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent remove files`)
 	}
 	_, _, fromNode := call(pki.Node, "")
 	_, err := fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))

@@ -104,8 +104,8 @@ func (s pluginService) UnpinPlugin(ctx context.Context,
 	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
 }
 
-// RemovePlugin ends a plugin whose file is gone. It is refused while workloads of this host depend on the plugin: they
-// could not be released.
+// RemovePlugin ends a plugin whose file is gone, or removes its files first, which only root and the agent's own user
+// may do. It is refused while workloads of this host depend on the plugin: they could not be released.
 func (s pluginService) RemovePlugin(ctx context.Context,
 	req *connect.Request[hostv1.RemovePluginRequest],
 ) (*connect.Response[hostv1.RemovePluginResponse], error) {
@@ -113,10 +113,19 @@ func (s pluginService) RemovePlugin(ctx context.Context,
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("plugin", "name", err.Error())
 	}
+	if c := callerOf(ctx); req.Msg.GetFiles() && !c.isRoot(s.access) {
+		return nil, connect.NewError(connect.CodePermissionDenied,
+			fmt.Errorf("%s may not have the agent remove files: do it as root, on the agent's own machine", c.who()))
+	}
 	if users := s.dependents(name); len(users) > 0 {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf(
 			"plugin %q: workloads depend on it: %s: stop them first, or put a file of the plugin back", name,
 			strings.Join(users, ", ")))
+	}
+	if req.Msg.GetFiles() {
+		if err := s.cfg.Plugins.RemoveFiles(name); err != nil {
+			return nil, err
+		}
 	}
 	err := s.cfg.Plugins.Remove(ctx, name)
 	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err

@@ -308,6 +308,7 @@ type Plugins interface {
 	Unpin(ctx context.Context, name string) (supervisor.Status, error)
 	// Remove ends a plugin whose file is gone.
 	Remove(ctx context.Context, name string) error
+	RemoveFiles(name string) error
 	// Verify tests a file without a swap.
 	Verify(ctx context.Context, path string) (supervisor.Verified, error)
 	// Log is the path of a plugin's log.

@@ -20,7 +20,7 @@ func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
 		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
 		a.pluginSwap(), a.pluginRestart(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(),
-		a.pluginVerify(), a.pluginNew(), a.pluginTest())
+		a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginTest())
 }
 
 // grace is the flag -grace.
@@ -114,22 +114,27 @@ func (a *app) pluginUnpin() *cobra.Command {
 }
 
 func (a *app) pluginRemove() *cobra.Command {
-	return &cobra.Command{
-		Use: "remove NAME", Short: "End a plugin whose file is gone",
+	var files bool
+	cmd := &cobra.Command{
+		Use: "remove NAME", Short: "End a plugin whose file is gone, or with its files",
 		Long: `End a plugin whose file is gone from the plugin directory, and forget the copies of it
 that the agent keeps. Until then the copy that served goes on, also when the agent is
 started again. The exit code is 4 when the file is still there, or when workloads of this
 host depend on the plugin; the message names them.`,
-		Example: "rm /usr/lib/pannier/plugins/my-storage\npannier plugin remove my-storage",
+		Example: "pannier plugin remove -files my-storage",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Plugins.RemovePlugin(ctx, connect.NewRequest(&hostv1.RemovePluginRequest{Name: args[0]}))
+			resp, err := client.Plugins.RemovePlugin(ctx,
+				connect.NewRequest(&hostv1.RemovePluginRequest{Name: args[0], Files: files}))
 			if err != nil {
 				return hintPlugin(err)
 			}
 			return a.answer(resp.Msg, "plugin %q is removed", args[0])
 		}),
 	}
+	cmd.Flags().BoolVar(&files, "files", false,
+		"remove its files from the plugin directory first, all versions of them (root only)")
+	return cmd
 }
 
 // ordered is the answer to an order: the plugin as it is then.

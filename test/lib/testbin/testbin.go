@@ -58,6 +58,12 @@ func BuildTags(t testing.TB, pkg string, tags ...string) string {
 	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
 }
 
+// BuildVersion is Build of a plugin or program that reports a version.
+func BuildVersion(t testing.TB, pkg, version string) string {
+	t.Helper()
+	return build(t, Root(), "./"+pkg, filepath.Base(pkg)+"-"+version, "-ldflags=-s -w -X main.version=v"+version)
+}
+
 // BuildDir compiles the main package in a directory that may be in another module, such as a fixture below
 // testdata.
 func BuildDir(t testing.TB, dir string) string {

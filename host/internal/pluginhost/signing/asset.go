@@ -38,3 +38,6 @@ func SplitVersion(base string) (name string, v *version.Version) {
 	}
 	return strings.TrimSuffix(base, filepath.Ext(base)), nil
 }
+
+// OriginPath returns the path of the file that says where a plugin was installed from.
+func OriginPath(dir, name string) string { return filepath.Join(dir, "."+name+".source.json") }

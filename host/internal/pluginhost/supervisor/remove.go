@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
@@ -38,6 +39,24 @@ func (s *Supervisor) Remove(ctx context.Context, name string) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// RemoveFiles removes a plugin's files from the plugin directory, in all versions, with their signatures. What serves
+// goes on. Error: ErrUnknown.
+func (s *Supervisor) RemoveFiles(name string) error {
+	s.rescan()
+	if s.instance(name) == nil {
+		return s.unknown(name)
+	}
+	remove := []string{signing.OriginPath(s.cfg.PluginDir, name)}
+	for _, f := range s.files(name) {
+		remove = append(remove, f.path, f.path+signing.SignatureEnd, f.path+signing.SumsEnd)
+	}
+	var errs []error
+	for _, path := range remove {
+		errs = append(errs, signing.Remove(path))
+	}
+	return errors.Join(errs...)
 }
 
 // forget ends a plugin and removes its record. A plugin that is configured is then as if it had never run.

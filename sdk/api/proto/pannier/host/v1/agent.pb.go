@@ -2558,8 +2558,10 @@ func (x *UnpinPluginResponse) GetPlugin() *Plugin {
 }
 
 type RemovePluginRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// files: remove the plugin's files from the plugin directory first.
+	Files         bool `protobuf:"varint,2,opt,name=files,proto3" json:"files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2599,6 +2601,13 @@ func (x *RemovePluginRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *RemovePluginRequest) GetFiles() bool {
+	if x != nil {
+		return x.Files
+	}
+	return false
 }
 
 type RemovePluginResponse struct {
@@ -3103,9 +3112,10 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x12UnpinPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"F\n" +
 	"\x13UnpinPluginResponse\x12/\n" +
-	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\")\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"?\n" +
 	"\x13RemovePluginRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05files\x18\x02 \x01(\bR\x05files\"\x16\n" +
 	"\x14RemovePluginResponse\")\n" +
 	"\x13VerifyPluginRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\"\xba\x01\n" +

@@ -1,0 +1,152 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/pluginhost/install"
+)
+
+// systemConfig is the folder of the agent's configuration that the packaged unit names.
+const systemConfig = "/etc/pannier"
+
+// installing is what plugin install and upgrade have in common.
+type installing struct {
+	cfg       install.Config
+	version   string
+	paths     []string
+	pluginDir string
+}
+
+func (i *installing) flags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&i.version, "version", "", "a `CONSTRAINT` on the version, such as '~> 1.2'")
+	flags.StringVar(&i.cfg.SHA256, "sha256", "", "the `SUM` that the binary must have, or the archive that it is in")
+	flags.BoolVar(&i.cfg.Force, "force", false, "replace an installed binary of the same version that differs")
+	flags.StringArrayVar(&i.paths, "config", nil, "`PATH` of the agent's configuration, for plugin_dir and plugin_signing; "+
+		"may be\ngiven more than once (default "+systemConfig+", if it exists)")
+	flags.StringVar(&i.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: the configuration's)")
+}
+
+var sumForm = regexp.MustCompile(`^(sha256:)?[0-9a-fA-F]{64}$`)
+
+// complete reads what is not given from the agent's configuration.
+func (i *installing) complete(cmd *cobra.Command) error {
+	if i.cfg.SHA256 != "" && !sumForm.MatchString(i.cfg.SHA256) {
+		return &usageError{err: fmt.Errorf("-sha256: 64 hex digits are required, not %q", i.cfg.SHA256)}
+	}
+	if _, err := os.Stat(systemConfig); err == nil && !cmd.Flags().Changed("config") {
+		i.paths = []string{systemConfig}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program's folder: %w", err)
+	}
+	src := config.Source{Paths: i.paths, BinDir: filepath.Dir(exe)}
+	if i.pluginDir != "" {
+		src.Flags.PluginDir = &i.pluginDir
+	}
+	agent, err := config.Load(src)
+	if err != nil {
+		return err
+	}
+	i.cfg.Versions, i.cfg.Arch = []string{i.version}, runtime.GOARCH
+	i.cfg.Args = map[string][]string{}
+	for _, p := range agent.Plugins {
+		i.cfg.Args[p.Name] = p.Args
+	}
+	i.cfg.Dir, i.cfg.Signing, i.cfg.HTTP = agent.PluginDir, agent.PluginSigning, install.NewHTTP()
+	return nil
+}
+
+func (a *app) pluginInstall() *cobra.Command {
+	var i installing
+	cmd := &cobra.Command{
+		Use: "install SOURCE [NAME]", Short: "Put a plugin into the plugin directory, checked",
+		Long: `Put a plugin into the plugin directory of this host as NAME_vX.Y.Z, from which a running
+agent takes it by itself. Of a source with several versions it takes the highest one for
+this machine that -version allows; pre-releases only if -version names one. SOURCE is
+
+  FILE, or a .tar.gz     called NAME, NAME_vX.Y.Z or NAME_vX.Y.Z_OS_ARCH
+  DIRECTORY              with such files
+  https://HOST/FILE      likewise
+  https://HOST/FOLDER/   with a SHA256SUMS that lists such files
+  oci://HOST/REPOSITORY  an artifact whose tags are versions, or with :TAG or @DIGEST
+
+Before the binary is put in place it must have the sum of -sha256 and of the SHA256SUMS
+beside it, be a program for this machine, be signed if the agent's plugin_signing asks for
+it (FILE.minisig, or SHA256SUMS.minisig), and report its name and its version when it is
+started. Registries get the credentials that docker login has stored; certificates are
+checked against the system's, or those of SSL_CERT_FILE. No agent is needed.`,
+		Example: "pannier plugin install ./csi-bridge_v1.2.0\n" +
+			"pannier plugin install -version '~> 1.2' oci://registry.example.com/plugins/csi-bridge",
+		Args: between(1, "SOURCE", "NAME"),
+	}
+	i.flags(cmd)
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		if err := i.complete(cmd); err != nil {
+			return err
+		}
+		i.cfg.Source, i.cfg.Name = args[0], append(args, "")[1]
+		got, err := install.Install(ctx, i.cfg)
+		if err != nil {
+			return err
+		}
+		return a.showInstalled(got, "is installed already")
+	})
+	return cmd
+}
+
+func (a *app) pluginUpgrade() *cobra.Command {
+	var i installing
+	cmd := &cobra.Command{
+		Use: "upgrade NAME", Short: "Install the newest version of a plugin from where it was installed",
+		Long: `Install the newest version of a plugin from the source that it was installed from last,
+beside the older ones. Without -version the constraint of that installation counts. Older
+versions stay in the plugin directory until their files are removed.`,
+		Example: "pannier plugin upgrade csi-bridge",
+		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+	}
+	i.flags(cmd)
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		if err := i.complete(cmd); err != nil {
+			return err
+		}
+		i.cfg.Name = args[0]
+		got, err := install.Upgrade(ctx, i.cfg)
+		if err != nil {
+			return err
+		}
+		return a.showInstalled(got, "is the newest that its source has and the constraint allows")
+	})
+	return cmd
+}
+
+// showInstalled shows what was installed; already says what a plugin is that was there before.
+func (a *app) showInstalled(got install.Installed, already string) error {
+	if a.format == formatJSON {
+		return a.printValue(got)
+	}
+	is := already
+	if got.New {
+		is = "is installed"
+	}
+	if got.Signed {
+		is += ", signed"
+	}
+	if !got.Remembered {
+		a.note("the source is not remembered, because its address may have secrets: pannier plugin upgrade will not know it")
+	}
+	if got.New {
+		a.note("a running agent takes it by itself: see pannier plugin status %s", got.Name)
+	}
+	return a.say(fmt.Sprintf("plugin %q: version %s %s: %s (sha256 %s)", got.Name, got.Version, is, got.Path,
+		shortSum(got.SHA256)))
+}
