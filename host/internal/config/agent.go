@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"path/filepath"
 	"time"
 
@@ -10,63 +11,68 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// Agent is the complete and valid configuration of an agent. docs/configuration.md describes each field.
+// Agent is the complete and valid configuration of an agent. docs/configuration.md describes each field. The tags name
+// the keys of what only a new agent takes over (see Differences); what has none is taken over by a reload.
 type Agent struct {
 	// Name of this node, unique in the cluster.
-	Name       string
-	Datacenter string
+	Name       string `key:"name"`
+	Datacenter string `key:"datacenter"`
 	// DataDir has all persistent data; absolute.
-	DataDir string
+	DataDir string `key:"data_dir"`
 	// PluginDir holds the plugins' binaries; absolute.
-	PluginDir string
+	PluginDir string `key:"plugin_dir"`
 	// Socket is the path of the API's unix socket; absolute.
-	Socket string
+	Socket string `key:"socket"`
 	// SocketGroup is the name or number of a group that may use the socket besides root; empty: root only.
-	SocketGroup string
+	SocketGroup string `key:"socket_group"`
 	// BindAddr is the IP address of all TCP listeners.
-	BindAddr string
+	BindAddr string `key:"bind_addr"`
 	// AdvertiseAddr is the IP address at which other agents reach this one; empty: BindAddr.
-	AdvertiseAddr string
+	AdvertiseAddr string `key:"advertise_addr"`
 	// HTTPPort serves health and metrics and, with TLS, the API; 0: any free port.
-	HTTPPort int
+	HTTPPort int `key:"ports"`
 	// RPCPort serves other agents, SerfPort is for gossip; 0: any free port.
-	RPCPort, SerfPort int
+	RPCPort, SerfPort int `key:"ports"`
 	// MinDynamicPort and MaxDynamicPort bound the ports that workloads get.
-	MinDynamicPort, MaxDynamicPort int
+	MinDynamicPort, MaxDynamicPort int `key:"ports"`
 	// SecretsDir holds the secrets of workloads, on a tmpfs; absolute.
-	SecretsDir string
+	SecretsDir string `key:"secrets_dir"`
 	// LogLevel is trace, debug, info, warn or error.
 	LogLevel string
 	// LogFormat is text or json.
-	LogFormat string
-	Server    Server
+	LogFormat string `key:"log_format"`
+	Server    Server `key:"server"`
 	// TLS is this host's certificate; nil: the host is in no cluster, and opens no port for other agents.
-	TLS *TLS
+	TLS *TLS `key:"tls"`
 	// RetryJoin are serf addresses, host:port, of agents to join. They are tried until one answers.
-	RetryJoin []string
+	RetryJoin []string `key:"retry_join"`
 	// Gossip is encrypted with this key.
-	Gossip    KeySource
-	Autopilot Autopilot
+	Gossip    KeySource `key:"encrypt"`
+	Autopilot Autopilot `key:"autopilot"`
 	// Ledger is encrypted on disk with this key.
-	Ledger KeySource
-	ACL    ACL
+	Ledger KeySource `key:"ledger_encryption"`
+	ACL    ACL       `key:"acl"`
 	// AuditPath is the audit log's file; absolute. Empty: there is none.
-	AuditPath string
+	AuditPath string `key:"audit"`
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
 	// PluginSigning says whose plugins are run.
-	PluginSigning signing.Policy
+	PluginSigning signing.Policy `key:"plugin_signing"`
 	// Drivers by id.
 	Drivers []Driver
 	// Consuls by name; empty: workloads can have no services.
-	Consuls []Consul
+	Consuls []Consul `key:"consul and identity blocks"`
 	// LeavePluginsOnStop leaves plugins and drivers running when the agent stops, so
 	// that the next one finds them.
-	LeavePluginsOnStop bool
-	GC                 GC
+	LeavePluginsOnStop bool `key:"leave_plugins_on_stop"`
+	GC                 GC   `key:"gc"`
 	// Dev says that the agent was started with -dev and a temporary data directory, which is removed with it. It is
 	// false if the data directory was given, which is then kept.
-	Dev bool
+	Dev bool `key:"-dev"`
+	// Places are where blocks with names are, the last one of a name: FILE:LINE, by such as csi_driver "x".
+	Places map[string]string
+
+	source Source
 }
 
 // Server is this agent's role in the ledger.
@@ -180,6 +186,14 @@ type Consul struct {
 	IdentityOnly bool
 }
 
+// Block is how the block is named in messages.
+func (c Consul) Block() string {
+	if c.IdentityOnly {
+		return fmt.Sprintf("identity %q", c.Name)
+	}
+	return fmt.Sprintf("consul %q", c.Name)
+}
+
 // WantsJWT says that its identity plugin gets a JWT of the cluster for each token.
 func (c Consul) WantsJWT() bool { return c.IdentityOnly || c.AuthMethod != "" }
 
@@ -227,6 +241,7 @@ const (
 
 func defaults() *Agent {
 	return &Agent{
+		Places:             map[string]string{},
 		Datacenter:         "dc1",
 		Socket:             DefaultSocket,
 		BindAddr:           "127.0.0.1",

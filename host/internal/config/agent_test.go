@@ -30,7 +30,9 @@ func load(t *testing.T, src Source, files map[string]string) (a *Agent, dir stri
 	if src.Environment == nil {
 		src.Environment = func(string) (string, bool) { return "", false }
 	}
-	a, err = Load(src)
+	if a, err = Load(src); a != nil {
+		a.source, a.Places = Source{}, nil
+	}
 	return a, dir, err
 }
 

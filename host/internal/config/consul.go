@@ -44,6 +44,7 @@ func (l *loader) consulBlocks(s *section, dir string) {
 			continue
 		}
 		seen[name] = true
+		l.agent.Places[fmt.Sprintf("consul %q", name)] = place(block.DefRange)
 		l.consul(in, dir, name)
 	}
 }

@@ -42,6 +42,7 @@ type Source struct {
 // Load reads, merges and checks the agent's configuration. The error is Problems.
 func Load(src Source) (*Agent, error) {
 	l := &loader{src: src, agent: defaults()}
+	l.agent.source = src
 	env := l.environment()
 	for _, path := range src.Paths {
 		l.read(path)

@@ -174,6 +174,7 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 		return false
 	}
 	seen[name] = true
+	l.agent.Places[in.path] = place(block.DefRange)
 	return true
 }
 
@@ -200,10 +201,10 @@ func (l *loader) driverBlocks(roots []*section) {
 	l.drivers, l.places = map[string]*Driver{}, map[string]hcl.Range{}
 	var blocks []*section
 	var owners []*Driver
-	endpoint := func(in *section, d *Driver, place string) {
+	endpoint := func(in *section, d *Driver, name string) {
 		in.eval = l.variables(driverVariables(d.ID, ""))
 		in.str("endpoint", &d.Endpoint)
-		l.places[place] = in.at("endpoint")
+		l.places[name] = in.at("endpoint")
 		blocks, owners = append(blocks, in), append(owners, d)
 	}
 	for _, s := range roots {
