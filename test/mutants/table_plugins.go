@@ -39,6 +39,27 @@ var plugins = []mutant{
 		pkg:  "./test/suite/e2e", run: "^TestMeshPluginThatFailsItsCallsDoesNotTakeOver$",
 	},
 	{
+		name: "reload-unchecked", promise: "a configuration with a mistake changes nothing",
+		file: "host/internal/agent/reload.go",
+		old:  "	if err := Check(next); err != nil {\n",
+		new:  "	if err := Check(next); err != nil && len(next.Plugins) == 0 {\n",
+		pkg:  "./test/suite/e2e", run: "^TestReloadOfPlugins$",
+	},
+	{
+		name: "reload-forgets-health", promise: "a driver stays healthy while its block is taken over",
+		file: "host/internal/csi/drivers/reload.go",
+		old:  "	if !same || !was.Healthy {\n",
+		new:  "	if !same || was.Healthy {\n",
+		pkg:  "./test/suite/e2e", run: "^TestReloadOfDrivers$",
+	},
+	{
+		name: "reload-of-a-driver-in-use", promise: "a driver in use keeps its process when its block changes",
+		file: "host/internal/csi/drivers/registry.go",
+		old:  "rec.Launch.Runs == runs(spec) || len(r.users(spec)) == 0 {\n",
+		new:  "rec.Launch.Runs == runs(spec) || len(r.users(spec)) >= 0 {\n",
+		pkg:  "./test/suite/e2e", run: "^TestReloadOfDrivers$",
+	},
+	{
 		name: "state-of-another", promise: "a plugin reads its own state only",
 		file: "host/internal/pluginhost/hostservices/state.go",
 		old:  "(\"plugin-state/\" + plugin)",

@@ -34,10 +34,11 @@ func run() int {
 		defer stop()
 	}
 	return cli.Main(ctx, cli.Options{
-		Args:     os.Args[1:],
-		Stdout:   os.Stdout,
-		Stderr:   os.Stderr,
-		Version:  buildversion.Of(version),
-		RunAgent: agent.Run,
+		Args:       os.Args[1:],
+		Stdout:     os.Stdout,
+		Stderr:     os.Stderr,
+		Version:    buildversion.Of(version),
+		RunAgent:   agent.Run,
+		CheckAgent: agent.Check,
 	})
 }

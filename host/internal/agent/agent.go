@@ -42,6 +42,7 @@ const devStopTimeout = 20 * time.Second
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
 	log := newLogger(cfg, logs)
 	a := &agent{cfg: cfg, version: version, log: log, started: time.Now(), driversUp: make(chan struct{})}
+	a.blocks.Store(cfg)
 	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
 	ctx, a.stop = context.WithCancel(ctx)
 	defer a.stop()
@@ -74,6 +75,9 @@ type agent struct {
 	log     hclog.Logger
 	started time.Time
 	closers closers
+
+	blocks    atomic.Pointer[config.Agent] // whose plugin and csi_driver blocks count
+	reloading sync.Mutex
 
 	stop        context.CancelFunc // ends Run
 	stopPlugins atomic.Bool        // stop plugins and drivers with the agent

@@ -37,19 +37,8 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		}, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning,
 	}
-	for _, p := range a.cfg.Plugins {
-		window := p.RollbackWindow
-		if window == 0 {
-			window = -1 // 0 is the supervisor's default
-		}
-		cfg.Plugins = append(cfg.Plugins, supervisor.Plugin{
-			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
-			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
-			RollbackWindow: window, KeepVersions: p.KeepVersions,
-		})
-	}
 	var err error
-	if cfg.Plugins, err = debugged(cfg.Plugins, os.Getenv(wire.EnvReattach)); err != nil {
+	if cfg.Plugins, err = debugged(configured(a.cfg), os.Getenv(wire.EnvReattach)); err != nil {
 		return err
 	}
 	a.plugins = supervisor.New(cfg)
@@ -66,13 +55,25 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	return nil
 }
 
+// configured returns the plugins of a configuration.
+func configured(cfg *config.Agent) (all []supervisor.Plugin) {
+	for _, p := range cfg.Plugins {
+		window := p.RollbackWindow
+		if window == 0 {
+			window = -1 // 0 is the supervisor's default
+		}
+		all = append(all, supervisor.Plugin{
+			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
+			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
+			RollbackWindow: window, KeepVersions: p.KeepVersions,
+		})
+	}
+	return all
+}
+
 // uses returns what of the configuration calls plugins, and the drivers that were registered at run time.
 func (a *agent) uses() (all []catalog.Use) {
-	for _, d := range a.declared() {
-		if !d.Apart {
-			all = append(all, driverUse(d))
-		}
-	}
+	all = slices.Concat(driverUses(a.blocks.Load()), consulUses(a.cfg))
 	if a.drivers != nil {
 		for _, d := range a.drivers.List() {
 			if d.Source == drivers.SourceRegistered {
@@ -80,30 +81,37 @@ func (a *agent) uses() (all []catalog.Use) {
 			}
 		}
 	}
-	for _, c := range a.cfg.Consuls {
+	return all
+}
+
+func driverUses(cfg *config.Agent) (all []catalog.Use) {
+	for _, d := range declared(cfg) {
+		if !d.Apart {
+			all = append(all, driverUse(d))
+		}
+	}
+	return all
+}
+
+func consulUses(cfg *config.Agent) (all []catalog.Use) {
+	for _, c := range cfg.Consuls {
 		if c.IdentityOnly {
 			all = append(all, identityUse(c))
 			continue
 		}
-		of := fmt.Sprintf("consul %q", c.Name)
 		all = append(all,
-			catalog.Use{Of: of, ID: c.Name, Kind: registration.Kind, Plugin: c.RegistrationPlugin},
+			catalog.Use{Of: c.Block(), ID: c.Name, Kind: registration.Kind, Plugin: c.RegistrationPlugin},
 			identityUse(c),
-			catalog.Use{Of: of, ID: c.Name, Kind: bootstrap.Kind, Plugin: c.BootstrapPlugin, Optional: true})
+			catalog.Use{Of: c.Block(), ID: c.Name, Kind: bootstrap.Kind, Plugin: c.BootstrapPlugin, Optional: true})
 	}
 	return all
 }
 
 // identityUse is that of the identity plugin. Without an auth method, only services in the mesh need it.
 func identityUse(c config.Consul) catalog.Use {
-	u := catalog.Use{
-		Of: fmt.Sprintf("consul %q", c.Name), ID: c.Name, Kind: identity.Kind, Plugin: c.IdentityPlugin,
-		Optional: !c.WantsJWT(),
+	return catalog.Use{
+		Of: c.Block(), ID: c.Name, Kind: identity.Kind, Plugin: c.IdentityPlugin, Optional: !c.WantsJWT(),
 	}
-	if c.IdentityOnly {
-		u.Of = fmt.Sprintf("identity %q", c.Name)
-	}
-	return u
 }
 
 // served fails where it is certain that no plugin will do one of the steps of a service.

@@ -141,17 +141,17 @@ func (a *agent) workloadDeps() workload.Deps {
 func (a *agent) startDrivers(ctx context.Context, deps workload.Deps) error {
 	a.workloads = workload.New(a.cfg.Name, a.layout(), a.journal, a.log.Named("workload"), deps)
 	a.closers.add(func() error { return a.drivers.Close(a.stopPlugins.Load()) }) //nolint:contextcheck // it is called after ctx has ended
-	if err := a.drivers.Open(ctx, a.declared()); err != nil {
+	if err := a.drivers.Open(ctx, declared(a.cfg)); err != nil {
 		return err
 	}
 	close(a.driversUp)
 	return nil
 }
 
-// declared returns the drivers of the configuration.
-func (a *agent) declared() []drivers.Spec {
+// declared returns the drivers of a configuration.
+func declared(cfg *config.Agent) []drivers.Spec {
 	var out []drivers.Spec
-	for _, d := range a.cfg.Drivers {
+	for _, d := range cfg.Drivers {
 		out = append(out, declaredDriver(d, false))
 		if d.Controller != nil {
 			out = append(out, declaredDriver(*d.Controller, true))
@@ -218,6 +218,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
+		Reload:  a.reload,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Workloads: a.workloads,
 		Services:  a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
@@ -240,7 +241,7 @@ func (a *agent) layout() mounts.Layout {
 	return mounts.Layout{Dir: filepath.Join(a.cfg.DataDir, "csi")}
 }
 
-// followSignals reopens the audit log on SIGHUP, for log rotation.
+// followSignals takes the configuration over anew on SIGHUP, and reopens the audit log, for log rotation.
 func (a *agent) followSignals(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -254,6 +255,7 @@ func (a *agent) followSignals(ctx context.Context) error {
 				if err := a.server.ReopenAudit(); err != nil {
 					a.log.Error("the audit log could not be reopened", "error", err)
 				}
+				_, _ = a.reload(ctx) // it is logged
 			}
 		}
 	})

@@ -64,6 +64,23 @@ func (s agentService) Stop(_ context.Context,
 	}), nil
 }
 
+// Reload reads the agent's configuration again.
+func (s agentService) Reload(ctx context.Context,
+	_ *connect.Request[hostv1.ReloadRequest],
+) (*connect.Response[hostv1.ReloadResponse], error) {
+	done, err := s.cfg.Reload(ctx)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.ReloadResponse{Restart: done.Restart}
+	for _, c := range done.Changes {
+		resp.Changes = append(resp.Changes, &hostv1.ConfigurationChange{
+			Block: c.Block, Outcome: c.Outcome, Message: c.Message,
+		})
+	}
+	return connect.NewResponse(resp), nil
+}
+
 // Events streams the events of the host.
 func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
 	stream *connect.ServerStream[hostv1.EventsResponse],

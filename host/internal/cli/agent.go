@@ -25,7 +25,7 @@ import (
 // agentFlags are the agent's own flags; only given ones override the files.
 type agentFlags struct {
 	paths                                      []string
-	dev                                        bool
+	dev, check                                 bool
 	name, dataDir, pluginDir, socket, logLevel string
 	httpPort, bootstrapExpect                  int
 	server                                     bool
@@ -35,19 +35,25 @@ type agentFlags struct {
 func (a *app) agentCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
-		Use: "agent", Short: "Run the agent of this host in the foreground, or stop it",
-		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM.
+		Use: "agent", Short: "Run the agent of this host in the foreground, reload or stop it",
+		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM. SIGHUP makes it read
+its configuration again (see pannier agent reload).
 
 Flags override PANNIER_* variables in the environment (PANNIER_DATA_DIR and so on), and
-these override the files of -config.`,
+these override the files of -config.
+
+-check starts nothing and reports mistakes with file and line: of the files themselves, and
+plugins, drivers' programs and users that are not on this machine.`,
 		Example: `pannier agent -dev
-pannier agent -config /etc/pannier`,
+pannier agent -config /etc/pannier
+pannier agent -config /etc/pannier -check`,
 		Args: exactly(),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&f.dev, "dev", false, "try it out: temporary data, and a csi-local driver with the id local")
 	flags.StringArrayVar(&f.paths, "config", nil,
 		"`PATH` of a configuration file, or of a folder of them; may be given more than once")
+	flags.BoolVar(&f.check, "check", false, "check the configuration, and start nothing")
 	flags.StringVar(&f.name, "name", "", "the `NAME` of this node (default: the hostname)")
 	flags.StringVar(&f.dataDir, "data-dir", "", "the `FOLDER` of all persistent data (default "+config.DefaultDataDir+")")
 	flags.StringVar(&f.pluginDir, "plugin-dir", "",
@@ -62,7 +68,7 @@ pannier agent -config /etc/pannier`,
 	flags.StringArrayVar(&f.join, "join", nil,
 		"the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
-	cmd.AddCommand(a.agentStop(), a.agentLeave())
+	cmd.AddCommand(a.agentReload(), a.agentStop(), a.agentLeave())
 	return cmd
 }
 
@@ -112,6 +118,12 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 	cfg, err := config.Load(src)
 	if err != nil {
 		return err
+	}
+	if f.check {
+		if err := a.opts.CheckAgent(cfg); err != nil {
+			return err
+		}
+		return a.say("the configuration is valid")
 	}
 	if f.dev {
 		a.note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)

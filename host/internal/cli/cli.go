@@ -31,6 +31,8 @@ type Options struct {
 	// RunAgent runs the agent until ctx is done and logs to the writer. Without it
 	// there is no agent command.
 	RunAgent func(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) error
+	// CheckAgent returns what would keep an agent with the configuration from working.
+	CheckAgent func(cfg *config.Agent) error
 }
 
 // Main runs one command and returns the exit code (see the constants).

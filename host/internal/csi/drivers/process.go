@@ -258,7 +258,7 @@ func (i *instance) find(ctx context.Context) error {
 
 // startProcess starts the command. The process is recorded before it starts and after.
 func (i *instance) startProcess(ctx context.Context) error {
-	if err := i.checkProgram(); err != nil {
+	if err := i.spec.checkProgram(); err != nil {
 		return err
 	}
 	if err := i.clearSocket(); err != nil {
@@ -300,12 +300,12 @@ func (i *instance) startProcess(ctx context.Context) error {
 
 // checkProgram refuses a program that others than the host's own users could replace, or one with
 // another checksum. Nobody else can change the file between this and its start.
-func (i *instance) checkProgram() error {
-	program := i.spec.Command[0]
+func (s Spec) checkProgram() error {
+	program := s.Command[0]
 	if err := trusted.File(program); err != nil {
 		return fmt.Errorf("the program: %w", err)
 	}
-	if i.spec.Checksum == "" {
+	if s.Checksum == "" {
 		return nil
 	}
 	f, err := os.Open(program)
@@ -317,9 +317,9 @@ func (i *instance) checkProgram() error {
 	if _, err := io.Copy(sum, f); err != nil {
 		return fmt.Errorf("the program: %w", err)
 	}
-	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != i.spec.Checksum {
+	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != s.Checksum {
 		return fmt.Errorf("the program %s has the checksum %s, and the configuration wants %s: install the right one, or "+
-			"change checksum", program, got, i.spec.Checksum)
+			"change checksum", program, got, s.Checksum)
 	}
 	return nil
 }

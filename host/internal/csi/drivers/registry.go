@@ -168,14 +168,19 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 		r.add(i)
 	}
 	for _, key := range slices.Sorted(maps.Keys(records)) {
-		i := newInstance(r, records[key])
-		i.known = true
-		i.retired = i.spec.Source == SourceConfig
-		i.unused = i.retired && !i.inUse()
-		i.driver.Retired = i.retired
-		r.add(i)
+		r.add(r.undeclared(records[key]))
 	}
 	return nil
+}
+
+// undeclared makes the instance of a driver that is not in the configuration.
+func (r *Registry) undeclared(rec record) *instance {
+	i := newInstance(r, rec)
+	i.known = true
+	i.retired = i.spec.Source == SourceConfig
+	i.unused = i.retired && !i.inUse()
+	i.driver.Retired = i.retired
+	return i
 }
 
 // declare makes the instance of a declared driver. While the driver is in use, a process that runs under another

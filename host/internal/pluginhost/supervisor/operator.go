@@ -205,26 +205,33 @@ func (s *Supervisor) request(ctx context.Context, name string,
 	if i == nil {
 		return Status{}, s.unknown(name)
 	}
+	return s.order(ctx, i, do)
+}
+
+// order is request for an instance.
+func (s *Supervisor) order(ctx context.Context, i *instance,
+	do func(context.Context, *instance, *generation) (*generation, error),
+) (Status, error) {
 	o := request{do: do, done: make(chan error, 1)}
 	select {
 	case i.requests <- o:
 	case <-s.closing:
 		return i.snapshot(), ErrClosed
 	case <-i.gone:
-		return Status{}, s.unknown(name)
+		return Status{}, s.unknown(i.name)
 	case <-ctx.Done():
 		return i.snapshot(), context.Cause(ctx)
 	}
 	select {
 	case err := <-o.done:
 		if err != nil {
-			err = fmt.Errorf("plugin %q: %w", name, err)
+			err = fmt.Errorf("plugin %q: %w", i.name, err)
 		}
 		return i.snapshot(), err
 	case <-s.closing:
 		return i.snapshot(), ErrClosed
 	case <-i.gone:
-		return Status{}, s.unknown(name)
+		return Status{}, s.unknown(i.name)
 	case <-ctx.Done():
 		return i.snapshot(), context.Cause(ctx)
 	}

@@ -38,8 +38,9 @@ type Supervisor struct {
 
 	imu       sync.RWMutex
 	instances map[string]*instance
-	found     map[string][]file // of the plugin directory
-	unsettled atomic.Bool       // the plugin directory has just changed
+	found     map[string][]file        // of the plugin directory
+	plugins   atomic.Pointer[[]Plugin] // the configured ones; replaced by Reload
+	unsettled atomic.Bool              // the plugin directory has just changed
 
 	ctx      context.Context    // of the instances
 	tail     context.Context    // of the readers of their logs
@@ -65,11 +66,13 @@ type Supervisor struct {
 // New makes a supervisor. It does nothing before Open.
 func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
-	return &Supervisor{
+	s := &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
 		closing: make(chan struct{}), stopDraining: make(chan struct{}),
 	}
+	s.plugins.Store(&cfg.Plugins)
+	return s
 }
 
 // Open locks the data directory, finds the plugins and begins to start them, each independently. It fails only if
@@ -103,17 +106,19 @@ func (s *Supervisor) Open(ctx context.Context) (err error) {
 }
 
 // spec returns the configuration of a plugin, or the defaults if it has none.
-func (s *Supervisor) spec(name string) Plugin {
-	n := slices.IndexFunc(s.cfg.Plugins, func(p Plugin) bool { return p.Name == name })
+func (s *Supervisor) spec(name string) Plugin { return specIn(*s.plugins.Load(), name) }
+
+func specIn(plugins []Plugin, name string) Plugin {
+	n := slices.IndexFunc(plugins, func(p Plugin) bool { return p.Name == name })
 	if n < 0 {
 		return Plugin{Name: name}
 	}
-	return s.cfg.Plugins[n]
+	return plugins[n]
 }
 
 // configured reports whether a plugin has a configuration.
 func (s *Supervisor) configured(name string) bool {
-	return slices.ContainsFunc(s.cfg.Plugins, func(p Plugin) bool { return p.Name == name })
+	return slices.ContainsFunc(*s.plugins.Load(), func(p Plugin) bool { return p.Name == name })
 }
 
 // files returns the files of one plugin, the highest version first.
@@ -160,7 +165,7 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 			names = append(names, name)
 		}
 	}
-	for _, p := range s.cfg.Plugins {
+	for _, p := range *s.plugins.Load() {
 		names = append(names, p.Name)
 	}
 	for _, name := range recorded {
@@ -333,7 +338,7 @@ func (s *Supervisor) Status() []Status {
 
 // Missing lists the configured plugins that have no executable file in the plugin directory, and no process.
 func (s *Supervisor) Missing() (names []string) {
-	for _, p := range s.cfg.Plugins {
+	for _, p := range *s.plugins.Load() {
 		if i := s.instance(p.Name); i != nil && i.snapshot().PID == 0 &&
 			!slices.ContainsFunc(s.files(p.Name), isExecutable) {
 			names = append(names, p.Name)

@@ -33,6 +33,12 @@ func credential(name, group string) (*syscall.Credential, error) {
 	return cred, err
 }
 
+// CheckUser returns why a process cannot run as a user and a group; empty ones are the host's.
+func CheckUser(name, group string) error {
+	_, err := credential(name, group)
+	return err
+}
+
 func setUser(cred *syscall.Credential, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {

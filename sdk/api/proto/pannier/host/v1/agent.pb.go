@@ -486,6 +486,160 @@ func (x *StopResponse) GetWorkloadsStop() bool {
 	return false
 }
 
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+type ReloadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// changes are the blocks and keys that are taken over, or refused.
+	Changes []*ConfigurationChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
+	// restart names the other keys and blocks that have changed. They need a restart of the agent.
+	Restart       []string `protobuf:"bytes,2,rep,name=restart,proto3" json:"restart,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadResponse) Reset() {
+	*x = ReloadResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadResponse) ProtoMessage() {}
+
+func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
+func (*ReloadResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReloadResponse) GetChanges() []*ConfigurationChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetRestart() []string {
+	if x != nil {
+		return x.Restart
+	}
+	return nil
+}
+
+// ConfigurationChange is what became of a changed block or key.
+type ConfigurationChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// block such as plugin "x".
+	Block string `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	// outcome is added, changed or removed, with ", waits" if it waits; or refused.
+	Outcome string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// message says what it waits for, or why it is refused; it may be empty.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigurationChange) Reset() {
+	*x = ConfigurationChange{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigurationChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigurationChange) ProtoMessage() {}
+
+func (x *ConfigurationChange) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigurationChange.ProtoReflect.Descriptor instead.
+func (*ConfigurationChange) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ConfigurationChange) GetBlock() string {
+	if x != nil {
+		return x.Block
+	}
+	return ""
+}
+
+func (x *ConfigurationChange) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *ConfigurationChange) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
@@ -505,7 +659,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +671,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +684,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -633,7 +787,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +799,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +812,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Driver) GetId() string {
@@ -877,7 +1031,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +1043,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +1056,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -944,7 +1098,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1110,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1123,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -1030,7 +1184,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1196,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1209,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -1077,7 +1231,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1243,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1256,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -1134,7 +1288,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1300,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1313,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 type RestartDriverRequest struct {
@@ -1175,7 +1329,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1341,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1354,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -1233,7 +1387,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1399,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1412,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -1276,7 +1430,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1442,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1455,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 type ListDriversResponse struct {
@@ -1313,7 +1467,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1479,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1492,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -1357,7 +1511,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1523,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1536,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1401,7 +1555,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1567,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1580,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -1444,7 +1598,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1610,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1623,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 type ListPluginsResponse struct {
@@ -1481,7 +1635,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1647,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1660,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -1569,7 +1723,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +1735,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +1748,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Plugin) GetName() string {
@@ -1803,7 +1957,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1969,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1982,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -1911,7 +2065,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2077,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2090,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -2015,7 +2169,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2181,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2194,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -2077,7 +2231,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2243,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2256,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -2129,7 +2283,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2295,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2308,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -2175,7 +2329,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2341,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2354,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -2227,7 +2381,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2393,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2406,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -2276,7 +2430,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2442,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2455,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -2335,7 +2489,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2501,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2514,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -2381,7 +2535,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2547,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2560,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -2433,7 +2587,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2599,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2612,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -2477,7 +2631,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2643,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2656,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -2522,7 +2676,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2688,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2701,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -2568,7 +2722,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2734,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2747,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -2618,7 +2772,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2630,7 +2784,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2643,7 +2797,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 type VerifyPluginRequest struct {
@@ -2656,7 +2810,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2822,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2835,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2710,7 +2864,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2722,7 +2876,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2735,7 +2889,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2800,7 +2954,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +2966,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +2979,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -2859,7 +3013,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +3025,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +3038,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -2941,7 +3095,15 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x03pid\x18\x01 \x01(\x03R\x03pid\x12!\n" +
 	"\fplugins_stop\x18\x02 \x01(\bR\vpluginsStop\x12\x1c\n" +
 	"\tworkloads\x18\x03 \x01(\x03R\tworkloads\x12%\n" +
-	"\x0eworkloads_stop\x18\x04 \x01(\bR\rworkloadsStop\"\xa2\x02\n" +
+	"\x0eworkloads_stop\x18\x04 \x01(\bR\rworkloadsStop\"\x0f\n" +
+	"\rReloadRequest\"j\n" +
+	"\x0eReloadResponse\x12>\n" +
+	"\achanges\x18\x01 \x03(\v2$.pannier.host.v1.ConfigurationChangeR\achanges\x12\x18\n" +
+	"\arestart\x18\x02 \x03(\tR\arestart\"_\n" +
+	"\x13ConfigurationChange\x12\x14\n" +
+	"\x05block\x18\x01 \x01(\tR\x05block\x12\x18\n" +
+	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -3132,11 +3294,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
 	"\x11PluginLogResponse\x12\x12\n" +
-	"\x04line\x18\x01 \x01(\tR\x04line2\xeb\x01\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\xb6\x02\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
-	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse2\xe9\x03\n" +
+	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse\x12I\n" +
+	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse2\xe9\x03\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
@@ -3167,7 +3330,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -3175,127 +3338,133 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*EventsResponse)(nil),           // 3: pannier.host.v1.EventsResponse
 	(*StopRequest)(nil),              // 4: pannier.host.v1.StopRequest
 	(*StopResponse)(nil),             // 5: pannier.host.v1.StopResponse
-	(*Event)(nil),                    // 6: pannier.host.v1.Event
-	(*Driver)(nil),                   // 7: pannier.host.v1.Driver
-	(*DriverCapacity)(nil),           // 8: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 9: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 10: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 11: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 12: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 13: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 14: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 15: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 16: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 17: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 18: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 19: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 20: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 21: pannier.host.v1.Plugin
-	(*PluginVersion)(nil),            // 22: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 23: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 24: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 25: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 26: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 27: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 28: pannier.host.v1.RestartPluginResponse
-	(*RollbackPluginRequest)(nil),    // 29: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 30: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 31: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 32: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 33: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 34: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 35: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 36: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 37: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 38: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 39: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 40: pannier.host.v1.PluginLogResponse
-	nil,                              // 41: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 42: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 43: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 44: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 45: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 46: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 47: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 48: google.protobuf.Duration
+	(*ReloadRequest)(nil),            // 6: pannier.host.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 7: pannier.host.v1.ReloadResponse
+	(*ConfigurationChange)(nil),      // 8: pannier.host.v1.ConfigurationChange
+	(*Event)(nil),                    // 9: pannier.host.v1.Event
+	(*Driver)(nil),                   // 10: pannier.host.v1.Driver
+	(*DriverCapacity)(nil),           // 11: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 12: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 13: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 14: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 15: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 16: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 17: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 18: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 19: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 20: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 21: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 22: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 23: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 24: pannier.host.v1.Plugin
+	(*PluginVersion)(nil),            // 25: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 26: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 27: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 28: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 29: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 30: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 31: pannier.host.v1.RestartPluginResponse
+	(*RollbackPluginRequest)(nil),    // 32: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 33: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 34: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 35: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 36: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 37: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 38: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 39: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 40: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 41: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 42: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 43: pannier.host.v1.PluginLogResponse
+	nil,                              // 44: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 45: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 46: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 47: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 49: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 50: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 51: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	45, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	21, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	7,  // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	41, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	46, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	47, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
-	6,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	45, // 7: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	42, // 8: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	43, // 9: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	45, // 10: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	8,  // 11: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	7,  // 12: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	7,  // 13: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 14: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	7,  // 15: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	7,  // 16: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	21, // 17: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	45, // 18: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	45, // 19: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	44, // 20: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	23, // 21: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	22, // 22: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	45, // 23: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	45, // 24: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	45, // 25: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	24, // 26: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	24, // 27: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	48, // 28: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	48, // 29: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	21, // 30: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	48, // 31: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	21, // 32: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	48, // 33: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	21, // 34: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 35: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	21, // 36: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 37: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 38: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 39: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	9,  // 40: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	11, // 41: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	13, // 42: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	15, // 43: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	17, // 44: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	19, // 45: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	25, // 46: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	27, // 47: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	29, // 48: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	31, // 49: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	33, // 50: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	35, // 51: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	37, // 52: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	39, // 53: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 54: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 55: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 56: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	10, // 57: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	12, // 58: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	14, // 59: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	16, // 60: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	18, // 61: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	20, // 62: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	26, // 63: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	28, // 64: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	30, // 65: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	32, // 66: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	34, // 67: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	36, // 68: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	38, // 69: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	40, // 70: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	54, // [54:71] is the sub-list for method output_type
-	37, // [37:54] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	48, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	24, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	10, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	44, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	49, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	50, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	9,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	8,  // 7: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
+	48, // 8: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	45, // 9: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	46, // 10: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	48, // 11: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	11, // 12: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	10, // 13: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	10, // 14: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	10, // 15: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	10, // 16: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	10, // 17: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	24, // 18: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	48, // 19: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	48, // 20: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	47, // 21: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	26, // 22: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	25, // 23: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	48, // 24: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	48, // 25: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	48, // 26: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	27, // 27: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	27, // 28: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	51, // 29: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	51, // 30: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 31: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	51, // 32: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 33: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	51, // 34: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 35: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	24, // 36: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	24, // 37: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 38: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 39: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 40: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	6,  // 41: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	12, // 42: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	14, // 43: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	16, // 44: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	18, // 45: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	20, // 46: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	22, // 47: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	28, // 48: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	30, // 49: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	32, // 50: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	34, // 51: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	36, // 52: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	38, // 53: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	40, // 54: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	42, // 55: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 56: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 57: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 58: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	7,  // 59: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	13, // 60: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	15, // 61: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	17, // 62: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	19, // 63: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	21, // 64: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	23, // 65: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	29, // 66: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	31, // 67: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	33, // 68: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	35, // 69: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	37, // 70: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	39, // 71: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	41, // 72: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	43, // 73: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	56, // [56:74] is the sub-list for method output_type
+	38, // [38:56] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -3311,7 +3480,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   45,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

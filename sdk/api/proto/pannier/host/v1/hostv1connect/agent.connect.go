@@ -43,6 +43,8 @@ const (
 	AgentServiceEventsProcedure = "/pannier.host.v1.AgentService/Events"
 	// AgentServiceStopProcedure is the fully-qualified name of the AgentService's Stop RPC.
 	AgentServiceStopProcedure = "/pannier.host.v1.AgentService/Stop"
+	// AgentServiceReloadProcedure is the fully-qualified name of the AgentService's Reload RPC.
+	AgentServiceReloadProcedure = "/pannier.host.v1.AgentService/Reload"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -93,6 +95,10 @@ type AgentServiceClient interface {
 	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
 	// StopResponse.pid runs until then.
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	// Reload reads the agent's configuration again, as SIGHUP does, and takes over its plugin and csi_driver blocks
+	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
+	// and nothing was changed.
+	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -124,6 +130,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Stop")),
 			connect.WithClientOptions(opts...),
 		),
+		reload: connect.NewClient[v1.ReloadRequest, v1.ReloadResponse](
+			httpClient,
+			baseURL+AgentServiceReloadProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Reload")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -132,6 +144,7 @@ type agentServiceClient struct {
 	status *connect.Client[v1.StatusRequest, v1.StatusResponse]
 	events *connect.Client[v1.EventsRequest, v1.EventsResponse]
 	stop   *connect.Client[v1.StopRequest, v1.StopResponse]
+	reload *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -149,6 +162,11 @@ func (c *agentServiceClient) Stop(ctx context.Context, req *connect.Request[v1.S
 	return c.stop.CallUnary(ctx, req)
 }
 
+// Reload calls pannier.host.v1.AgentService.Reload.
+func (c *agentServiceClient) Reload(ctx context.Context, req *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+	return c.reload.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
@@ -158,6 +176,10 @@ type AgentServiceHandler interface {
 	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
 	// StopResponse.pid runs until then.
 	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	// Reload reads the agent's configuration again, as SIGHUP does, and takes over its plugin and csi_driver blocks
+	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
+	// and nothing was changed.
+	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -185,6 +207,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Stop")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceReloadHandler := connect.NewUnaryHandler(
+		AgentServiceReloadProcedure,
+		svc.Reload,
+		connect.WithSchema(agentServiceMethods.ByName("Reload")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -193,6 +221,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceEventsHandler.ServeHTTP(w, r)
 		case AgentServiceStopProcedure:
 			agentServiceStopHandler.ServeHTTP(w, r)
+		case AgentServiceReloadProcedure:
+			agentServiceReloadHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -212,6 +242,10 @@ func (UnimplementedAgentServiceHandler) Events(context.Context, *connect.Request
 
 func (UnimplementedAgentServiceHandler) Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Stop is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Reload is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.

@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/pannier/pannier/host/internal/apiserver"
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/sdk/wire"
+)
+
+// Check returns what would keep an agent with this configuration, or a part of it, from working, as far as that can be
+// known without starting anything. The error is config.Problems, with the places of the blocks.
+func Check(cfg *config.Agent) error {
+	var problems config.Problems
+	found := func(block, text string) {
+		for line := range strings.Lines(text) {
+			problems = append(problems, cfg.ProblemOf(block, strings.TrimSuffix(line, "\n")))
+		}
+	}
+	all, broken, err := supervisor.Check(supervisor.Config{
+		PluginDir: cfg.PluginDir, DataDir: cfg.DataDir, Plugins: configured(cfg), Signing: cfg.PluginSigning,
+	})
+	if err != nil {
+		return config.Problems{{Text: err.Error()}}
+	}
+	for _, name := range slices.Sorted(maps.Keys(broken)) {
+		block := fmt.Sprintf("plugin %q", name)
+		found(block, block+": "+broken[name].Error())
+	}
+	registry := drivers.Config{DataDir: cfg.DataDir, ReadSecret: config.ReadSecret}
+	for _, d := range declared(cfg) {
+		if err := registry.Check(d); err != nil {
+			found(fmt.Sprintf("csi_driver %q", d.ID), err.Error())
+		}
+	}
+	for _, u := range slices.Concat(driverUses(cfg), consulUses(cfg)) {
+		if err := u.Check(all); err != nil && !u.Optional {
+			found(u.Of, err.Error())
+		}
+	}
+	if len(problems) > 0 {
+		return problems
+	}
+	return nil
+}
+
+// errConfiguration says that the files have mistakes. Nothing was changed then.
+var errConfiguration = errcode.InvalidArgument.New("the configuration is not taken over")
+
+// reload reads the configuration again, and takes over its plugin and csi_driver blocks and log_level. What else has
+// changed is named in the answer. It goes on if ctx ends.
+func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error) {
+	a.reloading.Lock()
+	defer a.reloading.Unlock()
+	defer func() {
+		e := events.Event{Topic: events.TopicAgent, Type: "reloaded", Subject: a.cfg.Name, Message: done.String()}
+		if err != nil {
+			e.Type, e.Message = "reload-refused", err.Error()
+			a.log.Error("the configuration was not taken over", "error", err)
+		} else {
+			a.log.Info("the configuration was taken over", "changes", e.Message)
+		}
+		a.events.Publish(e)
+	}()
+	next, err := a.cfg.Reload()
+	if err != nil {
+		return done, fmt.Errorf("%w: %w", errConfiguration, err)
+	}
+	done.Restart = a.cfg.Differences(next)
+	if config.Interpolated(done.Restart) {
+		return done, fmt.Errorf("%w: %s differs, which needs a restart of the agent, and the blocks may "+
+			"be made of it", errConfiguration, strings.Join(done.Restart, ", "))
+	}
+	if err := Check(next); err != nil {
+		return done, fmt.Errorf("%w: %w", errConfiguration, err)
+	}
+	plugins, err := debugged(configured(next), os.Getenv(wire.EnvReattach))
+	if err != nil {
+		return done, err
+	}
+	was := a.blocks.Swap(next)
+	a.log.SetLevel(hclog.LevelFromString(next.LogLevel))
+	if was.LogLevel != next.LogLevel {
+		done.Changes = append(done.Changes, apiserver.Change{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
+	}
+	ctx = context.WithoutCancel(ctx)
+	tried, err := a.plugins.Reload(ctx, plugins)
+	if err != nil {
+		return done, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(tried)) {
+		is := func(p config.Plugin) bool { return p.Name == name }
+		c := changed("plugin", name, slices.ContainsFunc(was.Plugins, is), slices.ContainsFunc(next.Plugins, is))
+		if err := tried[name]; err != nil {
+			c.Outcome, c.Message = "refused", err.Error()
+		}
+		done.Changes = append(done.Changes, c)
+	}
+	waits, err := a.drivers.Reload(ctx, declared(next))
+	for _, id := range slices.Sorted(maps.Keys(waits)) {
+		is := func(d config.Driver) bool { return d.ID == id }
+		c := changed("csi_driver", id, slices.ContainsFunc(was.Drivers, is), slices.ContainsFunc(next.Drivers, is))
+		if waits[id] != "" {
+			c.Outcome, c.Message = c.Outcome+", waits", waits[id]
+		}
+		done.Changes = append(done.Changes, c)
+	}
+	return done, err
+}
+
+// changed says what became of a block.
+func changed(kind, name string, was, is bool) apiserver.Change {
+	c := apiserver.Change{Block: fmt.Sprintf("%s %q", kind, name), Outcome: "changed"}
+	switch {
+	case !was:
+		c.Outcome = "added"
+	case !is:
+		c.Outcome = "removed"
+	}
+	return c
+}

@@ -1,0 +1,70 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/trusted"
+)
+
+// Check looks at the plugins of a host without starting anything. It returns what is known of each, which is its kind if
+// it has served, and why configured ones could not be started, by name. The error is why no plugin could be.
+func Check(cfg Config) (all []Status, problems map[string]error, err error) {
+	if err := cfg.validate(); err != nil {
+		return nil, nil, err
+	}
+	s := New(cfg)
+	s.store = &store{dir: s.dir, signing: cfg.Signing, pins: map[string]int{}}
+	if s.found, err = discover(cfg.PluginDir, func(string, string) {}); err != nil {
+		return nil, nil, err
+	}
+	names, err := recordedNames(s.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for name, files := range s.found {
+		if slices.ContainsFunc(files, isExecutable) {
+			names = append(names, name)
+		}
+	}
+	problems = map[string]error{}
+	for _, p := range cfg.Plugins {
+		names = append(names, p.Name)
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		if !goodName.MatchString(name) {
+			continue // of a process that was only verified
+		}
+		i := newInstance(s, name, s.spec(name))
+		var unread error
+		if i.rec, unread = loadRecord(s.dir, name); unread == nil && i.rec.serving() != nil {
+			i.status.Kind = i.rec.serving().Kind
+		}
+		all = append(all, i.status)
+		if s.configured(name) {
+			if err := errors.Join(unread, i.check()); err != nil {
+				problems[name] = err
+			}
+		}
+	}
+	return all, problems, nil
+}
+
+// check returns why the plugin could not be started, as far as that can be known without a process.
+func (i *instance) check() error {
+	src, _, err := i.candidate()
+	if err != nil {
+		return err
+	}
+	errs := []error{i.checkAllowed(src.sha)}
+	if src.path != "" {
+		if err := trusted.File(src.path); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", filepath.Base(src.path), err))
+		}
+	}
+	return errors.Join(append(errs, process.CheckUser(i.spec.User, i.spec.Group))...)
+}
