@@ -27,9 +27,9 @@ func (c Config) Check(spec Spec) error {
 	return nil
 }
 
-// Reload takes over other declared drivers. It returns those whose declaration differs from the present one, by id, with
-// what that waits for: a driver in use keeps its process, and stays if it is not declared any more. Registered drivers
-// stay. All mistakes are reported at once (ErrInvalid), before anything is changed.
+// Reload takes over other declared drivers. It returns those whose declaration differs from the present one, by id,
+// with what that waits for: a driver in use keeps its process, and stays if it is not declared any more. Registered
+// drivers stay. All mistakes are reported at once (ErrInvalid), before anything is changed.
 func (r *Registry) Reload(ctx context.Context, declared []Spec) (map[string]string, error) {
 	specs, err := r.checkDeclared(declared)
 	if err != nil {

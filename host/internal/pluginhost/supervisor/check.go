@@ -10,8 +10,8 @@ import (
 	"github.com/pannier/pannier/internal/trusted"
 )
 
-// Check looks at the plugins of a host without starting anything. It returns what is known of each, which is its kind if
-// it has served, and why configured ones could not be started, by name. The error is why no plugin could be.
+// Check looks at the plugins of a host without starting anything. It returns what is known of each, which is its kind
+// if it has served, and why configured ones could not be started, by name. The error is why no plugin could be.
 func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err

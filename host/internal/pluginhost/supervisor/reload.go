@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// Reload takes over another configuration of the plugins, and returns those whose configuration differs from the present
-// one or was refused before, each with nil, or with why it is not taken over and what serves goes on as it was. A
-// changed plugin is tried in a new process, as a new binary is. Reload returns when all of them have been tried.
+// Reload takes over another configuration of the plugins, and returns those whose configuration differs from the
+// present one or was refused before, each with nil, or with why it is not taken over and what serves goes on as it
+// was. A changed plugin is tried in a new process, as a new binary is. Reload returns when all of them have been tried.
 // Concurrent calls are not allowed. The error is that of a configuration that is not valid, of which nothing is taken
 // over, or ErrClosed.
 func (s *Supervisor) Reload(ctx context.Context, plugins []Plugin) (map[string]error, error) {
