@@ -122,8 +122,8 @@ func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.Client
 
 func emit(t *testing.T, conn *grpc.ClientConn, n int) {
 	t.Helper()
-	req := &storagev1.AttachRequest{NodeId: strconv.Itoa(n)}
-	if _, err := storagev1.NewStorageServiceClient(conn).Attach(t.Context(), req); err != nil {
+	req := &storagev1.PublishRequest{TargetPath: strconv.Itoa(n)}
+	if _, err := storagev1.NewStorageServiceClient(conn).Publish(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -244,7 +244,7 @@ func TestStopRefusesNoCall(t *testing.T) {
 	rpc := storagev1.NewStorageServiceClient(conn)
 	answered := 0
 	for n := 0; ; n++ {
-		_, err := rpc.Attach(t.Context(), &storagev1.AttachRequest{NodeId: "1"})
+		_, err := rpc.Publish(t.Context(), &storagev1.PublishRequest{TargetPath: "1"})
 		if err == nil {
 			answered++
 		} else if status.Code(err) != codes.Unavailable || !ends(t.Context(), conn) {

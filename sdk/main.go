@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"sync"
@@ -21,6 +22,8 @@ import (
 
 // Main is the whole main function of a plugin. It serves p to the host that started the process. It never returns:
 // the process exits when the host asks for it, on SIGTERM, or when no host has attended it for its orphan timeout.
+//
+// The default logger of log/slog, and with it that of log, writes to the host as Logger does.
 //
 // Other processes of the plugin's user cannot read its memory, and it leaves no core files.
 //
@@ -39,6 +42,7 @@ func Main(info Info, p Plugin) {
 		fmt.Fprintf(os.Stderr, "keep the plugin's memory private: %v\n", err)
 		os.Exit(1)
 	}
+	slog.SetDefault(slogTo(stderr, level()))
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))
 	}
@@ -84,7 +88,7 @@ func serve(adapter *server) (exitCode int) {
 }
 
 func closeImpl(impl any) error {
-	if c, ok := impl.(io.Closer); ok {
+	if c, ok := As[io.Closer](impl); ok {
 		return c.Close()
 	}
 	return nil
@@ -174,10 +178,14 @@ var stderr = os.Stderr
 // Logger is the plugin's logger. It writes structured JSON, which the host copies into its own log under the
 // plugin's name, at the host's level.
 var Logger = sync.OnceValue(func() hclog.Logger {
-	level := hclog.LevelFromString(os.Getenv(wire.EnvLogLevel))
-	if level == hclog.NoLevel {
-		level = hclog.Info
-	}
 	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for people to read
-	return hclog.New(&hclog.LoggerOptions{Level: level, Output: stderr, JSONFormat: !byHand})
+	return hclog.New(&hclog.LoggerOptions{Level: level(), Output: stderr, JSONFormat: !byHand})
 })
+
+// level is the least severe one that the host wants.
+func level() hclog.Level {
+	if l := hclog.LevelFromString(os.Getenv(wire.EnvLogLevel)); l != hclog.NoLevel {
+		return l
+	}
+	return hclog.Info
+}

@@ -19,7 +19,7 @@ type Info struct {
 type Plugin struct {
 	// Kind is the kind's protocol with its version, such as "storage.v1".
 	Kind string
-	// Impl is the author's value. The SDK checks it for the optional interfaces.
+	// Impl is the author's value. The SDK looks for the optional interfaces with As.
 	Impl any
 	// Register adds the kind's service to the plugin's gRPC server.
 	Register func(grpc.ServiceRegistrar)

@@ -26,7 +26,15 @@ type service struct {
 }
 
 func (s *service) Info(context.Context, *pluginv1.InfoRequest) (*pluginv1.InfoResponse, error) {
-	return &pluginv1.InfoResponse{Name: s.info.Name, Version: s.info.Version, Kind: s.plugin.Kind}, nil
+	info := &pluginv1.InfoResponse{Name: s.info.Name, Version: s.info.Version, Kind: s.plugin.Kind}
+	if d, ok := As[Describer](s.plugin.Impl); ok {
+		for _, k := range d.ConfigKeys() {
+			info.ConfigKeys = append(info.ConfigKeys, &pluginv1.ConfigKey{
+				Name: k.Name, Type: k.Type, Required: k.Required, DefaultValue: k.Default, Doc: k.Doc,
+			})
+		}
+	}
+	return info, nil
 }
 
 func (s *service) Validate(ctx context.Context, req *pluginv1.ValidateRequest) (*pluginv1.ValidateResponse, error) {
@@ -37,20 +45,20 @@ func (s *service) Validate(ctx context.Context, req *pluginv1.ValidateRequest) (
 }
 
 func (s *service) validate(ctx context.Context, config []byte) error {
-	if v, ok := s.plugin.Impl.(Validator); ok {
+	if v, ok := As[Validator](s.plugin.Impl); ok {
 		if err := v.Validate(ctx, orEmpty(config)); err != nil {
 			return orInvalid(err)
 		}
 		return nil
 	}
-	if _, ok := s.plugin.Impl.(Configurer); ok {
+	if _, ok := As[Configurer](s.plugin.Impl); ok {
 		return nil
 	}
 	return refuseKeys(s.info.Name, orEmpty(config))
 }
 
 func (s *service) Configure(ctx context.Context, req *pluginv1.ConfigureRequest) (*pluginv1.ConfigureResponse, error) {
-	c, ok := s.plugin.Impl.(Configurer)
+	c, ok := As[Configurer](s.plugin.Impl)
 	if !ok {
 		if err := refuseKeys(s.info.Name, orEmpty(req.GetConfig())); err != nil {
 			return nil, err
@@ -140,7 +148,7 @@ type healthCheck struct {
 
 // run returns why the implementation is unhealthy, or "".
 func (c *healthCheck) run(ctx context.Context) string {
-	h, ok := c.impl.(HealthReporter)
+	h, ok := As[HealthReporter](c.impl)
 	if !ok {
 		return ""
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -29,6 +30,15 @@ func TestDirsTestsItself(t *testing.T) {
 func TestDirsUnderAnAgent(t *testing.T) {
 	t.Parallel()
 	serves(t, "dirs", testbin.BuildDir(t, "dirs"))
+}
+
+// The configuration describes itself.
+func TestDirsInfo(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(testbin.Build(t, "host/cmd/pannier"), "plugin", "info", testbin.BuildDir(t, "dirs")).CombinedOutput()
+	if err != nil || !regexp.MustCompile(`(?m)^mode +string +0755 +the mode of the directories`).Match(out) {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 // serves runs a workload with a volume of a storage plugin whose drivers are directories, restarts the agent,

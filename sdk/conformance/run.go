@@ -24,6 +24,21 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 }
 
 func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error) {
+	r, err := newRun(cfg)
+	if err != nil {
+		return nil, err
+	}
+	r.all(ctx, checks)
+	r.revokeLeft(context.WithoutCancel(ctx))
+	if err := r.clear(); err != nil {
+		return nil, err
+	}
+	r.report.Binary = r.cfg.Binary
+	return &r.report, ctx.Err()
+}
+
+// newRun makes a run with a directory of its own, which clear removes.
+func newRun(cfg Config) (*run, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -36,15 +51,10 @@ func runChecks(ctx context.Context, cfg Config, checks []*Check) (*Report, error
 		return nil, fmt.Errorf("make the directory of the run: %w", err)
 	}
 	r := &run{cfg: cfg, dir: dir, heard: &heard{}, tokens: map[string]string{}, secret: "s3cr3t-" + rand.Text()}
-	if r.authority, err = wire.NewAuthority(); err == nil {
-		r.all(ctx, checks)
-		r.revokeLeft(context.WithoutCancel(ctx))
+	if r.authority, err = wire.NewAuthority(); err != nil {
+		return nil, errors.Join(err, r.clear())
 	}
-	if err := errors.Join(err, r.clear()); err != nil {
-		return nil, err
-	}
-	r.report.Binary = cfg.Binary
-	return &r.report, ctx.Err()
+	return r, nil
 }
 
 // run is the state of one Run.

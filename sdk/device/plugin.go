@@ -54,7 +54,7 @@ func (s *server) Reserve(ctx context.Context, req *devicev1.ReserveRequest) (*de
 }
 
 func (s *server) Stats(req *devicev1.StatsRequest, stream grpc.ServerStreamingServer[devicev1.StatsResponse]) error {
-	reader, ok := s.impl.(StatsReader)
+	reader, ok := sdk.As[StatsReader](s.impl)
 	if !ok {
 		return status.Error(codes.Unimplemented, "the plugin has no statistics")
 	}

@@ -31,6 +31,8 @@ type impl struct {
 	closed bool
 }
 
+func (i *impl) Stage(context.Context, storage.Driver, storage.StageRequest) error { panic("a bug") }
+
 func (i *impl) Unstage(_ context.Context, _ storage.Driver, v storage.Volume, path string) error {
 	if path == "" {
 		return status.Error(codes.InvalidArgument, "volume "+v.Name+" has no staging path")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -49,11 +48,6 @@ func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOpti
 	default:
 		return err
 	}
-}
-
-func (c *client) Probe(ctx context.Context, d Driver, timeout time.Duration) (bool, error) {
-	res, err := c.rpc.Probe(ctx, &storagev1.ProbeRequest{Driver: driverTo(d), TimeoutMs: milliseconds(timeout)})
-	return res.GetReady(), err
 }
 
 func (c *client) ValidateVolume(ctx context.Context, d Driver, req ValidateRequest) ([]string, error) {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,27 +22,18 @@ type links struct{}
 
 func volumes(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
 
-func (links) Fingerprint(ctx context.Context, d storage.Driver, _ storage.FingerprintOptions,
+func (links) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
 	report func(storage.Fingerprint) error,
 ) error {
-	_, err := os.Stat(volumes(d))
-	f := storage.Fingerprint{
-		Healthy: err == nil, Provider: "links", Version: "1.0.0",
-		Node: &storage.NodeCapabilities{NodeID: "local"},
-	}
-	if err != nil {
-		f.Message = err.Error()
-	}
-	if err := report(f); err != nil {
-		return err
-	}
-	<-ctx.Done() // a real plugin checks its driver from time to time, and reports each change
-	return ctx.Err()
-}
-
-func (links) Probe(_ context.Context, d storage.Driver, _ time.Duration) (bool, error) {
-	_, err := os.Stat(volumes(d))
-	return err == nil, nil
+	return storage.Poll(ctx, opts, report, func(context.Context) storage.Fingerprint {
+		f := storage.Fingerprint{
+			Healthy: true, Provider: "links", Version: "1.0.0", Node: &storage.NodeCapabilities{NodeID: "local"},
+		}
+		if _, err := os.Stat(volumes(d)); err != nil {
+			f.Healthy, f.Message = false, err.Error()
+		}
+		return f
+	})
 }
 
 func (links) ValidateVolume(_ context.Context, d storage.Driver, req storage.ValidateRequest) ([]string, error) {
@@ -52,15 +42,6 @@ func (links) ValidateVolume(_ context.Context, d storage.Driver, req storage.Val
 	}
 	return nil, nil
 }
-
-// There is nothing to attach or stage. The fingerprint has no such capability, so a host calls none of these four.
-
-func (links) Attach(context.Context, storage.Driver, storage.AttachRequest) (map[string]string, error) {
-	return nil, nil
-}
-func (links) Detach(context.Context, storage.Driver, storage.Volume, string) error  { return nil }
-func (links) Stage(context.Context, storage.Driver, storage.StageRequest) error     { return nil }
-func (links) Unstage(context.Context, storage.Driver, storage.Volume, string) error { return nil }
 
 func (links) Publish(_ context.Context, d storage.Driver, req storage.PublishRequest) error {
 	source := filepath.Join(volumes(d), req.Volume.ExternalID)

@@ -117,14 +117,14 @@ type ValidateRequest struct {
 	Parameters   map[string]string
 }
 
-// AttachRequest is for Storage.Attach. NodeID is the driver's id of the node.
+// AttachRequest is for Attacher.Attach. NodeID is the driver's id of the node.
 type AttachRequest struct {
 	Volume   Volume
 	NodeID   string
 	ReadOnly bool
 }
 
-// StageRequest is for Storage.Stage. Paths are as the driver sees them.
+// StageRequest is for Stager.Stage. Paths are as the driver sees them.
 type StageRequest struct {
 	Volume         Volume
 	PublishContext map[string]string

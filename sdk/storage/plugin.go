@@ -35,7 +35,7 @@ type server struct {
 
 // optional returns impl as T, or Unimplemented.
 func optional[T any](impl Storage, what string) (T, error) {
-	v, ok := impl.(T)
+	v, ok := sdk.As[T](impl)
 	if !ok {
 		return v, status.Errorf(codes.Unimplemented, "the plugin cannot %s", what)
 	}
@@ -50,13 +50,11 @@ func (s *server) Fingerprint(req *storagev1.FingerprintRequest,
 		ProbeTimeout: duration(req.GetProbeTimeoutMs()),
 	}
 	return s.impl.Fingerprint(stream.Context(), driverFrom(req.GetDriver()), opts, func(f Fingerprint) error {
+		if err := claims(s.impl, f); err != nil {
+			return err
+		}
 		return stream.Send(fingerprintTo(f))
 	})
-}
-
-func (s *server) Probe(ctx context.Context, req *storagev1.ProbeRequest) (*storagev1.ProbeResponse, error) {
-	ready, err := s.impl.Probe(ctx, driverFrom(req.GetDriver()), duration(req.GetTimeoutMs()))
-	return &storagev1.ProbeResponse{Ready: ready}, err
 }
 
 func (s *server) ValidateVolume(ctx context.Context,
@@ -71,7 +69,11 @@ func (s *server) ValidateVolume(ctx context.Context,
 }
 
 func (s *server) Attach(ctx context.Context, req *storagev1.AttachRequest) (*storagev1.AttachResponse, error) {
-	publishContext, err := s.impl.Attach(ctx, driverFrom(req.GetDriver()), AttachRequest{
+	a, err := optional[Attacher](s.impl, "attach volumes")
+	if err != nil {
+		return nil, err
+	}
+	publishContext, err := a.Attach(ctx, driverFrom(req.GetDriver()), AttachRequest{
 		Volume:   volumeFrom(req.GetVolume()),
 		NodeID:   req.GetNodeId(),
 		ReadOnly: req.GetReadOnly(),
@@ -80,12 +82,20 @@ func (s *server) Attach(ctx context.Context, req *storagev1.AttachRequest) (*sto
 }
 
 func (s *server) Detach(ctx context.Context, req *storagev1.DetachRequest) (*storagev1.DetachResponse, error) {
-	err := s.impl.Detach(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetNodeId())
+	a, err := optional[Attacher](s.impl, "detach volumes")
+	if err != nil {
+		return nil, err
+	}
+	err = a.Detach(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetNodeId())
 	return &storagev1.DetachResponse{}, err
 }
 
 func (s *server) Stage(ctx context.Context, req *storagev1.StageRequest) (*storagev1.StageResponse, error) {
-	err := s.impl.Stage(ctx, driverFrom(req.GetDriver()), StageRequest{
+	a, err := optional[Stager](s.impl, "stage volumes")
+	if err != nil {
+		return nil, err
+	}
+	err = a.Stage(ctx, driverFrom(req.GetDriver()), StageRequest{
 		Volume:         volumeFrom(req.GetVolume()),
 		PublishContext: req.GetPublishContext(),
 		StagingPath:    req.GetStagingPath(),
@@ -94,7 +104,11 @@ func (s *server) Stage(ctx context.Context, req *storagev1.StageRequest) (*stora
 }
 
 func (s *server) Unstage(ctx context.Context, req *storagev1.UnstageRequest) (*storagev1.UnstageResponse, error) {
-	err := s.impl.Unstage(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetStagingPath())
+	a, err := optional[Stager](s.impl, "unstage volumes")
+	if err != nil {
+		return nil, err
+	}
+	err = a.Unstage(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetStagingPath())
 	return &storagev1.UnstageResponse{}, err
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -46,11 +45,6 @@ func (r *recorder) Fingerprint(ctx context.Context, d Driver, opts FingerprintOp
 	}
 	<-ctx.Done()
 	return ctx.Err()
-}
-
-func (r *recorder) Probe(_ context.Context, d Driver, timeout time.Duration) (bool, error) {
-	r.note(d, timeout)
-	return answer[bool](r)
 }
 
 func (r *recorder) ValidateVolume(_ context.Context, d Driver, req ValidateRequest) ([]string, error) {

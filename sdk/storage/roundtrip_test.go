@@ -5,8 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,12 +26,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // calls has a call of every method, with arguments drawn by gen and the answer that the plugin must return.
 var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want, got any, err error){
-	"Probe": func(c Client, r *recorder, g *gen) (arguments, any, any, error) {
-		timeout, d := draw[time.Duration](g), draw[Driver](g)
-		want := will[bool](r, g)
-		got, err := c.Probe(g.ctx, d, timeout)
-		return arguments{d, []any{timeout}}, want, got, err
-	},
 	"ValidateVolume": request(Client.ValidateVolume),
 	"Attach":         request(Client.Attach),
 	"Stage":          command(Client.Stage),
@@ -325,13 +322,13 @@ func TestErrorsComeBack(t *testing.T) {
 
 // A plugin without the optional interfaces returns Unimplemented for their methods.
 func TestOptionalInterfaces(t *testing.T) {
-	must := map[string]bool{
-		"Fingerprint": true, "Probe": true, "ValidateVolume": true, "Attach": true, "Detach": true,
-		"Stage": true, "Unstage": true, "Publish": true, "Unpublish": true,
-	}
+	must := map[string]bool{"ValidateVolume": true, "Publish": true, "Unpublish": true}
 	r := &recorder{}
 	c := dial(t, struct{ Storage }{r}) // hides what else the recorder can do
 	for name, do := range calls {
+		if name == "Fingerprint" {
+			continue // see TestFingerprintThatClaimsTooMuch
+		}
 		_, _, _, err := do(c, r, &gen{ctx: t.Context(), full: true})
 		if want := map[bool]codes.Code{true: codes.OK, false: codes.Unimplemented}[must[name]]; status.Code(err) != want {
 			t.Errorf("%s: %v, want %v", name, err, want)
@@ -398,4 +395,66 @@ func prune(v any) any {
 		}
 	}
 	return v
+}
+
+// unwrapping is a wrapper that tells what it wraps: none of its abilities are hidden.
+type unwrapping struct{ Storage }
+
+func (u unwrapping) Unwrap() any { return u.Storage }
+
+// A fingerprint that claims what the plugin has no interface for is refused at once, and names each.
+func TestFingerprintThatClaimsTooMuch(t *testing.T) {
+	all := []Fingerprint{{
+		Controller: &ControllerCapabilities{
+			AttachDetach: true, CreateDelete: true, GetCapacity: true, ListSnapshots: true, Expand: true,
+		},
+		Node: &NodeCapabilities{StageUnstage: true, VolumeStats: true},
+	}}
+	r := &recorder{answer: all}
+	look := func(impl Storage) (reports int, err error) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		err = dial(t, impl).Fingerprint(ctx, Driver{}, FingerprintOptions{}, func(Fingerprint) error {
+			reports++
+			cancel()
+			return nil
+		})
+		return reports, err
+	}
+	reports, err := look(struct{ Storage }{r})
+	if reports != 0 || status.Code(err) != codes.Internal {
+		t.Errorf("%d reports, %v", reports, err)
+	}
+	for _, lack := range []string{
+		"Attacher", "Provisioner", "CapacityReader", "Snapshotter", "Expander", "Stager", "StatsReader", "Unwrap() any",
+	} {
+		if !strings.Contains(fmt.Sprint(err), lack) {
+			t.Errorf("%q is not in: %v", lack, err)
+		}
+	}
+	for _, impl := range []Storage{r, unwrapping{r}} {
+		if reports, err := look(impl); reports != 1 || !errors.Is(err, context.Canceled) {
+			t.Errorf("%T: %d reports, %v", impl, reports, err)
+		}
+	}
+}
+
+func TestPoll(t *testing.T) {
+	looks := []Fingerprint{{Message: "a"}, {Message: "a"}, {Healthy: true}, {Healthy: true}, {Message: "b"}}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var got []string
+	n := 0
+	err := Poll(ctx, FingerprintOptions{Interval: time.Microsecond}, func(f Fingerprint) error {
+		got = append(got, f.Message)
+		return nil
+	}, func(context.Context) Fingerprint {
+		if n++; n == len(looks) {
+			cancel()
+		}
+		return looks[n-1]
+	})
+	if want := []string{"a", "", "b"}; !slices.Equal(got, want) || !errors.Is(err, context.Canceled) {
+		t.Errorf("reported %q, want %q: %v", got, want, err)
+	}
 }

@@ -1,12 +1,12 @@
-// Package storage is the kind "storage": CSI volumes. An author implements Storage, optionally also Provisioner,
-// CapacityReader, VolumeReader, Modifier, Expander, Snapshotter, GroupSnapshotter and StatsReader, and serves it with
-// sdk.Main(storage.Plugin(...)). The protocol is pannier.plugin.storage.v1. A plugin keeps no state: each call names
-// its driver and carries everything that it needs.
+// Package storage is the kind "storage": CSI volumes. An author implements Storage and those of the optional
+// interfaces that the driver's fingerprint tells of (Attacher, Stager, Provisioner, CapacityReader, VolumeReader,
+// Modifier, Expander, Snapshotter, GroupSnapshotter, StatsReader), and serves it with sdk.Main(storage.Plugin(...)).
+// The protocol is pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries
+// everything that it needs.
 package storage
 
 import (
 	"context"
-	"time"
 )
 
 // Storage is the interface of a plugin of the kind "storage". The host calls it through the same interface
@@ -18,30 +18,37 @@ import (
 type Storage interface {
 	// Fingerprint calls report with the driver's identity, capabilities and health, at once and then on each
 	// change, until ctx ends; it then returns ctx.Err(). An unreachable driver is a report with Healthy false,
-	// never an error. An error from report ends the call.
+	// never an error. An error from report ends the call: it has a capability that the plugin lacks the interface for.
+	// Poll does this for a driver that can only be asked.
 	Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions, report func(Fingerprint) error) error
-	// Probe asks the driver once whether it is ready, within timeout (0: 5 s).
-	Probe(ctx context.Context, d Driver, timeout time.Duration) (ready bool, err error)
 	// ValidateVolume compares the request with what the driver confirms. FailedPrecondition lists all differences;
 	// warnings are for the operator.
 	ValidateVolume(ctx context.Context, d Driver, req ValidateRequest) (warnings []string, err error)
-
-	// Attach makes the volume available on a node (ControllerPublishVolume) and
-	// returns the driver's publish context.
-	Attach(ctx context.Context, d Driver, req AttachRequest) (publishContext map[string]string, err error)
-	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
-	Detach(ctx context.Context, d Driver, v Volume, nodeID string) error
-	// Stage mounts the volume once for all of a node's users (NodeStageVolume).
-	Stage(ctx context.Context, d Driver, req StageRequest) error
-	// Unstage reverses Stage (NodeUnstageVolume). NotFound is success.
-	Unstage(ctx context.Context, d Driver, v Volume, stagingPath string) error
 	// Publish mounts the volume for one workload (NodePublishVolume).
 	Publish(ctx context.Context, d Driver, req PublishRequest) error
 	// Unpublish reverses Publish (NodeUnpublishVolume). NotFound is success.
 	Unpublish(ctx context.Context, d Driver, v Volume, targetPath string) error
 }
 
-// Provisioner makes, deletes and lists volumes. It is optional: without it the host gets Unimplemented.
+// Attacher makes volumes available on nodes. It is optional, as all that follow: without it the host gets
+// Unimplemented.
+type Attacher interface {
+	// Attach makes the volume available on a node (ControllerPublishVolume) and
+	// returns the driver's publish context.
+	Attach(ctx context.Context, d Driver, req AttachRequest) (publishContext map[string]string, err error)
+	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
+	Detach(ctx context.Context, d Driver, v Volume, nodeID string) error
+}
+
+// Stager mounts volumes once for all of a node's users. Optional.
+type Stager interface {
+	// Stage mounts the volume at a path of its own (NodeStageVolume).
+	Stage(ctx context.Context, d Driver, req StageRequest) error
+	// Unstage reverses Stage (NodeUnstageVolume). NotFound is success.
+	Unstage(ctx context.Context, d Driver, v Volume, stagingPath string) error
+}
+
+// Provisioner makes, deletes and lists volumes. Optional.
 type Provisioner interface {
 	// Create makes a volume, or returns the existing one of that name (CreateVolume).
 	Create(ctx context.Context, d Driver, req CreateRequest) (CreateResponse, error)
@@ -117,6 +124,8 @@ const (
 // Unimplemented.
 type Client interface {
 	Storage
+	Attacher
+	Stager
 	Provisioner
 	CapacityReader
 	VolumeReader

@@ -4,11 +4,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -20,7 +17,7 @@ import (
 // dirs is the plugin. All lasting state is in the file system, because another process of the plugin may take
 // over between any two calls.
 type dirs struct {
-	mode atomic.Uint32 // of directories that Create makes
+	sdk.Config[config]
 	// mounts is held by the call that changes mounts, since it looks at them first.
 	mounts sync.Mutex
 }
@@ -82,33 +79,15 @@ func fingerprint(d storage.Driver) storage.Fingerprint {
 func (*dirs) Fingerprint(ctx context.Context, d storage.Driver, opts storage.FingerprintOptions,
 	report func(storage.Fingerprint) error,
 ) error {
-	if opts.Interval <= 0 {
-		opts.Interval = 30 * time.Second
-	}
-	tick := time.NewTicker(opts.Interval)
-	defer tick.Stop()
-	var last storage.Fingerprint
-	for {
-		if now := fingerprint(d); !reflect.DeepEqual(now, last) {
-			if err := report(now); err != nil {
-				return err
-			}
-			if last.Healthy && !now.Healthy {
-				sdk.Emit(sdk.Event{Type: "root-lost", Subject: d.ID, Message: now.Message})
-			}
-			last = now
+	healthy := false
+	return storage.Poll(ctx, opts, report, func(context.Context) storage.Fingerprint {
+		now := fingerprint(d)
+		if healthy && !now.Healthy {
+			sdk.Emit(sdk.Event{Type: "root-lost", Subject: d.ID, Message: now.Message})
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// Probe reports whether the driver's directory exists.
-func (*dirs) Probe(_ context.Context, d storage.Driver, _ time.Duration) (bool, error) {
-	return fingerprint(d).Healthy, nil
+		healthy = now.Healthy
+		return now
+	})
 }
 
 // ValidateVolume refuses requests that a bind mount cannot fulfil.
@@ -133,20 +112,6 @@ func check(c storage.Capability) error {
 	}
 	return nil
 }
-
-// Attach does nothing, because the directories are on the node. Fingerprint reports that it is not needed.
-func (*dirs) Attach(context.Context, storage.Driver, storage.AttachRequest) (map[string]string, error) {
-	return nil, nil
-}
-
-// Detach does nothing.
-func (*dirs) Detach(context.Context, storage.Driver, storage.Volume, string) error { return nil }
-
-// Stage does nothing, as reported by Fingerprint.
-func (*dirs) Stage(context.Context, storage.Driver, storage.StageRequest) error { return nil }
-
-// Unstage does nothing.
-func (*dirs) Unstage(context.Context, storage.Driver, storage.Volume, string) error { return nil }
 
 // Publish bind-mounts the volume's directory. It may be called again: an existing mount is kept.
 func (d *dirs) Publish(_ context.Context, driver storage.Driver, req storage.PublishRequest) error {

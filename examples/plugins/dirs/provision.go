@@ -37,7 +37,7 @@ func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.Crea
 	if err != nil {
 		return none, err
 	}
-	mode := fs.FileMode(d.mode.Load())
+	mode := d.Get().mode
 	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return none, status.Errorf(codes.Unavailable, "make the volume: %v", err)
 	}

@@ -50,7 +50,6 @@ class Dirs {
   service(unary, life) {
     return {
       fingerprint: (call) => this.fingerprint(call, life),
-      probe: unary(async (req) => ({ ready: (await this.look(req.driver)).healthy })),
       validateVolume: unary(async (req) => {
         await existing(req.driver, req.volume);
         req.capabilities.forEach(check);

@@ -20,7 +20,7 @@ func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
 		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
 		a.pluginSwap(), a.pluginRestart(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(),
-		a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginTest())
+		a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginInfo(), a.pluginTest())
 }
 
 // grace is the flag -grace.

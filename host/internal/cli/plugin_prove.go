@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/conformance"
+	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -26,13 +27,7 @@ It needs no agent. Arguments after -- are the plugin's own, as args in its block
 Checks that need a CSI driver or a Consul are skipped unless one is given. What they make
 there is deleted again. docs/conformance.md lists the checks.`,
 		Example: "pannier plugin test -driver unix:///run/csi/local.sock ./my-storage",
-		Args: func(cmd *cobra.Command, args []string) error {
-			// The arguments after -- are the plugin's.
-			if dash := cmd.ArgsLenAtDash(); dash >= 0 {
-				args = args[:dash]
-			}
-			return exactly("BINARY")(cmd, args)
-		},
+		Args:    binaryArgs,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&cfg.Kind, "kind", "",
@@ -63,6 +58,53 @@ there is deleted again. docs/conformance.md lists the checks.`,
 		return a.provePlugin(ctx, cfg)
 	})
 	return cmd
+}
+
+func (a *app) pluginInfo() *cobra.Command {
+	return &cobra.Command{
+		Use: "info BINARY [-- ARG...]", Short: "Show what a plugin's binary is, and which configuration keys it has",
+		Long: `Show what a plugin's binary is, and which configuration keys it has: what the body of
+config in its plugin block may say. The binary is started as an agent does, asked, and
+ended. It needs no agent; run it as a user that you trust the binary with. Plugins that
+are not written with sdk.Config have no keys to show.`,
+		Example: "pannier plugin info ./my-storage",
+		Args:    binaryArgs,
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			info, err := conformance.Inspect(ctx, args[0], args[1:]...)
+			if err != nil {
+				return fmt.Errorf("inspect %s: %w", args[0], err)
+			}
+			return a.print(info, func() error { return a.showInfo(info) })
+		}),
+	}
+}
+
+func (a *app) showInfo(info *pluginv1.InfoResponse) error {
+	t := newTable()
+	t.row("Name", info.GetName())
+	t.row("Kind", info.GetKind())
+	t.row("Version", info.GetVersion())
+	if err := a.show(t); err != nil || len(info.GetConfigKeys()) == 0 {
+		return err
+	}
+	t = newTable("KEY", "TYPE", "DEFAULT", "WHAT IT IS")
+	for _, k := range info.GetConfigKeys() {
+		value := k.GetDefaultValue()
+		if k.GetRequired() {
+			value = "(required)"
+		}
+		t.row(k.GetName(), k.GetType(), value, k.GetDoc())
+	}
+	fmt.Fprintln(a.out)
+	return a.show(t)
+}
+
+// binaryArgs wants one argument, the plugin's binary. The arguments after -- are the plugin's.
+func binaryArgs(cmd *cobra.Command, args []string) error {
+	if dash := cmd.ArgsLenAtDash(); dash >= 0 {
+		args = args[:dash]
+	}
+	return exactly("BINARY")(cmd, args)
 }
 
 func (a *app) provePlugin(ctx context.Context, cfg conformance.Config) error {

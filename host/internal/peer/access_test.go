@@ -25,7 +25,7 @@ import (
 
 // Each method is in the table of access, or is not served by any agent.
 func TestEachMethodIsInTheTable(t *testing.T) {
-	unserved := []string{"Probe", "Stage", "Unstage", "Publish", "Unpublish", "ExpandNode", "VolumeStats"}
+	unserved := []string{"Stage", "Unstage", "Publish", "Unpublish", "ExpandNode", "VolumeStats"}
 	others := map[string]access{"SecretsKeys": amongServers, "OfferSecretsKey": byServers}
 	rows := 0
 	for _, service := range []struct {
@@ -381,10 +381,10 @@ func TestANodeIsNoServer(t *testing.T) {
 	_, served := peerv1.NewServersServiceClient(conn).Apply(ctx, &peerv1.ApplyRequest{Node: "evil"})
 	_, attach := storage.NewClient(conn).Attach(ctx, storage.Driver{ID: "d", Endpoint: "unix:///etc/passwd"},
 		storage.AttachRequest{})
-	_, probe := storage.NewClient(conn).Probe(ctx, storage.Driver{ID: "d"}, 0)
+	stage := storage.NewClient(conn).Stage(ctx, storage.Driver{ID: "d"}, storage.StageRequest{})
 	stream := storage.NewClient(conn).Fingerprint(ctx, storage.Driver{ID: "d"}, storage.FingerprintOptions{},
 		func(storage.Fingerprint) error { return nil })
-	for what, err := range map[string]error{"owns": owns, "attach": attach, "probe": probe} {
+	for what, err := range map[string]error{"owns": owns, "attach": attach, "stage": stage} {
 		if status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s: %v", what, err)
 		}

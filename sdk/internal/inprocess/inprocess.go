@@ -32,7 +32,7 @@ func Serve(info sdk.Info, p sdk.Plugin) (conn *grpc.ClientConn, stop func() erro
 		if err := <-served; err != nil {
 			return err
 		}
-		if c, ok := p.Impl.(io.Closer); ok {
+		if c, ok := sdk.As[io.Closer](p.Impl); ok {
 			return c.Close()
 		}
 		return nil

@@ -63,13 +63,12 @@ func (e *emitter) emit(n int) {
 	}
 }
 
-func (e *emitter) Attach(_ context.Context, _ storage.Driver, req storage.AttachRequest) (map[string]string, error) {
-	n, err := strconv.Atoi(req.NodeID)
-	if err != nil {
-		return nil, err
+func (e *emitter) Publish(_ context.Context, _ storage.Driver, req storage.PublishRequest) error {
+	n, err := strconv.Atoi(req.TargetPath)
+	if err == nil {
+		e.emit(n)
 	}
-	e.emit(n)
-	return map[string]string{"pid": strconv.Itoa(os.Getpid())}, nil
+	return err
 }
 
 func (e *emitter) Close() error {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -24,8 +23,7 @@ func main() { sdk.Main(sdk.Info{Name: "issuer", Version: "0.1.0"}, identity.Plug
 
 // config is the plugin's config block.
 type config struct {
-	// JWKS is where the keys are that verify the cluster's JWTs.
-	JWKS string `json:"jwks"`
+	JWKS string `json:"jwks" required:"true" doc:"the URL of the keys that verify the cluster's JWTs"`
 }
 
 // issued is an identity, as its file has it.
@@ -34,20 +32,7 @@ type issued struct {
 	Secret string
 }
 
-type issuer struct{ config }
-
-func (i *issuer) Validate(_ context.Context, raw []byte) error { return parse(raw, &config{}) }
-
-func (i *issuer) Configure(_ context.Context, raw []byte) error { return parse(raw, &i.config) }
-
-func parse(raw []byte, into *config) error {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	return nil
-}
+type issuer struct{ sdk.Config[config] }
 
 // Derive gives the subject of the JWT its identity. The same id gets the same secret again.
 func (i *issuer) Derive(ctx context.Context, c service.Consul, req identity.DeriveRequest) (
@@ -72,7 +57,7 @@ func (i *issuer) Derive(ctx context.Context, c service.Consul, req identity.Deri
 }
 
 func (i *issuer) verify(ctx context.Context, audience string, req identity.DeriveRequest) error {
-	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, i.JWKS, nil)
+	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, i.Get().JWKS, nil)
 	if err != nil {
 		return err
 	}

@@ -51,20 +51,22 @@ func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool
 	return ctx.Err()
 }
 
-// impl answers Probe with err, or with whether the call has a deadline.
+// impl answers ValidateVolume with err, or with whether the call has a deadline.
 type impl struct {
 	storage.Storage
 	err   error
-	then  func() // is called as Probe returns; nil: nothing is
+	then  func() // is called as it returns; nil: nothing is
 	waits bool   // a stream goes on until its caller ends it
 }
 
-func (i *impl) Probe(ctx context.Context, _ storage.Driver, _ time.Duration) (bool, error) {
-	_, ok := ctx.Deadline()
+func (i *impl) ValidateVolume(ctx context.Context, _ storage.Driver, _ storage.ValidateRequest) (has []string, err error) {
+	if _, ok := ctx.Deadline(); ok {
+		has = []string{"a deadline"}
+	}
 	if i.then != nil {
 		go i.then()
 	}
-	return ok, i.err
+	return has, i.err
 }
 
 func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions,
@@ -114,7 +116,7 @@ func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, unary := client.Probe(t.Context(), storage.Driver{}, 0)
+	_, unary := client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{})
 	stream := client.Fingerprint(t.Context(), storage.Driver{}, storage.FingerprintOptions{}, nil)
 	for name, err := range map[string]error{"unary": unary, "stream": stream} {
 		s, ok := status.FromError(err)
@@ -143,13 +145,13 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.Canceled) ||
+	if _, err := client.ValidateVolume(ctx, storage.Driver{}, storage.ValidateRequest{}); !errors.Is(err, context.Canceled) ||
 		status.Code(err) != codes.Canceled {
 		t.Errorf("cancelled: %v", err)
 	}
 	ctx, cancel = context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
-	if _, err := client.Probe(ctx, storage.Driver{}, 0); !errors.Is(err, context.DeadlineExceeded) ||
+	if _, err := client.ValidateVolume(ctx, storage.Driver{}, storage.ValidateRequest{}); !errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) {
 		t.Errorf("too late: %v", err)
 	}
@@ -172,7 +174,7 @@ func TestWhoIsUnavailable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = client.Probe(t.Context(), storage.Driver{}, 0)
+		_, err = client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{})
 		release()
 		if status.Code(err) != codes.Unavailable || errors.Is(err, errEnded) != stops {
 			t.Errorf("the plugin stops: %t; the call ended with it: %t (%v)", stops, errors.Is(err, errEnded), err)
@@ -198,7 +200,7 @@ func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has taken over") || reports != 1 {
 		t.Errorf("%v after %d reports", err, reports)
 	}
-	if _, err := client.Probe(t.Context(), storage.Driver{}, 0); err != nil {
+	if _, err := client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{}); err != nil {
 		t.Errorf("a call on a generation that is still acquired: %v", err)
 	}
 }
@@ -209,7 +211,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	if has, err := client.Probe(context.Background(), storage.Driver{}, 0); err != nil || !has {
+	if has, err := client.ValidateVolume(context.Background(), storage.Driver{}, storage.ValidateRequest{}); err != nil || len(has) == 0 {
 		t.Errorf("the call has a deadline: %v, %v", has, err)
 	}
 }

@@ -112,8 +112,8 @@ func emit(t *testing.T, s *supervisor.Supervisor, n int) {
 		t.Fatal(err)
 	}
 	defer handle.Release()
-	if _, err := storage.NewClient(handle.Conn).Attach(within(t), storage.Driver{ID: "d"},
-		storage.AttachRequest{NodeID: strconv.Itoa(n)}); err != nil {
+	if err := storage.NewClient(handle.Conn).Publish(within(t), storage.Driver{ID: "d"},
+		storage.PublishRequest{TargetPath: strconv.Itoa(n)}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -107,16 +107,6 @@ func look(ctx context.Context, conn *driver.Conn, d storage.Driver, probeTimeout
 	return now
 }
 
-// Probe implements storage.Storage.
-func (b *Bridge) Probe(ctx context.Context, d storage.Driver, timeout time.Duration) (bool, error) {
-	conn, release, err := b.pool.Acquire(d.Endpoint)
-	if err != nil {
-		return false, err
-	}
-	defer release()
-	return probe(ctx, conn, d, timeout)
-}
-
 func probe(ctx context.Context, conn *driver.Conn, d storage.Driver, timeout time.Duration) (bool, error) {
 	op := driver.Op{RPC: driver.Probe, Driver: d.ID, Timeout: timeout}
 	resp, err := driver.Do(ctx, conn, op, func(ctx context.Context) (*csi.ProbeResponse, error) {

@@ -235,3 +235,13 @@ func (b *syncBuffer) await(t *testing.T, text string) {
 	t.Helper()
 	check.Eventually(t, text+" in the log", func() bool { return strings.Contains(b.String(), text) })
 }
+
+// Probe asks the driver once whether it is ready.
+func (b *Bridge) Probe(ctx context.Context, d storage.Driver, timeout time.Duration) (bool, error) {
+	conn, release, err := b.pool.Acquire(d.Endpoint)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	return probe(ctx, conn, d, timeout)
+}

@@ -66,10 +66,6 @@ func (v *volumes) look(ctx context.Context, d storage.Driver) storage.Fingerprin
 	return fp
 }
 
-func (v *volumes) Probe(context.Context, storage.Driver, time.Duration) (bool, error) {
-	return true, nil
-}
-
 // call makes the part that all calls on a volume have in common.
 func (v *volumes) call(ctx context.Context, d storage.Driver, what string, vol storage.Volume) error {
 	if vol.Name == "" {

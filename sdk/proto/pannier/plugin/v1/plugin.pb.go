@@ -66,7 +66,9 @@ type InfoResponse struct {
 	// version is a semantic version without a leading v.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// kind is the kind's protocol with its version, such as "storage.v1".
-	Kind          string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// config_keys are the keys of its configuration, if it says so. For operators: Validate decides.
+	ConfigKeys    []*ConfigKey `protobuf:"bytes,4,rep,name=config_keys,json=configKeys,proto3" json:"config_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -122,6 +124,93 @@ func (x *InfoResponse) GetKind() string {
 	return ""
 }
 
+func (x *InfoResponse) GetConfigKeys() []*ConfigKey {
+	if x != nil {
+		return x.ConfigKeys
+	}
+	return nil
+}
+
+// ConfigKey describes a key of a plugin's configuration.
+type ConfigKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// type in an operator's words, such as "string", "whole number" or "list of string".
+	Type     string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Required bool   `protobuf:"varint,3,opt,name=required,proto3" json:"required,omitempty"`
+	// default_value is what applies while the key is not given, as it would be written; empty: nothing.
+	DefaultValue string `protobuf:"bytes,4,opt,name=default_value,json=defaultValue,proto3" json:"default_value,omitempty"`
+	// doc is one line.
+	Doc           string `protobuf:"bytes,5,opt,name=doc,proto3" json:"doc,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigKey) Reset() {
+	*x = ConfigKey{}
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigKey) ProtoMessage() {}
+
+func (x *ConfigKey) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigKey.ProtoReflect.Descriptor instead.
+func (*ConfigKey) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ConfigKey) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConfigKey) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ConfigKey) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
+}
+
+func (x *ConfigKey) GetDefaultValue() string {
+	if x != nil {
+		return x.DefaultValue
+	}
+	return ""
+}
+
+func (x *ConfigKey) GetDoc() string {
+	if x != nil {
+		return x.Doc
+	}
+	return ""
+}
+
 type ValidateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// config is the body of the agent's plugin "NAME" { config { } } block as a JSON object.
@@ -132,7 +221,7 @@ type ValidateRequest struct {
 
 func (x *ValidateRequest) Reset() {
 	*x = ValidateRequest{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[2]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -144,7 +233,7 @@ func (x *ValidateRequest) String() string {
 func (*ValidateRequest) ProtoMessage() {}
 
 func (x *ValidateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[2]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -157,7 +246,7 @@ func (x *ValidateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValidateRequest.ProtoReflect.Descriptor instead.
 func (*ValidateRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{2}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ValidateRequest) GetConfig() []byte {
@@ -175,7 +264,7 @@ type ValidateResponse struct {
 
 func (x *ValidateResponse) Reset() {
 	*x = ValidateResponse{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[3]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -187,7 +276,7 @@ func (x *ValidateResponse) String() string {
 func (*ValidateResponse) ProtoMessage() {}
 
 func (x *ValidateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[3]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -200,7 +289,7 @@ func (x *ValidateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValidateResponse.ProtoReflect.Descriptor instead.
 func (*ValidateResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{3}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{4}
 }
 
 type ConfigureRequest struct {
@@ -213,7 +302,7 @@ type ConfigureRequest struct {
 
 func (x *ConfigureRequest) Reset() {
 	*x = ConfigureRequest{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[4]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -225,7 +314,7 @@ func (x *ConfigureRequest) String() string {
 func (*ConfigureRequest) ProtoMessage() {}
 
 func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[4]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -238,7 +327,7 @@ func (x *ConfigureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{4}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ConfigureRequest) GetConfig() []byte {
@@ -256,7 +345,7 @@ type ConfigureResponse struct {
 
 func (x *ConfigureResponse) Reset() {
 	*x = ConfigureResponse{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[5]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -268,7 +357,7 @@ func (x *ConfigureResponse) String() string {
 func (*ConfigureResponse) ProtoMessage() {}
 
 func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[5]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -281,7 +370,7 @@ func (x *ConfigureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{5}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{6}
 }
 
 type AttendRequest struct {
@@ -294,7 +383,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[6]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -306,7 +395,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[6]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -319,7 +408,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{6}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AttendRequest) GetOrphanTimeoutMs() int64 {
@@ -340,7 +429,7 @@ type AttendResponse struct {
 
 func (x *AttendResponse) Reset() {
 	*x = AttendResponse{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[7]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -352,7 +441,7 @@ func (x *AttendResponse) String() string {
 func (*AttendResponse) ProtoMessage() {}
 
 func (x *AttendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[7]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -365,7 +454,7 @@ func (x *AttendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendResponse.ProtoReflect.Descriptor instead.
 func (*AttendResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{7}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AttendResponse) GetHealthy() bool {
@@ -390,7 +479,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[8]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -402,7 +491,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[8]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -415,7 +504,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{8}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{9}
 }
 
 type StopResponse struct {
@@ -426,7 +515,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[9]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -438,7 +527,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[9]
+	mi := &file_pannier_plugin_v1_plugin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -451,7 +540,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{9}
+	return file_pannier_plugin_v1_plugin_proto_rawDescGZIP(), []int{10}
 }
 
 var File_pannier_plugin_v1_plugin_proto protoreflect.FileDescriptor
@@ -459,11 +548,19 @@ var File_pannier_plugin_v1_plugin_proto protoreflect.FileDescriptor
 const file_pannier_plugin_v1_plugin_proto_rawDesc = "" +
 	"\n" +
 	"\x1epannier/plugin/v1/plugin.proto\x12\x11pannier.plugin.v1\"\r\n" +
-	"\vInfoRequest\"P\n" +
+	"\vInfoRequest\"\x8f\x01\n" +
 	"\fInfoResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
-	"\x04kind\x18\x03 \x01(\tR\x04kind\")\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12=\n" +
+	"\vconfig_keys\x18\x04 \x03(\v2\x1c.pannier.plugin.v1.ConfigKeyR\n" +
+	"configKeys\"\x86\x01\n" +
+	"\tConfigKey\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
+	"\brequired\x18\x03 \x01(\bR\brequired\x12#\n" +
+	"\rdefault_value\x18\x04 \x01(\tR\fdefaultValue\x12\x10\n" +
+	"\x03doc\x18\x05 \x01(\tR\x03doc\")\n" +
 	"\x0fValidateRequest\x12\x16\n" +
 	"\x06config\x18\x01 \x01(\fR\x06config\"\x12\n" +
 	"\x10ValidateResponse\"*\n" +
@@ -496,35 +593,37 @@ func file_pannier_plugin_v1_plugin_proto_rawDescGZIP() []byte {
 	return file_pannier_plugin_v1_plugin_proto_rawDescData
 }
 
-var file_pannier_plugin_v1_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_pannier_plugin_v1_plugin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_pannier_plugin_v1_plugin_proto_goTypes = []any{
 	(*InfoRequest)(nil),       // 0: pannier.plugin.v1.InfoRequest
 	(*InfoResponse)(nil),      // 1: pannier.plugin.v1.InfoResponse
-	(*ValidateRequest)(nil),   // 2: pannier.plugin.v1.ValidateRequest
-	(*ValidateResponse)(nil),  // 3: pannier.plugin.v1.ValidateResponse
-	(*ConfigureRequest)(nil),  // 4: pannier.plugin.v1.ConfigureRequest
-	(*ConfigureResponse)(nil), // 5: pannier.plugin.v1.ConfigureResponse
-	(*AttendRequest)(nil),     // 6: pannier.plugin.v1.AttendRequest
-	(*AttendResponse)(nil),    // 7: pannier.plugin.v1.AttendResponse
-	(*StopRequest)(nil),       // 8: pannier.plugin.v1.StopRequest
-	(*StopResponse)(nil),      // 9: pannier.plugin.v1.StopResponse
+	(*ConfigKey)(nil),         // 2: pannier.plugin.v1.ConfigKey
+	(*ValidateRequest)(nil),   // 3: pannier.plugin.v1.ValidateRequest
+	(*ValidateResponse)(nil),  // 4: pannier.plugin.v1.ValidateResponse
+	(*ConfigureRequest)(nil),  // 5: pannier.plugin.v1.ConfigureRequest
+	(*ConfigureResponse)(nil), // 6: pannier.plugin.v1.ConfigureResponse
+	(*AttendRequest)(nil),     // 7: pannier.plugin.v1.AttendRequest
+	(*AttendResponse)(nil),    // 8: pannier.plugin.v1.AttendResponse
+	(*StopRequest)(nil),       // 9: pannier.plugin.v1.StopRequest
+	(*StopResponse)(nil),      // 10: pannier.plugin.v1.StopResponse
 }
 var file_pannier_plugin_v1_plugin_proto_depIdxs = []int32{
-	0, // 0: pannier.plugin.v1.PluginService.Info:input_type -> pannier.plugin.v1.InfoRequest
-	2, // 1: pannier.plugin.v1.PluginService.Validate:input_type -> pannier.plugin.v1.ValidateRequest
-	4, // 2: pannier.plugin.v1.PluginService.Configure:input_type -> pannier.plugin.v1.ConfigureRequest
-	6, // 3: pannier.plugin.v1.PluginService.Attend:input_type -> pannier.plugin.v1.AttendRequest
-	8, // 4: pannier.plugin.v1.PluginService.Stop:input_type -> pannier.plugin.v1.StopRequest
-	1, // 5: pannier.plugin.v1.PluginService.Info:output_type -> pannier.plugin.v1.InfoResponse
-	3, // 6: pannier.plugin.v1.PluginService.Validate:output_type -> pannier.plugin.v1.ValidateResponse
-	5, // 7: pannier.plugin.v1.PluginService.Configure:output_type -> pannier.plugin.v1.ConfigureResponse
-	7, // 8: pannier.plugin.v1.PluginService.Attend:output_type -> pannier.plugin.v1.AttendResponse
-	9, // 9: pannier.plugin.v1.PluginService.Stop:output_type -> pannier.plugin.v1.StopResponse
-	5, // [5:10] is the sub-list for method output_type
-	0, // [0:5] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	2,  // 0: pannier.plugin.v1.InfoResponse.config_keys:type_name -> pannier.plugin.v1.ConfigKey
+	0,  // 1: pannier.plugin.v1.PluginService.Info:input_type -> pannier.plugin.v1.InfoRequest
+	3,  // 2: pannier.plugin.v1.PluginService.Validate:input_type -> pannier.plugin.v1.ValidateRequest
+	5,  // 3: pannier.plugin.v1.PluginService.Configure:input_type -> pannier.plugin.v1.ConfigureRequest
+	7,  // 4: pannier.plugin.v1.PluginService.Attend:input_type -> pannier.plugin.v1.AttendRequest
+	9,  // 5: pannier.plugin.v1.PluginService.Stop:input_type -> pannier.plugin.v1.StopRequest
+	1,  // 6: pannier.plugin.v1.PluginService.Info:output_type -> pannier.plugin.v1.InfoResponse
+	4,  // 7: pannier.plugin.v1.PluginService.Validate:output_type -> pannier.plugin.v1.ValidateResponse
+	6,  // 8: pannier.plugin.v1.PluginService.Configure:output_type -> pannier.plugin.v1.ConfigureResponse
+	8,  // 9: pannier.plugin.v1.PluginService.Attend:output_type -> pannier.plugin.v1.AttendResponse
+	10, // 10: pannier.plugin.v1.PluginService.Stop:output_type -> pannier.plugin.v1.StopResponse
+	6,  // [6:11] is the sub-list for method output_type
+	1,  // [1:6] is the sub-list for method input_type
+	1,  // [1:1] is the sub-list for extension type_name
+	1,  // [1:1] is the sub-list for extension extendee
+	0,  // [0:1] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_v1_plugin_proto_init() }
@@ -538,7 +637,7 @@ func file_pannier_plugin_v1_plugin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_v1_plugin_proto_rawDesc), len(file_pannier_plugin_v1_plugin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -149,6 +149,7 @@ func serveHTTP(path string) {
 
 type impl struct {
 	storage.Storage
+	storage.Attacher
 	mode   string
 	config string
 	unwell atomic.Bool // from a call on

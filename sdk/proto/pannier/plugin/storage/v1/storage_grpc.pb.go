@@ -28,7 +28,6 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	StorageService_Fingerprint_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Fingerprint"
-	StorageService_Probe_FullMethodName               = "/pannier.plugin.storage.v1.StorageService/Probe"
 	StorageService_ValidateVolume_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/ValidateVolume"
 	StorageService_Attach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Attach"
 	StorageService_Detach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Detach"
@@ -61,8 +60,6 @@ type StorageServiceClient interface {
 	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
 	// healthy = false, never an error.
 	Fingerprint(ctx context.Context, in *FingerprintRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintResponse], error)
-	// Probe asks the driver once whether it is ready.
-	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error)
 	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(ctx context.Context, in *ValidateVolumeRequest, opts ...grpc.CallOption) (*ValidateVolumeResponse, error)
@@ -137,16 +134,6 @@ func (c *storageServiceClient) Fingerprint(ctx context.Context, in *FingerprintR
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StorageService_FingerprintClient = grpc.ServerStreamingClient[FingerprintResponse]
-
-func (c *storageServiceClient) Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ProbeResponse)
-	err := c.cc.Invoke(ctx, StorageService_Probe_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
 
 func (c *storageServiceClient) ValidateVolume(ctx context.Context, in *ValidateVolumeRequest, opts ...grpc.CallOption) (*ValidateVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -376,8 +363,6 @@ type StorageServiceServer interface {
 	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
 	// healthy = false, never an error.
 	Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error
-	// Probe asks the driver once whether it is ready.
-	Probe(context.Context, *ProbeRequest) (*ProbeResponse, error)
 	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(context.Context, *ValidateVolumeRequest) (*ValidateVolumeResponse, error)
@@ -436,9 +421,6 @@ type UnimplementedStorageServiceServer struct{}
 
 func (UnimplementedStorageServiceServer) Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error {
 	return status.Error(codes.Unimplemented, "method Fingerprint not implemented")
-}
-func (UnimplementedStorageServiceServer) Probe(context.Context, *ProbeRequest) (*ProbeResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Probe not implemented")
 }
 func (UnimplementedStorageServiceServer) ValidateVolume(context.Context, *ValidateVolumeRequest) (*ValidateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ValidateVolume not implemented")
@@ -537,24 +519,6 @@ func _StorageService_Fingerprint_Handler(srv interface{}, stream grpc.ServerStre
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StorageService_FingerprintServer = grpc.ServerStreamingServer[FingerprintResponse]
-
-func _StorageService_Probe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ProbeRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(StorageServiceServer).Probe(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: StorageService_Probe_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(StorageServiceServer).Probe(ctx, req.(*ProbeRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
 
 func _StorageService_ValidateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ValidateVolumeRequest)
@@ -959,10 +923,6 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "pannier.plugin.storage.v1.StorageService",
 	HandlerType: (*StorageServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
-		{
-			MethodName: "Probe",
-			Handler:    _StorageService_Probe_Handler,
-		},
 		{
 			MethodName: "ValidateVolume",
 			Handler:    _StorageService_ValidateVolume_Handler,
