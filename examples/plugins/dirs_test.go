@@ -35,7 +35,8 @@ func TestDirsUnderAnAgent(t *testing.T) {
 // The configuration describes itself.
 func TestDirsInfo(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command(testbin.Build(t, "host/cmd/pannier"), "plugin", "info", testbin.BuildDir(t, "dirs")).CombinedOutput()
+	pannier, dirs := testbin.Build(t, "host/cmd/pannier"), testbin.BuildDir(t, "dirs")
+	out, err := exec.Command(pannier, "plugin", "info", dirs).CombinedOutput()
 	if err != nil || !regexp.MustCompile(`(?m)^mode +string +0755 +the mode of the directories`).Match(out) {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -28,8 +28,10 @@ func claims(impl Storage, f Fingerprint) error {
 		{c.AttachDetach, has[Attacher](impl), "Controller.AttachDetach needs Attacher"},
 		{c.CreateDelete || c.ListVolumes, has[Provisioner](impl), "Controller.CreateDelete and ListVolumes need Provisioner"},
 		{c.GetCapacity, has[CapacityReader](impl), "Controller.GetCapacity needs CapacityReader"},
-		{c.CreateDeleteSnapshot || c.ListSnapshots, has[Snapshotter](impl),
-			"Controller.CreateDeleteSnapshot and ListSnapshots need Snapshotter"},
+		{
+			c.CreateDeleteSnapshot || c.ListSnapshots, has[Snapshotter](impl),
+			"Controller.CreateDeleteSnapshot and ListSnapshots need Snapshotter",
+		},
 		{c.Expand || n.Expand, has[Expander](impl), "Controller.Expand and Node.Expand need Expander"},
 		{n.StageUnstage, has[Stager](impl), "Node.StageUnstage needs Stager"},
 		{n.VolumeStats, has[StatsReader](impl), "Node.VolumeStats needs StatsReader"},

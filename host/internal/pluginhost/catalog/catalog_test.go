@@ -59,7 +59,9 @@ type impl struct {
 	waits bool   // a stream goes on until its caller ends it
 }
 
-func (i *impl) ValidateVolume(ctx context.Context, _ storage.Driver, _ storage.ValidateRequest) (has []string, err error) {
+func (i *impl) ValidateVolume(ctx context.Context, _ storage.Driver, _ storage.ValidateRequest) (has []string,
+	err error,
+) {
 	if _, ok := ctx.Deadline(); ok {
 		has = []string{"a deadline"}
 	}
@@ -67,6 +69,10 @@ func (i *impl) ValidateVolume(ctx context.Context, _ storage.Driver, _ storage.V
 		go i.then()
 	}
 	return has, i.err
+}
+
+func call(ctx context.Context, client storage.Client) (has []string, err error) {
+	return client.ValidateVolume(ctx, storage.Driver{}, storage.ValidateRequest{})
 }
 
 func (i *impl) Fingerprint(ctx context.Context, _ storage.Driver, _ storage.FingerprintOptions,
@@ -116,7 +122,7 @@ func TestErrorsSayWhoseTheyAreAndKeepTheirCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, unary := client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{})
+	_, unary := call(t.Context(), client)
 	stream := client.Fingerprint(t.Context(), storage.Driver{}, storage.FingerprintOptions{}, nil)
 	for name, err := range map[string]error{"unary": unary, "stream": stream} {
 		s, ok := status.FromError(err)
@@ -145,13 +151,13 @@ func TestEndOfTheCallersContextIsKnownByItsName(t *testing.T) {
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := client.ValidateVolume(ctx, storage.Driver{}, storage.ValidateRequest{}); !errors.Is(err, context.Canceled) ||
+	if _, err := call(ctx, client); !errors.Is(err, context.Canceled) ||
 		status.Code(err) != codes.Canceled {
 		t.Errorf("cancelled: %v", err)
 	}
 	ctx, cancel = context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
-	if _, err := client.ValidateVolume(ctx, storage.Driver{}, storage.ValidateRequest{}); !errors.Is(err, context.DeadlineExceeded) ||
+	if _, err := call(ctx, client); !errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, context.Canceled) {
 		t.Errorf("too late: %v", err)
 	}
@@ -174,7 +180,7 @@ func TestWhoIsUnavailable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{})
+		_, err = call(t.Context(), client)
 		release()
 		if status.Code(err) != codes.Unavailable || errors.Is(err, errEnded) != stops {
 			t.Errorf("the plugin stops: %t; the call ended with it: %t (%v)", stops, errors.Is(err, errEnded), err)
@@ -200,7 +206,7 @@ func TestAStreamEndsWhenAnotherProcessTakesOver(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has taken over") || reports != 1 {
 		t.Errorf("%v after %d reports", err, reports)
 	}
-	if _, err := client.ValidateVolume(t.Context(), storage.Driver{}, storage.ValidateRequest{}); err != nil {
+	if _, err := call(t.Context(), client); err != nil {
 		t.Errorf("a call on a generation that is still acquired: %v", err)
 	}
 }
@@ -211,7 +217,7 @@ func TestEveryCallHasADeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	if has, err := client.ValidateVolume(context.Background(), storage.Driver{}, storage.ValidateRequest{}); err != nil || len(has) == 0 {
+	if has, err := call(context.Background(), client); err != nil || len(has) == 0 {
 		t.Errorf("the call has a deadline: %v, %v", has, err)
 	}
 }
