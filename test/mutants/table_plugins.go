@@ -188,7 +188,7 @@ var plugins = []mutant{
 	{
 		name: "kit-leaves-tokens", promise: "`pannier plugin test` leaves no token in Consul, even if the plugin does not revoke it",
 		file: "sdk/conformance/run.go",
-		old:  "		r.revokeLeft(context.WithoutCancel(ctx))\n",
+		old:  "	r.revokeLeft(context.WithoutCancel(ctx))\n",
 		new:  "",
 		pkg:  "./sdk/conformance", run: "^TestBad$/^revokes-not-identity$",
 	},
