@@ -11,6 +11,13 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "plugin-misnamed", promise: "a file whose name has another version than its process reports does not take over",
+		file: "host/internal/pluginhost/supervisor/store.go",
+		old:  "		return v, nil\n",
+		new:  "		return nil, nil\n",
+		pkg:  supervisorPkg, run: "^TestFileOfAnotherVersion$",
+	},
+	{
 		name: "install-sums-unread", promise: "a binary that is not in its SHA256SUMS is not installed",
 		file: "host/internal/pluginhost/install/bundle.go",
 		old:  "	if want != \"\" && want != sha {\n",

@@ -46,6 +46,7 @@ func plugin() *hostv1.Plugin {
 			{Sha256: newSum, Version: "1.1.0", ServedFrom: at, ServedUntil: at, Kept: true},
 			{Sha256: oldSum, Version: "1.0.0", ServedFrom: at, Kept: true, File: "/p/csi-bridge"},
 			{Sha256: badSum, File: "/p/csi-bridge_v1.2.0", Version: "1.2.0", Refused: "handshake:\x1b[2J no"},
+			{File: "/p/csi-bridge_v0.9.0", Version: "0.9.0"},
 		},
 	}
 }

@@ -241,7 +241,7 @@ func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
 		return err
 	}
 	if !v.GetKnown() {
-		a.note("this host has no plugin %q: it was tried without a configuration", v.GetName())
+		a.note("this host has no plugin of the file's name: it was tried without a configuration")
 	}
 	return nil
 }

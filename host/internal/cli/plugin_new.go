@@ -56,17 +56,23 @@ guide for authors.`,
 var release = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
 
 func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
+	_, missing := os.Stat(p.Dir)
 	files, err := newplugin.Write(p)
 	if err != nil {
 		return &usageError{err: err}
 	}
 	if err := tidy(ctx, p.Dir); err != nil {
-		hint := "put that right, then run: cd " + p.Dir + " && go mod tidy"
+		for _, file := range append(files, "go.sum") {
+			_ = os.Remove(filepath.Join(p.Dir, file)) // go.sum may not be there
+		}
+		if missing != nil {
+			_ = os.Remove(p.Dir)
+		}
+		hint := "nothing was written: put that right, and run it again"
 		if p.SDKDir == "" {
 			hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
 		}
-		return &hintError{err: fmt.Errorf("the module is written to %s, but what it needs could not be looked up: %w", p.Dir,
-			err), hint: hint}
+		return &hintError{err: fmt.Errorf("what the module needs could not be looked up: %w", err), hint: hint}
 	}
 	files = append(files, "go.sum")
 	if a.format == formatJSON {

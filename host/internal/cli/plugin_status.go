@@ -20,14 +20,22 @@ import (
 
 func (a *app) pluginList() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the plugins",
+		Use: "list", Short: "List the versions of all plugins: what serves, is installed, kept or refused",
+		Long: `List the versions of all plugins, a line each, as pannier plugin versions does for one: what
+serves, what is kept, and what else is in the plugin directory. pannier plugin status shows
+the processes.`,
 		Example: "pannier plugin list",
 		Args:    exactly(),
 		RunE: a.do(func(ctx context.Context, _ []string) error {
 			return a.listPlugins(ctx, func(plugins []*hostv1.Plugin) error {
-				t := newTable("NAME", "KIND", "VERSION", "STATE", "UP")
+				t := newTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
 				for _, p := range plugins {
-					t.row(p.GetName(), p.GetKind(), p.GetVersion(), pluginState(p), up(p))
+					if len(p.GetVersions()) == 0 {
+						t.row(p.GetName(), p.GetKind(), "", "", "", pluginState(p))
+					}
+					for _, v := range p.GetVersions() {
+						t.row(p.GetName(), p.GetKind(), v.GetVersion(), shortSum(v.GetSha256()), v.GetFile(), versionState(p, v))
+					}
 				}
 				return a.show(t)
 			})
@@ -99,6 +107,9 @@ func (a *app) showVersions(p *hostv1.Plugin) error {
 
 // versionState says what is with a binary of a plugin.
 func versionState(p *hostv1.Plugin, v *hostv1.PluginVersion) cell {
+	if v.GetSha256() == "" {
+		return cell{"not used", ""}
+	}
 	var words []string
 	var shade color
 	if v.GetKept() {

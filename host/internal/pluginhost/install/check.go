@@ -11,13 +11,8 @@ import (
 	"github.com/hashicorp/go-version"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/machine"
 )
-
-// machines are the ELF machines of Go's architectures for Linux that plugins are built for.
-var machines = map[string]elf.Machine{
-	"386": elf.EM_386, "amd64": elf.EM_X86_64, "arm": elf.EM_ARM, "arm64": elf.EM_AARCH64, "loong64": elf.EM_LOONGARCH,
-	"mips64le": elf.EM_MIPS, "ppc64le": elf.EM_PPC64, "riscv64": elf.EM_RISCV, "s390x": elf.EM_S390,
-}
 
 // check checks a plugin's file before anything of it is run. It returns the version that was signed; nil: none.
 func (i *installation) check(path, sha string, f file, proof signing.Proof) (*version.Version, error) {
@@ -60,18 +55,5 @@ func checkProgram(r io.ReaderAt, arch string) error {
 	case string(magic) != elf.ELFMAG:
 		return errors.New("it is neither a Linux program nor a script")
 	}
-	program, err := elf.NewFile(r)
-	if err != nil {
-		return fmt.Errorf("it is incomplete: its headers cannot be read: %w", err)
-	}
-	if want, ok := machines[arch]; ok && program.Machine != want {
-		is := program.Machine.String()
-		for name, machine := range machines {
-			if machine == program.Machine {
-				is = name
-			}
-		}
-		return fmt.Errorf("it is for %s, and this machine is %s: choose the file that ends in _linux_%s", is, arch, arch)
-	}
-	return nil
+	return machine.Check(r, arch)
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
@@ -168,7 +169,9 @@ func (i *installation) prepare() (unlock func() error, err error) {
 		_ = lock.Close()
 		return nil, err
 	}
-	return lock.Close, nil
+	return func() error { // a program that is being started may still have the descriptor
+		return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
+	}, nil
 }
 
 // fetchAndPlace fetches a plugin, checks it, and puts it into the plugin directory.
@@ -236,6 +239,11 @@ func (i *installation) tryOut(ctx context.Context, path string, f file, signed *
 	error,
 ) {
 	name, says, err := probe(ctx, path, i.Args[f.asset.Name])
+	// Another child between fork and exec may still have the file open for writing (execve(2)).
+	for try := 0; errors.Is(err, unix.ETXTBSY) && try < 100; try++ {
+		time.Sleep(5 * time.Millisecond)
+		name, says, err = probe(ctx, path, i.Args[f.asset.Name])
+	}
 	if err != nil {
 		return nil, fmt.Errorf("it does not work as a plugin: %w", err)
 	}

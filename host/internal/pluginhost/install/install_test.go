@@ -212,6 +212,7 @@ func TestInstallAndUpgrade(t *testing.T) {
 	first["LICENSE"] = []byte("free")
 	first.sum(a)
 	second := release(t, a, "1.2.0", "1.4.0", "3.0.0")
+	bundle, next := first.packed(t), second.packed(t)
 	byTag := func(t *testing.T, s *httptest.Server, f files) {
 		for name := range f {
 			if asset := signing.ParseAsset(name); asset.Name == "fixture" && !signing.IsProof(name) && asset.Arch != "other" {
@@ -228,8 +229,8 @@ func TestInstallAndUpgrade(t *testing.T) {
 		},
 		"archive": func(t *testing.T, cfg *Config) func() {
 			cfg.Source = filepath.Join(t.TempDir(), "bundle.tar.gz")
-			check.NoError(t, os.WriteFile(cfg.Source, first.packed(t), 0o644))
-			return func() { check.NoError(t, os.WriteFile(cfg.Source, second.packed(t), 0o644)) }
+			check.NoError(t, os.WriteFile(cfg.Source, bundle, 0o644))
+			return func() { check.NoError(t, os.WriteFile(cfg.Source, next, 0o644)) }
 		},
 		"https folder": func(t *testing.T, cfg *Config) func() {
 			s := newSite(t, first)
@@ -237,10 +238,10 @@ func TestInstallAndUpgrade(t *testing.T) {
 			return func() { s.files = second }
 		},
 		"https archive": func(t *testing.T, cfg *Config) func() {
-			s := newSite(t, files{"x.tar.gz": first.packed(t)})
+			s := newSite(t, files{"x.tar.gz": bundle})
 			cfg.Source, cfg.HTTP = s.URL+"/x.tar.gz", reach(s.Server)
 			cfg.SHA256 = sumText(s.files["x.tar.gz"])
-			return func() { s.files, cfg.SHA256 = files{"x.tar.gz": second.packed(t)}, "" }
+			return func() { s.files, cfg.SHA256 = files{"x.tar.gz": next}, "" }
 		},
 		"registry": func(t *testing.T, cfg *Config) func() {
 			s := newRegistry(t)

@@ -69,6 +69,9 @@ func probe(ctx context.Context, path string, args []string) (name, version strin
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	proto, err := client.Client()
+	if errors.Is(err, syscall.ETXTBSY) {
+		return "", "", err
+	}
 	if err != nil {
 		client.Kill() // waits for what it prints
 		// A page of text follows.

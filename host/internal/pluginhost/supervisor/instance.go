@@ -186,6 +186,9 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 		if !i.unfit[gen.sha] {
 			s.ConfigProblem = ""
 		}
+		if how == EventSwapped {
+			s.LastError = "" // of what was replaced
+		}
 		copyRecord(s)
 	})
 	i.health(gen.firstHealth)

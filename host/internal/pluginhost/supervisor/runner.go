@@ -67,7 +67,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	_ = writer.Close()
 	if err != nil {
 		_ = reader.Close()
-		return err
+		return explainExec(err, r.spec.Path)
 	}
 	failpoint.Here("process", "forked")
 	r.proc, r.stdout = proc, reader

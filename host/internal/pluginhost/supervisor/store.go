@@ -34,7 +34,7 @@ type store struct {
 type binary struct {
 	path string
 	sha  string // 64 hex digits
-	// version that its signature, or else the name of its file, promises; nil: any. Only if signatures are required.
+	// version that its signature, if one is required, or else the name of its file promises; nil: any.
 	version *version.Version
 }
 
@@ -94,15 +94,15 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 // checkSigned returns signing.ErrSignature unless a key that this host trusts has signed a copy of the file src, if it
 // requires that. want is the version that the process has to report; nil: any.
 func (s *store) checkSigned(name, src, copied string, proof signing.Proof) (want *version.Version, err error) {
+	_, v := signing.SplitVersion(filepath.Base(src))
 	if !s.signing.Required {
-		return nil, nil
+		return v, nil
 	}
 	f, err := os.Open(copied)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	_, v := signing.SplitVersion(filepath.Base(src))
 	want, err = s.signing.Check(name, v, f, proof)
 	return cmp.Or(want, v), err
 }

@@ -308,6 +308,11 @@ func (i *instance) candidate() (src source, problems []error, err error) {
 		if err == nil {
 			err = i.signed(f, sha)
 		}
+		if is := i.rec.versionOf(sha); err == nil && is != "" {
+			if err = checkPromised(f.version, is); err != nil {
+				err = fmt.Errorf("%s: %w", f.path, err)
+			}
+		}
 		if err != nil {
 			errs = append(errs, err)
 			if kept != nil {

@@ -235,16 +235,16 @@ func TestHowABinaryArrives(t *testing.T) {
 			w.must(os.WriteFile(links+"/one.tmp", data, 0o755))
 			w.must(os.Rename(links+"/one.tmp", links+"/one"))
 		},
-		func(data []byte) { w.must(os.WriteFile(path+"_v1.9.0", data, 0o755)) }, // another version beside it
+		func(data []byte) { w.must(os.WriteFile(path+"_v1.4.3", data, 0o755)) }, // another version beside it
 	} {
 		want := fmt.Sprintf("1.4.%d", n)
 		put(w.binary("good", want))
 		await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == want })
 	}
 	// A lower version changes nothing; when the highest is removed, the lower one runs.
-	w.must(os.WriteFile(path+"_v1.8.0", w.binary("good", "1.8.0"), 0o755))
-	w.must(os.Remove(path + "_v1.9.0"))
-	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.8.0" })
+	w.must(os.WriteFile(path+"_v1.3.0", w.binary("good", "1.3.0"), 0o755))
+	w.must(os.Remove(path + "_v1.4.3"))
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "1.3.0" })
 }
 
 // A version that fails soon after it has taken over is rolled back, and is not tried again.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
@@ -15,8 +16,8 @@ import (
 
 // Verified is the result of verifying a file.
 type Verified struct {
-	Name    string // the plugin's name: the file's, without a version
-	Known   bool   // this host has a plugin with that name
+	Name    string // that the process reports; of one that reports none, the file's without a version
+	Known   bool   // this host has a plugin with the file's name
 	Kind    string
 	Version string
 	SHA256  string
@@ -73,10 +74,13 @@ func (s *Supervisor) verify(ctx context.Context, path string) (v Verified, err e
 	}
 	defer func() { err = errors.Join(err, i.end(ctx, gen)) }()
 	v.Kind, v.Version, v.SHA256 = gen.kind, gen.version, gen.sha
+	if _, name, _ := strings.Cut(gen.identity, "/"); !strings.HasPrefix(name, "sha256:") {
+		v.Name = name
+	}
 	v.Healthy, v.Message = gen.firstHealth.healthy, gen.firstHealth.message
 	if v.Known {
 		if kind := serving.snapshot().Kind; kind != "" && kind != gen.kind {
-			return v, fmt.Errorf("it is of kind %s, and plugin %q is of kind %s", gen.kind, v.Name, kind)
+			return v, fmt.Errorf("it is of kind %s, and plugin %q is of kind %s", gen.kind, serving.name, kind)
 		}
 	}
 	return v, i.probe(ctx, gen)

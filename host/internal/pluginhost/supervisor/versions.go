@@ -44,6 +44,9 @@ func (i *instance) versions() []Version {
 	for _, f := range files {
 		known, ok := i.sums[f.path]
 		if !ok {
+			if f.version != nil { // an older one, which nobody needed to look into
+				all = append(all, Version{Version: f.version.String(), File: f.path})
+			}
 			continue
 		}
 		v := at(known.sha)
@@ -74,6 +77,9 @@ func (i *instance) resolve(name string) (sha string, err error) {
 	}
 	var found []Version
 	for _, v := range i.versions() {
+		if v.SHA256 == "" {
+			continue
+		}
 		if v.Version == strings.TrimPrefix(name, "v") || len(sum) >= minSumDigits && strings.HasPrefix(v.SHA256, sum) {
 			found = append(found, v)
 		}

@@ -114,6 +114,13 @@ func TestAFileWaitsForAPinnedPlugin(t *testing.T) {
 		slices.ContainsFunc(st.Versions, func(v supervisor.Version) bool { return v.Waits }) {
 		t.Errorf("unpinned: %v, %+v", err, st)
 	}
+	w.put("fixture_v1.0.0", "good", "1.0.0") // older than what serves, so it is not looked into
+	await(t, s, "fixture", func(st supervisor.Status) bool {
+		return slices.Contains(st.Versions, supervisor.Version{Version: "1.0.0", File: w.path("fixture_v1.0.0")})
+	})
+	if _, err := s.Pin(within(t), "fixture", "1.0.0"); !errors.Is(err, supervisor.ErrNoCopy) {
+		t.Errorf("pinned to a file that is not looked into: %v", err)
+	}
 }
 
 // oldRecord is what a host before the kept versions reads and writes of a record.

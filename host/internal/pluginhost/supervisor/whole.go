@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/system/machine"
 )
 
 // errWriting says that another process has a file open for writing, or changed it while it was read.
@@ -81,4 +84,20 @@ func checkWhole(f *os.File) error {
 		return err
 	}
 	return checkComplete(f, info.Size())
+}
+
+// explainExec adds to the error of a start which machine a program is for.
+func explainExec(err error, path string) error {
+	if !errors.Is(err, unix.ENOEXEC) {
+		return err
+	}
+	f, openErr := os.Open(path)
+	if openErr != nil {
+		return err
+	}
+	defer f.Close()
+	if why := machine.Check(f, runtime.GOARCH); why != nil {
+		return fmt.Errorf("%w: %w", err, why)
+	}
+	return err
 }

@@ -2847,9 +2847,9 @@ func (x *VerifyPluginRequest) GetPath() string {
 
 type VerifyPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// name of the plugin that the file belongs to: the file's name without a version.
+	// name that the process reports, or the file's without a version if it reports none.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// known: this host has a plugin of that name, and the file was tested with its configuration and next
+	// known: this host has a plugin of the file's name, and the file was tested with its configuration and next
 	// to its process.
 	Known   bool   `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"`
 	Kind    string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
