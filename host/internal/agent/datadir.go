@@ -43,6 +43,13 @@ func (a *agent) openDataDir(ctx context.Context) error {
 		return err
 	}
 	a.closers.add(lock.Close)
+	kept := filepath.Join(dir, "events.jsonl")
+	if err := a.events.Restore(kept); err != nil {
+		return err
+	}
+	a.closers.loop(ctx, func(ctx context.Context) {
+		a.events.Keep(ctx, kept, func(err error) { a.log.Warn("events", "error", err) })
+	})
 	return nil
 }
 

@@ -226,7 +226,7 @@ func (a *agent) apiConfig() apiserver.Config {
 	if slices.ContainsFunc(a.cfg.Consuls, config.Consul.WantsJWT) {
 		cfg.JWKS = a.tokens.JWKS
 	}
-	cfg.Metrics.MustRegister(a.hosting)
+	cfg.Metrics.MustRegister(a.hosting, a.plugins)
 	return cfg
 }
 

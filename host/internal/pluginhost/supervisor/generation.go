@@ -15,6 +15,8 @@ import (
 // generation is one running process of a plugin and the connection to it. A caller acquires it before a call and
 // releases it afterwards. A retired generation is stopped when its last user has released it, or at a deadline.
 type generation struct {
+	name      string // the plugin's
+	metrics   *metrics
 	record    *runRecord
 	number    uint64
 	kind      string
@@ -154,6 +156,7 @@ func (g *generation) detach() {
 
 // close ends what go-plugin runs for a process that is gone.
 func (g *generation) close() {
+	g.metrics.forget(g)
 	g.health.close()
 	g.events.finish(lastEvents)
 	g.run.detach()

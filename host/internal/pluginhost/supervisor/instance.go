@@ -375,6 +375,7 @@ func (i *instance) set(what EventType, message string, change func(*Status)) {
 	}
 	now := i.snapshot()
 	i.report(what, message, now)
+	i.sup.metrics.events.WithLabelValues(i.name, string(what)).Inc()
 	if i.sup.cfg.OnEvent != nil {
 		i.sup.cfg.OnEvent(Event{Time: time.Now(), Type: what, Message: message, Status: now})
 	}

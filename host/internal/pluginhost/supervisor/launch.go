@@ -229,6 +229,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 		return nil, fmt.Errorf("connect: go-plugin gave a %T", raw)
 	}
 	gen := &generation{
+		name: i.name, metrics: i.sup.metrics,
 		record: run.record, number: run.record.Number, sha: run.record.SHA256,
 		startedAt: run.record.StartedAt, pid: run.proc.PID(),
 		run: run, overLimit: run.meter.exceeded, client: client, proto: proto, conn: conn,

@@ -35,6 +35,7 @@ type Supervisor struct {
 	lock      *os.File
 	authority *wire.Authority
 	store     *store
+	metrics   *metrics
 
 	imu       sync.RWMutex
 	instances map[string]*instance
@@ -68,6 +69,7 @@ func New(cfg Config) *Supervisor {
 	cfg = cfg.withDefaults()
 	s := &Supervisor{
 		cfg: cfg, log: cfg.Logger, dir: filepath.Join(cfg.DataDir, "plugins"),
+		metrics: newMetrics(),
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
 		closing: make(chan struct{}), stopDraining: make(chan struct{}),
 	}

@@ -46,6 +46,7 @@ type Event struct {
 type Bus struct {
 	mu    sync.Mutex
 	ring  []Event // event seq is at ring[seq%len(ring)]
+	first uint64  // seq of the oldest event that there may be; 0: 1
 	last  uint64  // seq of the newest event, 0 before the first
 	added notify.Broadcast
 }
@@ -146,6 +147,6 @@ func lagged(first, oldest uint64) Event {
 // startLocked returns the seq of the n-th most recent event, of the oldest one if there are fewer, or of the next one
 // if n is not positive.
 func (b *Bus) startLocked(n int) uint64 {
-	kept := min(b.last, uint64(len(b.ring)))
+	kept := min(b.last+1-max(b.first, 1), uint64(len(b.ring)))
 	return b.last + 1 - min(uint64(max(n, 0)), kept)
 }
