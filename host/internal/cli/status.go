@@ -107,8 +107,8 @@ func (a *app) eventsCommand() *cobra.Command {
 	var recent int32
 	cmd := &cobra.Command{
 		Use: "events", Short: "Show what happened on the host",
-		Long: `Show the last events of the host, and with -follow new ones as they happen. With -o json
-each event is one line.`,
+		Long: `Show the last events of the host, also those of before its agent was restarted, and with
+-follow new ones as they happen. With -o json each event is one line.`,
 		Example: "pannier events -recent 50 -follow",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {

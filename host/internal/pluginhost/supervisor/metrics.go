@@ -33,7 +33,7 @@ func newMetrics() *metrics {
 			Help: "What has happened to a plugin since the agent started, by the type of event: swapped, rolled-back, …",
 		}, []string{"plugin", "type"}),
 		info: prometheus.NewDesc("pannier_plugin_info", "1 for the process of a plugin that serves.",
-			[]string{"plugin", "kind", "version", "generation", "sha256"}, nil),
+			[]string{"plugin", "kind", "version", "generation"}, nil),
 	}
 }
 
@@ -64,7 +64,7 @@ func (s *Supervisor) Collect(out chan<- prometheus.Metric) {
 	for _, p := range s.Status() {
 		if p.PID != 0 {
 			out <- prometheus.MustNewConstMetric(s.metrics.info, prometheus.GaugeValue, 1,
-				p.Name, p.Kind, p.Version, strconv.FormatUint(p.Generation, 10), p.SHA256)
+				p.Name, p.Kind, p.Version, strconv.FormatUint(p.Generation, 10))
 		}
 	}
 	s.metrics.calls.Collect(out)

@@ -23,7 +23,7 @@ func scrape(t *testing.T, c prometheus.Collector) map[string]float64 {
 		for _, m := range f.GetMetric() {
 			key := f.GetName()
 			for _, l := range m.GetLabel() {
-				if l.GetName() != "sha256" && l.GetName() != "plugin" {
+				if l.GetName() != "plugin" {
 					key += " " + l.GetValue()
 				}
 			}
