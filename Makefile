@@ -60,6 +60,7 @@ sign: ## Sign dist/SHA256SUMS with the minisign key in the file KEY
 
 .PHONY: demo
 demo: build ## Show a volume's life on one host, a crash included (root)
+	$(GO_BUILD) -o bin/csi-bridge-failing ./plugins/csi-bridge/testdata/failing
 	go run ./test/demo -bin bin
 
 .PHONY: demo-cluster

@@ -149,6 +149,7 @@ type plugin struct {
 	// FileProblem says why the file in the plugin directory is not run.
 	FileProblem string
 	Swaps       []struct{ Error string }
+	Canary      *struct{ Percent int }
 }
 
 // number is a 64-bit integer in protobuf's JSON: a string, absent when it is 0.

@@ -64,6 +64,31 @@ func (s *teller) swaps(good []byte, times int) error {
 		func(p plugin) bool { return p.FileProblem != "" && p.State == "running" })
 }
 
+// badCanary gives half of the calls to a csi-bridge that cannot publish volumes, until the agent has ended it. Meanwhile
+// workloads with a volume start and stop. All of them must succeed.
+func (s *teller) badCanary() {
+	s.do(func() error {
+		bad := filepath.Join(s.h.bin, "csi-bridge-failing")
+		data, err := os.ReadFile(bad)
+		if err == nil {
+			err = s.putBridge("cat "+bad, data)
+		}
+		if err != nil {
+			return err
+		}
+		others := s.comeAndGo()
+		s.pannier("plugin", "swap", "-canary", "50%", bridge)
+		s.pannier("plugin", "status", bridge)
+		err = errors.Join(s.err, s.awaitBridge("the bad canary is ended", func(p plugin) bool { return p.Canary == nil }))
+		done, failed := others()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  %d workloads came and went meanwhile, %d of them failed\n", done, len(failed))
+		return errors.Join(failed...)
+	})
+}
+
 // putBridge atomically replaces csi-bridge by data, the output of a command.
 func (s *teller) putBridge(command string, data []byte) error {
 	path := filepath.Join(s.h.path("plugins"), bridge)

@@ -73,6 +73,20 @@ var ofMounts = []mutant{
 		pkg:  workloadPkg, run: "^TestCallThatIsNeverAnswered$",
 	},
 	{
+		name: "repeated-call-lost", promise: "a call that a plugin's process failed, and another repeated, holds no claim up",
+		file: "host/internal/workload/volumesteps/unanswered.go",
+		old:  "(tries == 1 || lost == 0)",
+		new:  "tries == 1",
+		pkg:  workloadPkg, run: "^TestCallThatIsRepeated$",
+	},
+	{
+		name: "lost-call-answered", promise: "a call in which the plugin's process ended keeps the claim, although it was repeated",
+		file: "host/internal/workload/volumesteps/unanswered.go",
+		old:  "			lost++\n",
+		new:  "",
+		pkg:  workloadPkg, run: "^TestCallThatIsRepeated$",
+	},
+	{
 		name: "call-not-noted", promise: "a call in the middle of which the host was killed keeps the claim too",
 		file: "host/internal/workload/volumesteps/record.go",
 		old:  "		u.Unanswered = note\n",

@@ -116,6 +116,27 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestKeptVersions$",
 	},
 	{
+		name: "canary-hurts", promise: "a call that a canary fails is repeated on the process that serves",
+		file: "host/internal/pluginhost/supervisor/outcomes.go",
+		old:  "	case again && ctx.Err() == nil:\n",
+		new:  "	case again && ctx.Err() != nil:\n",
+		pkg:  supervisorPkg, run: "^TestABadCanaryIsEnded$",
+	},
+	{
+		name: "canary-compared-with-nothing", promise: "a canary is compared with the process that serves meanwhile",
+		file: "host/internal/pluginhost/supervisor/outcomes.go",
+		old:  "	b.failed, b.calls = b.newest()\n",
+		new:  "	b = tally{}\n",
+		pkg:  supervisorPkg, run: "^TestFailuresBesideACanary$",
+	},
+	{
+		name: "canary-promoted-by-itself", promise: "a canary serves only when it is promoted",
+		file: "host/internal/pluginhost/supervisor/canary.go",
+		old:  "		i.rec.refuse(next.sha, canaryReason)\n",
+		new:  "",
+		pkg:  supervisorPkg, run: "^TestACanaryServesOnlyWhenPromoted$",
+	},
+	{
 		name: "plugin-twice", promise: "two files of one plugin never run at once",
 		file: "host/internal/pluginhost/supervisor/identity.go",
 		old:  "		case rank.has:\n			rival, best = o, rank\n",

@@ -64,6 +64,7 @@ var needs = map[string]need{
 	v1.PluginServiceListPluginsProcedure:    query(to(acl.Plugin, acl.List)),
 	v1.PluginServiceSwapPluginProcedure:     change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceRestartPluginProcedure:  change(to(acl.Plugin, acl.Write)),
+	v1.PluginServicePromotePluginProcedure:  change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceRollbackPluginProcedure: change(to(acl.Plugin, acl.Write)),
 	v1.PluginServicePinPluginProcedure:      change(to(acl.Plugin, acl.Write)),
 	v1.PluginServiceUnpinPluginProcedure:    change(to(acl.Plugin, acl.Write)),

@@ -115,7 +115,7 @@ var who = map[string][]string{
 		v1.DriverServiceRegisterDriverProcedure, v1.DriverServiceDeregisterDriverProcedure,
 		v1.DriverServiceRestartDriverProcedure,
 		v1.PluginServiceSwapPluginProcedure, v1.PluginServiceRollbackPluginProcedure, v1.PluginServiceRestartPluginProcedure,
-		v1.PluginServicePinPluginProcedure,
+		v1.PluginServicePinPluginProcedure, v1.PluginServicePromotePluginProcedure,
 		v1.PluginServiceUnpinPluginProcedure, v1.PluginServiceVerifyPluginProcedure, v1.PluginServiceRemovePluginProcedure,
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure, v1.AgentServiceReloadProcedure,
 		v1.NodeServiceDrainNodeProcedure, v1.NodeServiceSetNodeEligibilityProcedure, v1.NodeServicePurgeNodeProcedure,

@@ -37,11 +37,20 @@ func (s pluginService) ListPlugins(context.Context,
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}), nil
 }
 
-// SwapPlugin replaces a plugin's processes by the binary in the plugin directory.
+// SwapPlugin replaces a plugin's processes by the binary in the plugin directory, or gives that a part of the calls.
 func (s pluginService) SwapPlugin(ctx context.Context,
 	req *connect.Request[hostv1.SwapPluginRequest],
 ) (*connect.Response[hostv1.SwapPluginResponse], error) {
-	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Swap)
+	swap := s.cfg.Plugins.Swap
+	if percent := req.Msg.GetCanaryPercent(); percent != 0 {
+		if percent < 1 || percent > 99 {
+			return nil, invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
+		}
+		swap = func(ctx context.Context, name string, _ *time.Duration) (supervisor.Status, error) {
+			return s.cfg.Plugins.Canary(ctx, name, int(percent))
+		}
+	}
+	p, err := s.orderWithin(ctx, req.Msg, swap)
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
 }
 
@@ -51,6 +60,14 @@ func (s pluginService) RestartPlugin(ctx context.Context,
 ) (*connect.Response[hostv1.RestartPluginResponse], error) {
 	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Restart)
 	return connect.NewResponse(&hostv1.RestartPluginResponse{Plugin: p}), err
+}
+
+// PromotePlugin lets a plugin's canary serve.
+func (s pluginService) PromotePlugin(ctx context.Context,
+	req *connect.Request[hostv1.PromotePluginRequest],
+) (*connect.Response[hostv1.PromotePluginResponse], error) {
+	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Promote)
+	return connect.NewResponse(&hostv1.PromotePluginResponse{Plugin: p}), err
 }
 
 // RollbackPlugin returns to the binary that served before, or to another one that is kept.
@@ -185,7 +202,7 @@ func (s *Server) order(ctx context.Context, name string,
 // isPluginError reports whether an error of the supervisor has a code of its own.
 func isPluginError(err error) bool {
 	return errors.Is(err, supervisor.ErrUnknown) || errors.Is(err, supervisor.ErrNoSwap) ||
-		errors.Is(err, supervisor.ErrNoCopy) ||
+		errors.Is(err, supervisor.ErrNoCopy) || errors.Is(err, supervisor.ErrCanary) ||
 		errors.Is(err, supervisor.ErrPinned) || errors.Is(err, supervisor.ErrClosed)
 }
 
@@ -250,7 +267,16 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
 			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),
 			Carried: int64(w.Carried), Rollback: w.Rollback, Error: w.Error, Why: w.Why, Restart: w.Restart,
+			CanaryPercent: int32(w.Canary),
 		})
+	}
+	if c := p.Canary; c != nil {
+		shown.Canary = &hostv1.PluginCanary{
+			Generation: &hostv1.PluginGeneration{Generation: c.Generation, Version: c.Version, Sha256: c.SHA256},
+			Pid:        int64(c.PID), StartedAt: timestamp(c.StartedAt), Percent: int32(c.Percent), Leases: int64(c.Users),
+			Calls: int64(c.Calls), FailedCalls: int64(c.FailedCalls),
+			ServingCalls: int64(c.ServingCalls), ServingFailedCalls: int64(c.ServingFailed),
+		}
 	}
 	for _, v := range p.Versions {
 		shown.Versions = append(shown.Versions, &hostv1.PluginVersion{

@@ -143,6 +143,32 @@ func TestPluginsLife(t *testing.T) {
 		r.Versions[1].Version != "1.0.0" || r.Versions[1].ServedFrom == nil {
 		t.Errorf("restarted: %v", r)
 	}
+	for _, percent := range []int32{-1, 100} {
+		_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: percent}))
+		wantError(t, err, connect.CodeInvalidArgument, "canary_percent must be 1 to 99")
+	}
+	_, err = plugins.PromotePlugin(p.ctx, request(&hostv1.PromotePluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "canary: there is none", "swap -canary")
+	tried, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30}))
+	check.NoError(t, err)
+	if c := tried.Msg.Plugin.Canary; c.GetPercent() != 30 || c.Generation.GetVersion() != "1.1.0" || c.Pid == 0 ||
+		c.StartedAt == nil || tried.Msg.Plugin.Version != "1.0.0" {
+		t.Errorf("a canary: %v", tried.Msg)
+	}
+	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	wantError(t, err, connect.CodeFailedPrecondition, "plugin promote fixture")
+	ended, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	check.NoError(t, err)
+	if e := ended.Msg.Plugin; e.Canary != nil || e.Version != "1.0.0" || e.Swaps[len(e.Swaps)-1].CanaryPercent != 30 {
+		t.Errorf("rolled back: %v", e)
+	}
+	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30}))
+	check.NoError(t, err)
+	promoted, err := plugins.PromotePlugin(p.ctx, request(&hostv1.PromotePluginRequest{Name: "fixture"}))
+	check.NoError(t, err)
+	if now := promoted.Msg.Plugin; now.Version != "1.1.0" || now.Pinned != second.Sha256 || now.Canary != nil {
+		t.Errorf("promoted: %v", now)
+	}
 	free, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "fixture"}))
 	check.NoError(t, err)
 	if free.Msg.Plugin.Pinned != "" || free.Msg.Plugin.Version != "1.1.0" {

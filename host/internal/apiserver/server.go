@@ -345,6 +345,8 @@ type Plugins interface {
 	Status() []supervisor.Status
 	Swap(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
 	Restart(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
+	Canary(ctx context.Context, name string, percent int) (supervisor.Status, error)
+	Promote(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error)
 	Rollback(ctx context.Context, name, to string, grace *time.Duration) (supervisor.Status, error)
 	Pin(ctx context.Context, name, which string) (supervisor.Status, error)
 	Unpin(ctx context.Context, name string) (supervisor.Status, error)

@@ -59,10 +59,19 @@ func down() *hostv1.Plugin {
 	}
 }
 
+// withCanary returns a plugin with a canary, after two others.
+func withCanary() *hostv1.Plugin {
+	p := plugin()
+	p.Name, p.Canary, p.StartedAt = "tried", tried(10), ago(6*time.Minute)
+	p.Swaps = p.Swaps[:2]
+	p.Swaps[0].CanaryPercent, p.Swaps[1].CanaryPercent = 20, 5
+	return p
+}
+
 func (f *fake) ListPlugins(context.Context,
 	*connect.Request[hostv1.ListPluginsRequest],
 ) (*connect.Response[hostv1.ListPluginsResponse], error) {
-	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down()}}), nil
+	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down(), withCanary()}}), nil
 }
 
 // orderedPlugin returns the plugin with a name, or the error that the name stands for.
@@ -83,7 +92,25 @@ func (f *fake) SwapPlugin(_ context.Context,
 	r *connect.Request[hostv1.SwapPluginRequest],
 ) (*connect.Response[hostv1.SwapPluginResponse], error) {
 	p, err := orderedPlugin(r.Msg.GetName())
+	if percent := r.Msg.GetCanaryPercent(); percent != 0 {
+		p.Canary = tried(percent)
+	}
 	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
+}
+
+// tried returns a canary.
+func tried(percent int32) *hostv1.PluginCanary {
+	return &hostv1.PluginCanary{
+		Generation: &hostv1.PluginGeneration{Generation: 5, Version: "1.3.0", Sha256: newSum}, Pid: 43, Percent: percent,
+		StartedAt: ago(2 * time.Minute), Calls: 40, FailedCalls: 1, ServingCalls: 360,
+	}
+}
+
+func (f *fake) PromotePlugin(_ context.Context,
+	r *connect.Request[hostv1.PromotePluginRequest],
+) (*connect.Response[hostv1.PromotePluginResponse], error) {
+	p, err := orderedPlugin(r.Msg.GetName())
+	return connect.NewResponse(&hostv1.PromotePluginResponse{Plugin: p}), err
 }
 
 func (f *fake) RestartPlugin(_ context.Context,

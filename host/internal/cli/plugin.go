@@ -2,8 +2,10 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,8 +21,9 @@ import (
 func (a *app) pluginCommand() *cobra.Command {
 	return a.noun("plugin", "Plugin processes of this host",
 		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
-		a.pluginSwap(), a.pluginRestart(), a.pluginRollback(), a.pluginPin(), a.pluginUnpin(), a.pluginRemove(),
-		a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginInfo(), a.pluginTest())
+		a.pluginSwap(), a.pluginPromote(), a.pluginRollback(), a.pluginRestart(), a.pluginPin(), a.pluginUnpin(),
+		a.pluginRemove(), a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginInfo(),
+		a.pluginTest())
 }
 
 // grace is the flag -grace.
@@ -47,14 +50,52 @@ func (g *grace) proto() *durationpb.Duration {
 
 func (a *app) pluginSwap() *cobra.Command {
 	var grace grace
-	return grace.of(a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
+	var part percent
+	cmd := grace.of(a.pluginOrder("swap NAME", "Let the binary in the plugin directory take over now",
 		`Let the binary in the plugin directory take over now: its highest version that the
 configuration allows, even one that was refused before. The agent does so by itself when
 a binary arrives; this is a second try. The exit code is 4 when it cannot take over; callers
-then keep the process that they have.`,
+then keep the process that they have.
+
+With -canary, the new process gets a part of the calls only, until pannier plugin promote or
+rollback; pannier plugin status shows how many fail in both. If it fails more of them than the
+one that serves, ends or is unhealthy, it is ended and refused, and its failed calls are
+repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.SwapPlugin(ctx,
-				connect.NewRequest(&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto()}))
+				connect.NewRequest(&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto(), CanaryPercent: int32(part)}))
+			return answer(resp, err)
+		}))
+	cmd.Flags().Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
+	cmd.MarkFlagsMutuallyExclusive("canary", "grace")
+	cmd.Example += "\npannier plugin swap -canary 10% csi-bridge"
+	return cmd
+}
+
+// percent is the value of a flag such as 10%.
+type percent int32
+
+func (p *percent) String() string { return "" }
+
+func (p *percent) Type() string { return "PERCENT" }
+
+func (p *percent) Set(s string) error {
+	n, err := strconv.ParseInt(strings.TrimSuffix(s, "%"), 10, 32)
+	if err != nil || n < 1 || n > 99 {
+		return errors.New("must be from 1% to 99%")
+	}
+	*p = percent(n)
+	return nil
+}
+
+func (a *app) pluginPromote() *cobra.Command {
+	var grace grace
+	return grace.of(a.pluginOrder("promote NAME", "Let a plugin's canary serve",
+		`Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
+pinned to it. It is on probation like any other new binary.`,
+		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
+			resp, err := client.Plugins.PromotePlugin(ctx,
+				connect.NewRequest(&hostv1.PromotePluginRequest{Name: name, Grace: grace.proto()}))
 			return answer(resp, err)
 		}))
 }
@@ -78,7 +119,8 @@ func (a *app) pluginRollback() *cobra.Command {
 	cmd := grace.of(a.pluginOrder("rollback NAME", "Bring back a binary that served before",
 		`Bring back the binary that served before, or with -to another one that the agent keeps:
 pannier plugin versions lists them. What serves now, and what is preferred in the plugin
-directory, is refused until it changes, or until pannier plugin swap.`,
+directory, is refused until it changes, or until pannier plugin swap. While there is a canary,
+only that is ended and refused.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.RollbackPlugin(ctx,
 				connect.NewRequest(&hostv1.RollbackPluginRequest{Name: name, To: to, Grace: grace.proto()}))
@@ -193,12 +235,16 @@ func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 	if p.GetPid() != 0 {
 		line = fmt.Sprintf("plugin %q: %s serves", p.GetName(), generation(p.GetGeneration(), p.GetVersion(), p.GetSha256()))
 	}
-	if w := lastSwap(p); swap && w.GetTo().GetGeneration() == p.GetGeneration() && p.GetPid() != 0 {
+	swap = swap && p.GetCanary() == nil && p.GetPid() != 0
+	if w := lastSwap(p); swap && w.GetTo().GetGeneration() == p.GetGeneration() {
 		line += fmt.Sprintf(", after a swap that took %s; %s went on with generation %d", short(w.GetTook().AsDuration()),
 			count(w.GetCarried(), "call"), w.GetFrom().GetGeneration())
 	}
 	if p.GetPinned() != "" {
 		line += "; it is pinned"
+	}
+	if c := p.GetCanary(); c != nil {
+		line += "; " + canary(c)
 	}
 	return a.say(line)
 }

@@ -189,9 +189,12 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		return err
 	}
 	for _, p := range plugins {
-		notes := []string{p.GetFileProblem(), p.GetConfigProblem(), ""}
+		notes := []string{p.GetFileProblem(), p.GetConfigProblem(), "", ""}
 		if unused := p.GetUnused(); unused != "" {
 			notes[2] = "it is not used: " + unused
+		}
+		if c := p.GetCanary(); c != nil {
+			notes[3] = canary(c)
 		}
 		for _, note := range notes {
 			if note == "" {
@@ -254,6 +257,9 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	if err := a.show(t); err != nil {
 		return err
 	}
+	if err := a.showCanary(p); err != nil {
+		return err
+	}
 	if err := a.showRefused(p.GetRefused()); err != nil {
 		return err
 	}
@@ -265,6 +271,32 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 		return err
 	}
 	return a.showSwaps(swaps[max(0, len(swaps)-shownSwaps):])
+}
+
+// canary says which part of the calls a canary gets.
+func canary(c *hostv1.PluginCanary) string {
+	return fmt.Sprintf("%s gets %d%% of the calls", side(c.GetGeneration()), c.GetPercent())
+}
+
+// showCanary shows the process that serves and the canary side by side, since the canary gets calls.
+func (a *app) showCanary(p *hostv1.Plugin) error {
+	c := p.GetCanary()
+	if c == nil {
+		return nil
+	}
+	err := a.heading(fmt.Sprintf("Canary for %s, until pannier plugin promote or rollback %s", age(c.GetStartedAt()), p.GetName()))
+	if err != nil {
+		return err
+	}
+	t := newTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
+	row := func(what string, g *hostv1.PluginGeneration, pid, calls int64, part int32, failed int64) {
+		t.row(what, g.GetGeneration(), g.GetVersion(), shortSum(g.GetSha256()), pid, calls, fmt.Sprintf("%d%%", part), failed,
+			fmt.Sprintf("%.1f%%", 100*float64(failed)/float64(max(calls, 1))))
+	}
+	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
+	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
+	row("canary", c.GetGeneration(), c.GetPid(), c.GetCalls(), c.GetPercent(), c.GetFailedCalls())
+	return a.show(t)
 }
 
 func (a *app) showRefused(refused map[string]string) error {
@@ -290,12 +322,16 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 	for _, w := range swaps {
 		result := cell{"swapped", green}
 		switch {
+		case w.GetError() != "" && w.GetCanaryPercent() != 0:
+			result = cell{fmt.Sprintf("canary of %d%%, not promoted: %s", w.GetCanaryPercent(), w.GetError()), yellow}
 		case w.GetError() != "":
 			result = cell{"refused: " + w.GetError(), red}
 		case w.GetRollback():
 			result = cell{"rolled back: " + w.GetWhy(), yellow}
 		case w.GetRestart():
 			result.text = "restarted"
+		case w.GetCanaryPercent() != 0:
+			result.text = fmt.Sprintf("canary of %d%%, promoted", w.GetCanaryPercent())
 		}
 		t.row(moment(w.GetAt()), side(w.GetFrom()), side(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)

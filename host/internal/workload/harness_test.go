@@ -83,7 +83,11 @@ func openHost(dir string, h *hooks, wrong func(string, ...any)) (*host, error) {
 		Calls: drivers.Caller{
 			Drivers: out.drivers,
 			Storage: func(ctx context.Context, _ string, fn func(ctx context.Context, c storage.Client) error) error {
-				return fn(ctx, out.driver)
+				err := fn(ctx, out.driver)
+				if errors.Is(err, errRepeated) {
+					err = fn(ctx, out.driver)
+				}
+				return err
 			},
 		},
 		Secrets: func(context.Context, claim.Volume) (map[string]string, error) {

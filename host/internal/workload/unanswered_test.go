@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -110,6 +112,42 @@ func TestCallThatIsNeverAnswered(t *testing.T) {
 			h.ended(t, "w")
 			h.clean(t)
 		})
+	}
+}
+
+// errRepeated is in the error of a call that is repeated with another process of the plugin.
+var errRepeated = errors.New("repeated")
+
+type repeated struct{ error }
+
+func (r repeated) Unwrap() []error { return []error{r.error, errRepeated} }
+
+func (r repeated) GRPCStatus() *status.Status { return status.Convert(r.error) }
+
+// A call that failed in one process of the plugin, such as a canary, and was repeated with another, was answered: the
+// release does not wait for it. If the process ended in the middle of it, nobody knows what the driver does.
+func TestCallThatIsRepeated(t *testing.T) {
+	for _, call := range []string{"stage", "publish"} {
+		for code, waits := range map[codes.Code]bool{codes.Internal: false, codes.Unavailable: true} {
+			t.Run(call+" "+code.String(), func(t *testing.T) {
+				t.Parallel()
+				h := newHost(t)
+				h.settles(time.Hour)
+				h.volume(t, full, "a")
+				h.on(call+":before", 1, func(context.Context) error { return repeated{status.Error(code, "no")} })
+				_, err := h.Start(t.Context(), spec("w", "a"), Options{})
+				check.NoError(t, err)
+				go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+				if waits {
+					if w := h.waiting(t, "w"); !strings.Contains(w.Waiting, "never answered a call to "+call) {
+						t.Errorf("it waits for %s", w.Waiting)
+					}
+					h.settles(time.Millisecond)
+				}
+				h.ended(t, "w")
+				h.clean(t)
+			})
+		}
 	}
 }
 

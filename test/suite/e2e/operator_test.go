@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -129,6 +131,70 @@ func TestOperatorsPlugins(t *testing.T) {
 		t.Errorf("the plugin's log:\n%s", out)
 	}
 	h.Refused(3, []string{"nobody"}, "plugin", "logs", "nobody")
+}
+
+// A csi-bridge that fails to publish volumes gets a part of the calls: it is ended by itself, and no workload fails. A
+// good one serves once it is promoted.
+func TestCanary(t *testing.T) {
+	t.Parallel()
+	d := drivers[0]
+	h := testhost.New(t, d.block(t))
+	h.Start()
+	volume(h, d, "data", "single-node-writer", "")
+	spec := workload(h, "w", "data", "")
+	first := bridgePlugin(t, h)
+	h.Run("plugin", "pin", "csi-bridge")
+	install := func(file string) {
+		t.Helper()
+		if err := os.Rename(file, filepath.Join(h.PluginDir, "csi-bridge")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := bridgeVariant(t, h, h.Dir, "csi-bridge.good", 0, "a later build")
+	data, err := os.ReadFile(testbin.BuildDir(t, "../../../plugins/csi-bridge/testdata/failing"))
+	if err == nil {
+		err = os.WriteFile(h.Path("csi-bridge.bad"), data, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(h.Path("csi-bridge.bad"))
+	if out := h.Run("plugin", "swap", "-canary", "50%", "csi-bridge"); !strings.Contains(out, "gets 50% of the calls") {
+		t.Errorf("a canary:\n%s", out)
+	}
+	var now *hostv1.Plugin
+	h.Eventually("the end of the canary", func() error {
+		h.Run("workload", "run", spec, "--", "true")
+		if now = bridgePlugin(t, h); now.GetCanary() != nil {
+			return errors.New("it still gets calls")
+		}
+		return nil
+	})
+	last := now.GetSwaps()[len(now.GetSwaps())-1]
+	if now.GetPid() != first.GetPid() || last.GetCanaryPercent() != 50 ||
+		!strings.Contains(last.GetError(), "of Publish failed") {
+		t.Errorf("after a bad canary: %v", now)
+	}
+	if out := h.Run("events", "-recent", "100"); !strings.Contains(out, "canary-ended") {
+		t.Errorf("events:\n%s", out)
+	}
+
+	install(good)
+	h.Run("plugin", "swap", "-canary", "50%", "csi-bridge")
+	h.Eventually("calls of the canary", func() error {
+		h.Run("workload", "run", spec, "--", "true")
+		if c := bridgePlugin(t, h).GetCanary(); c.GetCalls() == 0 || c.GetServingCalls() == 0 || c.GetFailedCalls() != 0 {
+			return fmt.Errorf("it is %v", c)
+		}
+		return nil
+	})
+	canary := bridgePlugin(t, h).GetCanary()
+	h.Run("plugin", "promote", "csi-bridge")
+	if now = bridgePlugin(t, h); now.GetPid() != canary.GetPid() || now.GetPinned() != canary.GetGeneration().GetSha256() {
+		t.Errorf("promoted: %v", now)
+	}
+	h.Run("workload", "run", spec, "--", "true")
+	h.NothingInUse()
 }
 
 // bridgePlugin returns csi-bridge from the agent's status.

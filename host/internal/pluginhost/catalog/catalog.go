@@ -50,6 +50,7 @@ var (
 // Supervisor is the part of supervisor.Supervisor that the catalog uses.
 type Supervisor interface {
 	Acquire(ctx context.Context, name string) (supervisor.Handle, error)
+	AcquireCall(ctx context.Context, name string) (supervisor.Handle, error)
 	Await(ctx context.Context, done func([]supervisor.Status) bool) error
 }
 
@@ -72,12 +73,12 @@ func New(plugins Supervisor) *Catalog {
 //
 // A call without a deadline gets CallTimeout.
 func (c *Catalog) Storage(ctx context.Context, name string) (client storage.Client, release func(), err error) {
-	return acquire(ctx, c, storageKind, name)
+	return acquire(ctx, c, storageKind, name, false)
 }
 
 // DoStorage runs fn with a storage plugin (see Storage), within the deadline of ctx or else CallTimeout. If the
-// plugin's process ends during a call, or is replaced because such calls fail, fn is run again with the next process:
-// the calls of all kinds are idempotent.
+// plugin's process ends during a call, or is replaced because such calls fail, or is a canary, fn is run again with the
+// process that serves then: the calls of all kinds are idempotent.
 func (c *Catalog) DoStorage(ctx context.Context, name string,
 	fn func(ctx context.Context, client storage.Client) error,
 ) error {
@@ -107,18 +108,19 @@ func (c *Catalog) DoBootstrap(ctx context.Context, name string,
 	return do(ctx, c, bootstrapKind, name, fn)
 }
 
-func acquire[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
+// acquire acquires the plugin called name, or the one of the kind if that is empty; forCall, it may be a canary.
+func acquire[T any](ctx context.Context, c *Catalog, k kind[T], name string, forCall bool,
+) (client T, release func(), err error) {
 	if name == "" {
 		if name, err = c.pick(ctx, k.protocol, k.preferred); err != nil {
 			return client, nil, fmt.Errorf("%s: %w", k.name, err)
 		}
 	}
-	return borrow(ctx, c, k, name)
-}
-
-// borrow acquires the plugin called name.
-func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (client T, release func(), err error) {
-	gen, err := c.plugins.Acquire(ctx, name)
+	get := c.plugins.Acquire
+	if forCall {
+		get = c.plugins.AcquireCall
+	}
+	gen, err := get(ctx, name)
 	if err != nil {
 		return client, nil, fmt.Errorf("%s: %w", k.name, err)
 	}
@@ -134,14 +136,8 @@ func borrow[T any](ctx context.Context, c *Catalog, k kind[T], name string) (cli
 	}), gen.Release, nil
 }
 
+// do runs fn with an acquired plugin, and runs it again if the plugin's process ends during the call.
 func do[T any](ctx context.Context, c *Catalog, k kind[T], name string,
-	fn func(ctx context.Context, client T) error,
-) error {
-	return repeat(ctx, func(ctx context.Context) (T, func(), error) { return acquire(ctx, c, k, name) }, fn)
-}
-
-// repeat runs fn with what get acquires, and runs it again if the plugin's process ends during the call.
-func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func(), error),
 	fn func(ctx context.Context, client T) error,
 ) error {
 	if _, ok := ctx.Deadline(); !ok {
@@ -150,7 +146,7 @@ func repeat[T any](ctx context.Context, get func(ctx context.Context) (T, func()
 		defer cancel()
 	}
 	for try := 1; ; try++ {
-		client, release, err := get(ctx)
+		client, release, err := acquire(ctx, c, k, name, try == 1)
 		if err != nil {
 			return err
 		}
@@ -233,14 +229,14 @@ func (c *Catalog) AwaitDevicePlugins(ctx context.Context, seen, unknown []string
 
 // Device acquires a device plugin until release is called, as Storage does.
 func (c *Catalog) Device(ctx context.Context, name string) (client device.Client, release func(), err error) {
-	return borrow(ctx, c, deviceKind, name)
+	return acquire(ctx, c, deviceKind, name, false)
 }
 
 // DoDevice is DoStorage for a device plugin.
 func (c *Catalog) DoDevice(ctx context.Context, name string,
 	fn func(ctx context.Context, client device.Client) error,
 ) error {
-	return repeat(ctx, func(ctx context.Context) (device.Client, func(), error) { return c.Device(ctx, name) }, fn)
+	return do(ctx, c, deviceKind, name, fn)
 }
 
 // EveryKind registers a handler for the events of plugins of every kind.

@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -32,7 +33,8 @@ type plugins struct {
 	kind    string
 	retired chan struct{}
 	ended   chan struct{}
-	stop    func() // ends the process
+	stop    func()                   // ends the process
+	canary  grpc.ClientConnInterface // gets the calls that it may get; nil: there is none
 }
 
 func (p *plugins) Acquire(context.Context, string) (supervisor.Handle, error) {
@@ -41,6 +43,14 @@ func (p *plugins) Acquire(context.Context, string) (supervisor.Handle, error) {
 		Conn: p.conn, Kind: p.kind, Retired: p.retired, Ended: p.ended,
 		Release: func() { p.users-- },
 	}, nil
+}
+
+func (p *plugins) AcquireCall(ctx context.Context, name string) (supervisor.Handle, error) {
+	handle, err := p.Acquire(ctx, name)
+	if p.canary != nil {
+		handle.Conn = p.canary
+	}
+	return handle, err
 }
 
 func (p *plugins) Await(ctx context.Context, done func([]supervisor.Status) bool) error {
@@ -185,6 +195,42 @@ func TestWhoIsUnavailable(t *testing.T) {
 		if status.Code(err) != codes.Unavailable || errors.Is(err, errEnded) != stops {
 			t.Errorf("the plugin stops: %t; the call ended with it: %t (%v)", stops, errors.Is(err, errEnded), err)
 		}
+	}
+}
+
+// failing is a canary that fails its calls.
+type failing struct {
+	grpc.ClientConnInterface
+	calls int
+}
+
+func (f *failing) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	f.calls++
+	return fmt.Errorf("it is broken: %w", supervisor.ErrReplaced)
+}
+
+// A call that a canary fails is repeated on the process that serves; what may be a stream is never on a canary.
+func TestACallIsRepeatedWithoutTheCanary(t *testing.T) {
+	canary := &failing{}
+	p := serve(t, &impl{})
+	p.canary = canary
+	c := New(p)
+	tries := 0
+	err := c.DoStorage(t.Context(), "", func(ctx context.Context, client storage.Client) error {
+		tries++
+		_, err := call(ctx, client)
+		return err
+	})
+	if err != nil || tries != 2 || canary.calls != 1 || p.users != 0 {
+		t.Errorf("%v after %d tries, %d of them on the canary", err, tries, canary.calls)
+	}
+	client, release, err := c.Storage(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if _, err := call(t.Context(), client); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -84,10 +84,12 @@ type watchResult struct {
 	lost    error // the generation must be replaced
 	alive   bool  // its process still runs
 	request *request
+
+	canaryLost bool // the canary must end
 }
 
 // watch returns when the generation must be replaced, when another binary may have to run, when an operator
-// requests something, or when ctx ends.
+// requests something, when the canary must end, or when ctx ends.
 func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 	silence, unhealthyFor := i.sup.silence, i.sup.unwell
 	quiet := time.NewTimer(silence)
@@ -99,10 +101,16 @@ func (i *instance) watch(ctx context.Context, gen *generation) watchResult {
 	} else {
 		unwell.Reset(time.Until(i.unhealthySince.Add(unhealthyFor)))
 	}
+	var canaryLost <-chan struct{}
+	if c := i.canary.Load(); c != nil {
+		canaryLost = c.lost
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return watchResult{}
+		case <-canaryLost:
+			return watchResult{canaryLost: ctx.Err() == nil}
 		case <-i.rechecks:
 			return watchResult{}
 		case o := <-i.requests:

@@ -41,6 +41,7 @@ type instance struct {
 	again    *time.Timer   // a recheck without a change of the plugin directory
 
 	current atomic.Pointer[generation] // nil while no process serves
+	canary  atomic.Pointer[canary]     // nil if there is none
 
 	ctx, tail      context.Context    // of the two goroutines of launchInstance
 	stop, stopTail context.CancelFunc // end them
@@ -217,6 +218,11 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 		case what.lost != nil && what.alive && i.refuseOnProbation(gen, what.lost):
 		case what.lost != nil || ctx.Err() != nil:
 			return gen, what.lost
+		case what.canaryLost:
+			if err := i.endCanary(gen, "", nil); err != nil {
+				i.log.Error("the record of a canary could not be written", "error", err)
+			}
+			continue
 		case what.request != nil:
 			next, err := what.request.do(ctx, i, gen)
 			if next != nil {
@@ -241,6 +247,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 
 // lost takes a generation away from callers, ends what is left of it, and waits until the next start is due.
 func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *backoff.ExponentialBackOff) {
+	lost := i.endCanary(gen, "the process that serves was lost", nil)
 	i.current.Store(nil)
 	gen.retire()
 	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
@@ -257,7 +264,7 @@ func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *
 		why = fmt.Errorf("%w; the process then ended: %s", why, gen.run.proc.Exit())
 	}
 	rollBack := i.refuseOnProbation(gen, why)
-	err = errors.Join(why, err, i.clear(ctx, gen.record, grace))
+	err = errors.Join(why, err, lost, i.clear(ctx, gen.record, grace))
 	// Callers still use the dead connection. If it were closed under them they would get Canceled, as if they had
 	// given up themselves.
 	i.sup.draining.Go(func() {
@@ -342,6 +349,9 @@ func (i *instance) stopsPlugin() bool { return i.sup.stopsPlugins() || i.removed
 
 // shutDown detaches or stops the plugin when the host closes.
 func (i *instance) shutDown(ctx context.Context, gen *generation) {
+	if err := i.endCanary(gen, "the agent stopped", nil); err != nil {
+		i.log.Error("the record of a canary could not be written", "error", err)
+	}
 	i.current.Store(nil)
 	gen.retire()
 	if !i.stopsPlugin() && (!gen.started || !i.sup.undo.Load()) {
@@ -393,7 +403,8 @@ func (i *instance) report(what EventType, message string, s Status) {
 	switch what {
 	case EventFailed, EventEnded:
 		i.log.Error("plugin", append(fields, "next_try", s.NextTry.Format(time.RFC3339), "restarts", s.Restarts)...)
-	case EventUnhealthy, EventDegraded, EventSwapFailed, EventConfigRefused, EventRolledBack, EventBusy, EventFile:
+	case EventUnhealthy, EventDegraded, EventSwapFailed, EventConfigRefused, EventRolledBack, EventCanaryEnded, EventBusy,
+		EventFile:
 		i.log.Warn("plugin", fields...)
 	default:
 		i.log.Info("plugin", fields...)
@@ -409,12 +420,20 @@ func (i *instance) snapshot() Status {
 		s.Users = gen.userCount()
 		s.Calls, s.FailedCalls = gen.outcomes.answered()
 		s.Degraded = gen.outcomes.degraded()
+		if c := i.canary.Load(); c != nil {
+			s.Canary = c.snapshot(gen)
+		}
 	}
 	return s
 }
 
-// acquire waits for a generation and acquires it.
-func (i *instance) acquire(ctx context.Context) (*generation, func(), error) {
+// acquire waits for the serving generation and acquires it; forCall, it is the canary if that gets the call.
+func (i *instance) acquire(ctx context.Context, forCall bool) (*generation, func(), error) {
+	if c := i.canary.Load(); forCall && c != nil && c.takes() && !c.gen.ended() {
+		if release, ok := c.gen.acquire(); ok {
+			return c.gen, release, nil
+		}
+	}
 	for {
 		changed := i.changed.Wait()
 		// A process that has just died is still current for a moment.

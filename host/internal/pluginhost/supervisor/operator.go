@@ -32,10 +32,13 @@ var (
 // Swap lets the binary that should run take over now: the highest allowed version in the plugin directory, even if it
 // or its configuration was refused before. The calls of the old process are given up after grace; nil: after 5
 // minutes, or 10 seconds if it is unhealthy or does not answer. It returns the status when callers have moved. Errors:
-// ErrUnknown; ErrNoSwap if that binary runs already; why the new process could not take over, in which case the old one
-// still serves.
+// ErrUnknown; ErrNoSwap if that binary runs already; ErrCanary if there is a canary; why the new process could not take
+// over, in which case the old one still serves.
 func (s *Supervisor) Swap(ctx context.Context, name string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+		if err := i.noCanary(); err != nil {
+			return nil, err
+		}
 		i.rec.Refused = nil
 		clear(i.unfit)
 		return i.settle(ctx, gen, grace)
@@ -60,10 +63,16 @@ const rolledBack = "rolled back by an operator"
 
 // Rollback goes back to the copy that served before, or to the kept one that to names by its version or the first 6
 // digits of its checksum. What would be preferred to it is refused until its file changes. grace is that of Swap.
-// Errors: ErrUnknown; ErrNoCopy if there is no such copy; ErrNoSwap if it serves; ErrPinned; why the copy could not
-// take over.
+// While there is a canary, Rollback only ends that. Errors: ErrUnknown; ErrNoCopy if there is no such copy; ErrNoSwap
+// if it serves; ErrPinned; ErrCanary if there is a canary, and to is given; why the copy could not take over.
 func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
+		if to == "" && i.canary.Load() != nil {
+			return nil, i.endCanary(gen, rolledBack, grace)
+		}
+		if err := i.noCanary(); err != nil {
+			return nil, err
+		}
 		back, serves := i.rec.LastGood, i.lastTried
 		if gen != nil {
 			serves = gen.sha

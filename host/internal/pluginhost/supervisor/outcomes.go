@@ -20,6 +20,7 @@ import (
 // generation before it.
 type outcomes struct {
 	before map[string]tally // nil: unknown, taken as without failures
+	beside *outcomes        // of the serving generation, if this one is a canary: compared with it instead
 	// changed holds a token when the generation has become worse than the one before it, or is so no more.
 	changed chan struct{}
 
@@ -69,18 +70,42 @@ func IsFailure(err error) bool {
 }
 
 // isFailure is IsFailure, but Unimplemented is a failure only if the generation before had the method.
-func (o *outcomes) isFailure(method string, err error) bool {
-	b := o.before[method]
+func isFailure(err error, b tally) bool {
 	return IsFailure(err) && (status.Code(err) != codes.Unimplemented || b.calls > b.failed)
 }
 
-// add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
-// that is closed when that is decided.
-func (o *outcomes) add(method string, err error) (judged <-chan struct{}) {
-	failed := o.isFailure(method, err)
+// baseline is what the calls of a method are compared with: those of the generation before, or of a canary, the newest
+// ones of the generation that serves.
+func (o *outcomes) baseline(method string) tally {
+	if o.beside == nil {
+		return o.before[method]
+	}
+	o.beside.mu.Lock()
+	defer o.beside.mu.Unlock()
+	b := o.beside.methods[method]
+	b.failed, b.calls = b.newest()
+	return b
+}
+
+// follows makes a canary the generation that serves, after one with those tallies.
+func (o *outcomes) follows(before map[string]tally) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	t := o.methods[method]
+	o.before, o.beside = before, nil
+	o.worse = o.worseMethod() != ""
+	select {
+	case o.changed <- struct{}{}: // the instance looks itself
+	default:
+	}
+}
+
+// add counts a call. If it failed and is one of those for which the generation may be replaced, add returns a channel
+// that is closed when that is decided; again says that it failed in a canary, and may be repeated at once.
+func (o *outcomes) add(method string, err error) (judged <-chan struct{}, again bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	t, b := o.methods[method], o.baseline(method)
+	failed := isFailure(err, b)
 	t.calls++
 	t.recent <<= 1
 	t.at = time.Now()
@@ -93,9 +118,9 @@ func (o *outcomes) add(method string, err error) (judged <-chan struct{}) {
 	}
 	o.methods[method] = t
 	// Only this method has changed: the others are looked at only to learn whether the last bad one is well again.
-	if worse := t.worseThan(o.before[method]) || o.worse && o.worseMethod() != ""; worse != o.worse {
+	if worse := t.worseThan(b) || o.worse && o.worseMethod() != ""; worse != o.worse {
 		o.worse = worse
-		if worse && o.judged == nil {
+		if worse && o.judged == nil && o.beside == nil {
 			o.judged = make(chan struct{})
 		}
 		select {
@@ -104,9 +129,9 @@ func (o *outcomes) add(method string, err error) (judged <-chan struct{}) {
 		}
 	}
 	if failed {
-		return o.judged
+		return o.judged, o.beside != nil
 	}
-	return nil
+	return nil, false
 }
 
 // decided releases the calls that wait: the generation stays.
@@ -127,14 +152,18 @@ func (o *outcomes) degraded() string {
 }
 
 func (o *outcomes) worseMethod() string {
+	other := "before"
+	if o.beside != nil {
+		other = "that serves"
+	}
 	for _, method := range slices.Sorted(maps.Keys(o.methods)) {
-		t, b := o.methods[method], o.before[method]
+		t, b := o.methods[method], o.baseline(method)
 		if !t.worseThan(b) || time.Since(t.at) > forgetAfter {
 			continue
 		}
 		failed, calls := t.newest()
-		return fmt.Sprintf("%d of the last %d calls of %s failed (%d of %d in the generation before), the last with %s",
-			failed, calls, path.Base(method), b.failed, b.calls, t.last)
+		return fmt.Sprintf("%d of the last %d calls of %s failed (%d of %d in the generation %s), the last with %s",
+			failed, calls, path.Base(method), b.failed, b.calls, other, t.last)
 	}
 	return ""
 }
@@ -175,9 +204,9 @@ func (o *outcomes) answered() (calls, failed int) {
 	return o.calls, failed
 }
 
-// ErrReplaced says that a call failed or was given up and that another generation serves since, because this one
-// failed too many calls or took too long: the call may be repeated. It is wrapped around the error of the call.
-var ErrReplaced = errors.New("another process of the plugin has taken over")
+// ErrReplaced says that a call failed or was given up and that another generation serves, because this one failed too
+// many calls, took too long, or is a canary: the call may be repeated. It is wrapped around the error of the call.
+var ErrReplaced = errors.New("another process of the plugin serves")
 
 // errAbandoned is the error of a call that was given up.
 var errAbandoned = status.Error(codes.Unavailable, "the call was given up: the plugin's process is replaced, and did "+
@@ -208,8 +237,11 @@ func (c counted) Invoke(ctx context.Context, method string, args, reply any, opt
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
 		return replaced{errAbandoned}
 	}
-	judged := c.gen.outcomes.add(method, err)
-	if judged == nil {
+	judged, again := c.gen.outcomes.add(method, err)
+	switch {
+	case again && ctx.Err() == nil:
+		return replaced{err}
+	case judged == nil:
 		return err
 	}
 	select {

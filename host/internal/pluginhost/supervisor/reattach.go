@@ -43,6 +43,9 @@ func (i *instance) clearOthers(ctx context.Context, gen *generation) {
 		if err := i.clear(ctx, run, i.sup.cfg.StopTimeout); err != nil {
 			i.log.Warn("an old process of the plugin could not be ended", "generation", run.Number, "error", err)
 		}
+		if run.Canary != 0 {
+			i.endedWithHost(gen, run)
+		}
 	}
 }
 

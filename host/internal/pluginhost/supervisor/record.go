@@ -66,6 +66,11 @@ type runRecord struct {
 	Version   string       `json:"version,omitempty"`
 	// TookOver is when it took over from another binary; zero if it did not.
 	TookOver time.Time `json:"took_over,omitzero"`
+	// Canary is the percentage of the calls that it gets beside the one that serves; 0: it is no canary.
+	Canary int `json:"canary,omitempty"`
+	// PinnedBefore is the copy to which the plugin was pinned before this one was promoted, and is again if this one
+	// fails while on probation; empty: none.
+	PinnedBefore string `json:"pinned_before,omitempty"`
 }
 
 const recordFormat = 2
@@ -210,6 +215,11 @@ func (r *record) versionOf(sha string) (version string) {
 	for _, k := range r.Kept {
 		if k.SHA256 == sha && k.Version != "" {
 			version = k.Version
+		}
+	}
+	for _, run := range r.Runs {
+		if run.SHA256 == sha && run.Version != "" {
+			version = run.Version
 		}
 	}
 	return version

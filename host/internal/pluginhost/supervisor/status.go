@@ -53,6 +53,7 @@ type Status struct {
 	Calls, FailedCalls int
 	// Degraded says in what the current generation fails more calls than the one before it; empty: in nothing.
 	Degraded  string
+	Canary    *Canary // nil: there is none
 	Message   string
 	LastError string    // why it last ended or did not start
 	NextTry   time.Time // when it is started again, if BackingOff or Failed
@@ -90,6 +91,9 @@ const (
 	EventSwapFailed    EventType = "swap-failed"    // callers keep the old process
 	EventConfigRefused EventType = "config-refused" // a changed configuration; the one before it is used
 	EventRolledBack    EventType = "rolled-back"
+	EventCanary        EventType = "canary"       // another process gets a part of the calls
+	EventCanaryEnded   EventType = "canary-ended" // it gets no calls any more, and is not promoted
+	EventPromoted      EventType = "promoted"     // a canary serves now
 	EventFile          EventType = "file-problem" // its file is missing, not executable, incomplete, or of another plugin
 	EventRemoved       EventType = "removed"      // by an operator
 )

@@ -274,11 +274,21 @@ type Handle struct {
 // Acquire acquires the current generation of a plugin, for calls and streams, until Release. While the plugin is
 // not up it waits until ctx ends; the error is then ErrUnavailable, with the plugin's state and the reason.
 func (s *Supervisor) Acquire(ctx context.Context, name string) (Handle, error) {
+	return s.acquire(ctx, name, false)
+}
+
+// AcquireCall is Acquire for one call that is repeated with Acquire if its error wraps ErrReplaced: a canary gets its
+// part of these.
+func (s *Supervisor) AcquireCall(ctx context.Context, name string) (Handle, error) {
+	return s.acquire(ctx, name, true)
+}
+
+func (s *Supervisor) acquire(ctx context.Context, name string, forCall bool) (Handle, error) {
 	i := s.instance(name)
 	if i == nil {
 		return Handle{}, s.unknown(name)
 	}
-	gen, release, err := i.acquire(ctx)
+	gen, release, err := i.acquire(ctx, forCall)
 	if err != nil {
 		return Handle{}, err
 	}

@@ -31,6 +31,8 @@ type Swap struct {
 	Rollback bool `json:"rollback,omitempty"`
 	// Restart says that it is a new process of the same binary, which an operator asked for.
 	Restart bool `json:"restart,omitempty"`
+	// Canary is the percentage of the calls that To had as a canary; 0: it was none.
+	Canary int `json:"canary,omitempty"`
 	// Why says why it went back.
 	Why string `json:"why,omitempty"`
 	// Error says why callers kept the old process; empty if they moved.
@@ -86,10 +88,18 @@ func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grac
 	if swap.Rollback || swap.Restart { // not to be compared with what it replaces
 		swap.Why, next.outcomes.before = i.rec.Refused[gen.sha], gen.outcomes.before
 	}
+	return i.moved(ctx, gen, next, swap, grace)
+}
+
+// moved moves callers from gen to next, which the record names, and leaves gen to finish their calls within grace.
+func (i *instance) moved(ctx context.Context, gen, next *generation, swap Swap, grace *time.Duration,
+) (*generation, error) {
+	ended := i.endCanary(next, next.describe()+" has taken over", grace)
 	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
-	i.drainLater(gen, grace) //nolint:contextcheck // outlasts the swap, and the close of the host
+	//nolint:contextcheck // outlasts the swap, and the close of the host
+	i.drainLater(gen, grace, !i.unhealthySince.IsZero())
 	i.rec.swapped(swap)
 	what, why := EventSwapped, ""
 	switch {
@@ -97,15 +107,16 @@ func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grac
 		what, why = EventRolledBack, ": "+swap.Why
 	case swap.Restart:
 		what = EventRestarted
+	case swap.Canary != 0:
+		what = EventPromoted
 	}
 	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process%s",
 		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried, why))
-	return next, i.rec.save(i.sup.dir)
+	return next, errors.Join(ended, i.rec.save(i.sup.dir))
 }
 
-// bringBeside starts a process beside the serving one and, if it is healthy and passes the probe, records that it
-// serves.
-func (i *instance) bringBeside(ctx context.Context, gen *generation, src source) (next *generation, err error) {
+// tryBeside starts a process beside the serving one. If it is not healthy or does not pass the probe, it is ended.
+func (i *instance) tryBeside(ctx context.Context, gen *generation, src source) (next *generation, err error) {
 	if next, err = i.launch(ctx, src); err != nil {
 		return nil, err
 	}
@@ -121,7 +132,13 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 	if !next.firstHealth.healthy {
 		return next, fmt.Errorf("it reports that it is unhealthy: %s", next.firstHealth.message)
 	}
-	if err := i.probe(ctx, next); err != nil {
+	return next, i.probe(ctx, next)
+}
+
+// bringBeside is tryBeside, and records that the new process serves.
+func (i *instance) bringBeside(ctx context.Context, gen *generation, src source) (*generation, error) {
+	next, err := i.tryBeside(ctx, gen, src)
+	if err != nil {
 		return next, err
 	}
 	was := i.rec
@@ -131,9 +148,8 @@ func (i *instance) bringBeside(ctx context.Context, gen *generation, src source)
 		next.record.TookOver = time.Now().UTC()
 	}
 	if err := i.rec.save(i.sup.dir); err != nil {
-		i.rec.Serving, i.rec.Served, i.rec.LastGood, i.rec.File = was.Serving, was.Served, was.LastGood, was.File
-		i.rec.Settings, i.rec.Kept = was.Settings, was.Kept
-		return next, err
+		i.rec = was
+		return next, errors.Join(err, i.end(ctx, next))
 	}
 	failpoint.Here("swap", "recorded")
 	return next, nil
@@ -188,16 +204,18 @@ func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
 // while both exist.
 func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried int) {
 	i.current.Store(to)
-	to.events = i.follow(ctx, to.conn, to.record, to.run.proc.Done())
+	if to.events == nil { // a canary has one
+		to.events = i.follow(ctx, to.conn, to.record, to.run.proc.Done())
+	}
 	from.retire()
 	return from.userCount()
 }
 
 // drainLater lets a generation finish its calls within grace, gives up those that are left, and stops it. Without
-// grace, it is DrainTimeout, but StopTimeout for a process that is unhealthy or does not answer.
-func (i *instance) drainLater(gen *generation, grace *time.Duration) {
+// grace, it is DrainTimeout, but StopTimeout for a process that is unwell or does not answer.
+func (i *instance) drainLater(gen *generation, grace *time.Duration, unwell bool) {
 	i.set("", "", func(s *Status) { s.Draining++ })
-	limit, unwell := i.sup.cfg.DrainTimeout, !i.unhealthySince.IsZero()
+	limit := i.sup.cfg.DrainTimeout
 	switch {
 	case grace != nil:
 		limit = *grace
@@ -240,7 +258,8 @@ func (i *instance) clearDrained(ctx context.Context) {
 // onProbation says whether a generation took over so recently that a failure goes back to the copy before it: until
 // the window has passed and it has answered some calls, but at most ten times the window.
 func (i *instance) onProbation(gen *generation) bool {
-	if gen.record.TookOver.IsZero() || i.rec.Pinned == gen.sha || i.rec.LastGood == gen.sha || !i.canGoBack() {
+	pinned := i.rec.Pinned == gen.sha && gen.record.PinnedBefore == ""
+	if gen.record.TookOver.IsZero() || pinned || i.rec.LastGood == gen.sha || !i.canGoBack() {
 		return false
 	}
 	window, since := cmp.Or(i.spec.RollbackWindow, i.sup.cfg.RollbackWindow), time.Since(gen.record.TookOver)
@@ -259,6 +278,9 @@ func (i *instance) canGoBack() bool {
 func (i *instance) refuseOnProbation(gen *generation, why error) bool {
 	if !i.onProbation(gen) {
 		return false
+	}
+	if i.rec.Pinned == gen.sha {
+		i.rec.Pinned = gen.record.PinnedBefore
 	}
 	i.rec.refuse(gen.sha, fmt.Sprintf("%s after it had taken over: %v",
 		time.Since(gen.record.TookOver).Round(time.Millisecond), why))

@@ -88,8 +88,9 @@ func startLoad(t *testing.T, s *supervisor.Supervisor, kind string, rate int) *l
 func (l *load) one(s *supervisor.Supervisor, kind string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	acquire := s.AcquireCall
 	for {
-		handle, err := s.Acquire(ctx, "fixture")
+		handle, err := acquire(ctx, "fixture")
 		if err != nil {
 			return err
 		}
@@ -98,6 +99,7 @@ func (l *load) one(s *supervisor.Supervisor, kind string) error {
 		if !errors.Is(err, supervisor.ErrReplaced) {
 			return err
 		}
+		acquire = s.Acquire
 	}
 }
 

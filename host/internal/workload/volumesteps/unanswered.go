@@ -125,7 +125,7 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 	if _, err := s.Calls.Await(ctx, v.Driver, s.DriverWait); err != nil {
 		return m.earlier, fmt.Errorf("%s volume %q for workload %q on driver %q: %w", m.verb, v.Ref, v.workload, v.Driver, err)
 	}
-	tries := 0
+	tries, lost := 0, 0
 	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(s.Closing, cancel)() //nolint:contextcheck // the call outlives ctx, not the host
@@ -143,10 +143,16 @@ func (s *Steps) mount(ctx context.Context, v *Volume, m mounting) (left *unanswe
 		if v.flight != nil {
 			v.flight.sent.Store(true)
 		}
-		return m.call(bounded, c, d)
+		err := m.call(bounded, c, d)
+		if !answered(err) || status.Code(err) == codes.Unavailable {
+			lost++
+		}
+		return err
 	}
 	err = s.call(bounded, m.verb, v, s.DriverWait, call)
-	if tries == 0 || tries == 1 && answered(err) {
+	// Of a call that was repeated, a try that was Unavailable has no answer: the plugin's process ended, or was given up.
+	// One that failed in a process that fails its calls, such as a canary, was answered.
+	if tries == 0 || answered(err) && (tries == 1 || lost == 0) {
 		return m.earlier, err
 	}
 	given := *m.noted

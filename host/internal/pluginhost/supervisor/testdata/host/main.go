@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -35,6 +36,13 @@ func main() {
 		if st.Name == os.Args[2] {
 			fmt.Println(st.PID)
 		}
+	}
+	if percent, err := strconv.Atoi(os.Getenv("HOST_CANARY")); err == nil {
+		st, err := s.Canary(context.Background(), os.Args[2], percent)
+		if err != nil {
+			fail(err)
+		}
+		fmt.Println(st.Canary.PID)
 	}
 	if len(os.Args) > 3 {
 		fmt.Println(s.Verify(context.Background(), os.Args[3]))

@@ -202,6 +202,8 @@ func (i *impl) answer(ctx context.Context) error {
 		panic("in each call")
 	case "has-no-calls":
 		return status.Error(codes.Unimplemented, "not in this version")
+	case "unwell-in-calls":
+		i.unwell.Store(true)
 	case "hangs-in-calls":
 		<-ctx.Done()
 		return ctx.Err()

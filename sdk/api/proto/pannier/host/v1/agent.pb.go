@@ -1716,7 +1716,9 @@ type Plugin struct {
 	Unused string   `protobuf:"bytes,25,opt,name=unused,proto3" json:"unused,omitempty"`
 	// versions are the copies that are kept, the one that served last at the end, then other files of the
 	// plugin directory and other refused binaries.
-	Versions      []*PluginVersion `protobuf:"bytes,26,rep,name=versions,proto3" json:"versions,omitempty"`
+	Versions []*PluginVersion `protobuf:"bytes,26,rep,name=versions,proto3" json:"versions,omitempty"`
+	// canary is a process that gets a part of the calls beside the one that serves; unset: there is none.
+	Canary        *PluginCanary `protobuf:"bytes,27,opt,name=canary,proto3" json:"canary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1933,6 +1935,127 @@ func (x *Plugin) GetVersions() []*PluginVersion {
 	return nil
 }
 
+func (x *Plugin) GetCanary() *PluginCanary {
+	if x != nil {
+		return x.Canary
+	}
+	return nil
+}
+
+// PluginCanary is a process of a plugin that gets a part of the calls.
+type PluginCanary struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Generation *PluginGeneration      `protobuf:"bytes,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Pid        int64                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	// started_at is when it began to get calls.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// percent is its part of the calls, 1 to 99.
+	Percent int32 `protobuf:"varint,4,opt,name=percent,proto3" json:"percent,omitempty"`
+	// leases is the number of callers that hold it.
+	Leases int64 `protobuf:"varint,5,opt,name=leases,proto3" json:"leases,omitempty"`
+	// calls are those that it has answered; failed_calls of them failed, as in Plugin.
+	Calls       int64 `protobuf:"varint,6,opt,name=calls,proto3" json:"calls,omitempty"`
+	FailedCalls int64 `protobuf:"varint,7,opt,name=failed_calls,json=failedCalls,proto3" json:"failed_calls,omitempty"`
+	// serving_calls are those that the serving process has answered meanwhile; serving_failed_calls of them failed.
+	ServingCalls       int64 `protobuf:"varint,8,opt,name=serving_calls,json=servingCalls,proto3" json:"serving_calls,omitempty"`
+	ServingFailedCalls int64 `protobuf:"varint,9,opt,name=serving_failed_calls,json=servingFailedCalls,proto3" json:"serving_failed_calls,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *PluginCanary) Reset() {
+	*x = PluginCanary{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginCanary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginCanary) ProtoMessage() {}
+
+func (x *PluginCanary) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
+func (*PluginCanary) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PluginCanary) GetGeneration() *PluginGeneration {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
+func (x *PluginCanary) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *PluginCanary) GetPercent() int32 {
+	if x != nil {
+		return x.Percent
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetLeases() int64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetCalls() int64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetFailedCalls() int64 {
+	if x != nil {
+		return x.FailedCalls
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetServingCalls() int64 {
+	if x != nil {
+		return x.ServingCalls
+	}
+	return 0
+}
+
+func (x *PluginCanary) GetServingFailedCalls() int64 {
+	if x != nil {
+		return x.ServingFailedCalls
+	}
+	return 0
+}
+
 // PluginVersion is a binary of a plugin that can be brought back, waits, or was refused.
 type PluginVersion struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1957,7 +2080,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2092,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2105,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -2058,14 +2181,17 @@ type PluginSwap struct {
 	// why is the reason of a rollback.
 	Why string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	// restart: an operator asked for a new process of the same binary.
-	Restart       bool `protobuf:"varint,9,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart bool `protobuf:"varint,9,opt,name=restart,proto3" json:"restart,omitempty"`
+	// canary_percent is the part of the calls that to had as a canary, which was promoted, or ended if there is an error;
+	// 0: it was none.
+	CanaryPercent int32 `protobuf:"varint,10,opt,name=canary_percent,json=canaryPercent,proto3" json:"canary_percent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2203,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2216,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -2156,6 +2282,13 @@ func (x *PluginSwap) GetRestart() bool {
 	return false
 }
 
+func (x *PluginSwap) GetCanaryPercent() int32 {
+	if x != nil {
+		return x.CanaryPercent
+	}
+	return 0
+}
+
 // PluginGeneration is one process of a plugin.
 type PluginGeneration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2169,7 +2302,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2314,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2327,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -2224,14 +2357,18 @@ type SwapPluginRequest struct {
 	// grace is how long the calls of the replaced process may take before they are given up, from 0 to 1 h.
 	// Where that is allowed, callers repeat them. Unset: 5 min, or 10 s if the process is unhealthy or
 	// does not answer.
-	Grace         *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
+	Grace *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
+	// canary_percent is the part of the calls that the new process gets, 1 to 99, until PromotePlugin or RollbackPlugin;
+	// it is ended if it fails more of them than the one that serves. A pinned plugin can have one too. grace is
+	// not used then. 0: it gets all.
+	CanaryPercent int32 `protobuf:"varint,3,opt,name=canary_percent,json=canaryPercent,proto3" json:"canary_percent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2380,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2393,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -2273,6 +2410,13 @@ func (x *SwapPluginRequest) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+func (x *SwapPluginRequest) GetCanaryPercent() int32 {
+	if x != nil {
+		return x.CanaryPercent
+	}
+	return 0
+}
+
 type SwapPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// plugin after the swap.
@@ -2283,7 +2427,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2439,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2452,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -2329,7 +2473,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2341,7 +2485,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2354,7 +2498,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -2381,7 +2525,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2537,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,10 +2550,108 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+type PromotePluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// grace as in SwapPluginRequest.
+	Grace         *durationpb.Duration `protobuf:"bytes,2,opt,name=grace,proto3" json:"grace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromotePluginRequest) Reset() {
+	*x = PromotePluginRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromotePluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromotePluginRequest) ProtoMessage() {}
+
+func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
+func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PromotePluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PromotePluginRequest) GetGrace() *durationpb.Duration {
+	if x != nil {
+		return x.Grace
+	}
+	return nil
+}
+
+type PromotePluginResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// plugin after the promotion.
+	Plugin        *Plugin `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PromotePluginResponse) Reset() {
+	*x = PromotePluginResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PromotePluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PromotePluginResponse) ProtoMessage() {}
+
+func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
+func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PromotePluginResponse) GetPlugin() *Plugin {
 	if x != nil {
 		return x.Plugin
 	}
@@ -2430,7 +2672,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2684,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2697,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -2489,7 +2731,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2743,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2756,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -2535,7 +2777,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2789,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2802,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -2587,7 +2829,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2841,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2854,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -2631,7 +2873,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2885,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2898,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -2676,7 +2918,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2688,7 +2930,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2701,7 +2943,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -2722,7 +2964,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2734,7 +2976,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2747,7 +2989,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -2772,7 +3014,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +3026,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +3039,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 type VerifyPluginRequest struct {
@@ -2810,7 +3052,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2822,7 +3064,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2835,7 +3077,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -2864,7 +3106,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +3118,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +3131,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -2954,7 +3196,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3208,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3221,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -3013,7 +3255,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3267,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3280,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -3187,7 +3429,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xa2\a\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xd9\a\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -3219,10 +3461,24 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0econfig_problem\x18\x17 \x01(\tR\rconfigProblem\x12\x16\n" +
 	"\x06serves\x18\x18 \x03(\tR\x06serves\x12\x16\n" +
 	"\x06unused\x18\x19 \x01(\tR\x06unused\x12:\n" +
-	"\bversions\x18\x1a \x03(\v2\x1e.pannier.host.v1.PluginVersionR\bversions\x1a:\n" +
+	"\bversions\x18\x1a \x03(\v2\x1e.pannier.host.v1.PluginVersionR\bversions\x125\n" +
+	"\x06canary\x18\x1b \x01(\v2\x1d.pannier.host.v1.PluginCanaryR\x06canary\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x95\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x02\n" +
+	"\fPluginCanary\x12A\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\v2!.pannier.host.v1.PluginGenerationR\n" +
+	"generation\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x03R\x03pid\x129\n" +
+	"\n" +
+	"started_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x18\n" +
+	"\apercent\x18\x04 \x01(\x05R\apercent\x12\x16\n" +
+	"\x06leases\x18\x05 \x01(\x03R\x06leases\x12\x14\n" +
+	"\x05calls\x18\x06 \x01(\x03R\x05calls\x12!\n" +
+	"\ffailed_calls\x18\a \x01(\x03R\vfailedCalls\x12#\n" +
+	"\rserving_calls\x18\b \x01(\x03R\fservingCalls\x120\n" +
+	"\x14serving_failed_calls\x18\t \x01(\x03R\x12servingFailedCalls\"\x95\x02\n" +
 	"\rPluginVersion\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\tR\x06sha256\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12;\n" +
@@ -3232,7 +3488,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x04kept\x18\x05 \x01(\bR\x04kept\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\tR\arefused\x12\x12\n" +
 	"\x04file\x18\a \x01(\tR\x04file\x12\x14\n" +
-	"\x05waits\x18\b \x01(\bR\x05waits\"\xc9\x02\n" +
+	"\x05waits\x18\b \x01(\bR\x05waits\"\xf0\x02\n" +
 	"\n" +
 	"PluginSwap\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x125\n" +
@@ -3243,22 +3499,30 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\brollback\x18\x06 \x01(\bR\brollback\x12\x14\n" +
 	"\x05error\x18\a \x01(\tR\x05error\x12\x10\n" +
 	"\x03why\x18\b \x01(\tR\x03why\x12\x18\n" +
-	"\arestart\x18\t \x01(\bR\arestart\"d\n" +
+	"\arestart\x18\t \x01(\bR\arestart\x12%\n" +
+	"\x0ecanary_percent\x18\n" +
+	" \x01(\x05R\rcanaryPercent\"d\n" +
 	"\x10PluginGeneration\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"X\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"\x7f\n" +
 	"\x11SwapPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
-	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"E\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12%\n" +
+	"\x0ecanary_percent\x18\x03 \x01(\x05R\rcanaryPercent\"E\n" +
 	"\x12SwapPluginResponse\x12/\n" +
 	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"[\n" +
 	"\x14RestartPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"H\n" +
 	"\x15RestartPluginResponse\x12/\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"[\n" +
+	"\x14PromotePluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"H\n" +
+	"\x15PromotePluginResponse\x12/\n" +
 	"\x06plugin\x18\x01 \x01(\v2\x17.pannier.host.v1.PluginR\x06plugin\"l\n" +
 	"\x15RollbackPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
@@ -3305,12 +3569,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
 	"\rRestartDriver\x12%.pannier.host.v1.RestartDriverRequest\x1a&.pannier.host.v1.RestartDriverResponse\x12X\n" +
 	"\vListDrivers\x12#.pannier.host.v1.ListDriversRequest\x1a$.pannier.host.v1.ListDriversResponse\x12R\n" +
-	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xc1\x06\n" +
+	"\tGetDriver\x12!.pannier.host.v1.GetDriverRequest\x1a\".pannier.host.v1.GetDriverResponse2\xa1\a\n" +
 	"\rPluginService\x12X\n" +
 	"\vListPlugins\x12#.pannier.host.v1.ListPluginsRequest\x1a$.pannier.host.v1.ListPluginsResponse\x12U\n" +
 	"\n" +
 	"SwapPlugin\x12\".pannier.host.v1.SwapPluginRequest\x1a#.pannier.host.v1.SwapPluginResponse\x12^\n" +
-	"\rRestartPlugin\x12%.pannier.host.v1.RestartPluginRequest\x1a&.pannier.host.v1.RestartPluginResponse\x12a\n" +
+	"\rRestartPlugin\x12%.pannier.host.v1.RestartPluginRequest\x1a&.pannier.host.v1.RestartPluginResponse\x12^\n" +
+	"\rPromotePlugin\x12%.pannier.host.v1.PromotePluginRequest\x1a&.pannier.host.v1.PromotePluginResponse\x12a\n" +
 	"\x0eRollbackPlugin\x12&.pannier.host.v1.RollbackPluginRequest\x1a'.pannier.host.v1.RollbackPluginResponse\x12R\n" +
 	"\tPinPlugin\x12!.pannier.host.v1.PinPluginRequest\x1a\".pannier.host.v1.PinPluginResponse\x12X\n" +
 	"\vUnpinPlugin\x12#.pannier.host.v1.UnpinPluginRequest\x1a$.pannier.host.v1.UnpinPluginResponse\x12[\n" +
@@ -3330,7 +3595,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -3357,47 +3622,50 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*ListPluginsRequest)(nil),       // 22: pannier.host.v1.ListPluginsRequest
 	(*ListPluginsResponse)(nil),      // 23: pannier.host.v1.ListPluginsResponse
 	(*Plugin)(nil),                   // 24: pannier.host.v1.Plugin
-	(*PluginVersion)(nil),            // 25: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 26: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 27: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 28: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 29: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 30: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 31: pannier.host.v1.RestartPluginResponse
-	(*RollbackPluginRequest)(nil),    // 32: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 33: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 34: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 35: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 36: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 37: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 38: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 39: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 40: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 41: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 42: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 43: pannier.host.v1.PluginLogResponse
-	nil,                              // 44: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 45: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 46: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 47: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 49: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 50: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 51: google.protobuf.Duration
+	(*PluginCanary)(nil),             // 25: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 26: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 27: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 28: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 29: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 30: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 31: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 32: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 33: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 34: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 35: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 36: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 37: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 38: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 39: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 40: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 41: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 42: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 43: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 44: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 45: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 46: pannier.host.v1.PluginLogResponse
+	nil,                              // 47: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 48: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 49: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 50: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 51: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 52: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 53: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 54: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	48, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	51, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	24, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	10, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	44, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	49, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	50, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	47, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	52, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	53, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	9,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
 	8,  // 7: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	48, // 8: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	45, // 9: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	46, // 10: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	48, // 11: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	51, // 8: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	48, // 9: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	49, // 10: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	51, // 11: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
 	11, // 12: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
 	10, // 13: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
 	10, // 14: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
@@ -3405,66 +3673,73 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	10, // 16: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
 	10, // 17: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
 	24, // 18: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	48, // 19: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	48, // 20: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	47, // 21: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	26, // 22: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	25, // 23: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	48, // 24: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	48, // 25: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	48, // 26: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	27, // 27: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	27, // 28: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	51, // 29: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	51, // 30: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 31: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	51, // 32: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 33: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	51, // 34: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 35: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	24, // 36: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	24, // 37: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 38: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 39: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 40: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	6,  // 41: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	12, // 42: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	14, // 43: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	16, // 44: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	18, // 45: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	20, // 46: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	22, // 47: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	28, // 48: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	30, // 49: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	32, // 50: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	34, // 51: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	36, // 52: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	38, // 53: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	40, // 54: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	42, // 55: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 56: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 57: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 58: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	7,  // 59: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	13, // 60: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	15, // 61: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	17, // 62: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	19, // 63: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	21, // 64: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	23, // 65: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	29, // 66: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	31, // 67: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	33, // 68: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	35, // 69: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	37, // 70: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	39, // 71: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	41, // 72: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	43, // 73: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	56, // [56:74] is the sub-list for method output_type
-	38, // [38:56] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	51, // 19: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	51, // 20: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	50, // 21: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	27, // 22: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	26, // 23: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	25, // 24: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	28, // 25: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	51, // 26: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	51, // 27: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	51, // 28: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	51, // 29: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	28, // 30: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	28, // 31: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	54, // 32: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	54, // 33: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 34: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	54, // 35: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 36: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	54, // 37: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 38: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	54, // 39: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	24, // 40: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	24, // 41: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	24, // 42: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 43: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	2,  // 44: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	4,  // 45: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	6,  // 46: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	12, // 47: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	14, // 48: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	16, // 49: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	18, // 50: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	20, // 51: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	22, // 52: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	29, // 53: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	31, // 54: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	33, // 55: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	35, // 56: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	37, // 57: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	39, // 58: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	41, // 59: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	43, // 60: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	45, // 61: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 62: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	3,  // 63: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	5,  // 64: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	7,  // 65: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	13, // 66: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	15, // 67: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	17, // 68: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	19, // 69: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	21, // 70: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	23, // 71: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	30, // 72: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	32, // 73: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	34, // 74: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	36, // 75: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	38, // 76: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	40, // 77: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	42, // 78: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	44, // 79: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	46, // 80: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	62, // [62:81] is the sub-list for method output_type
+	43, // [43:62] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -3480,7 +3755,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

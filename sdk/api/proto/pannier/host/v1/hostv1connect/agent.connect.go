@@ -68,6 +68,9 @@ const (
 	// PluginServiceRestartPluginProcedure is the fully-qualified name of the PluginService's
 	// RestartPlugin RPC.
 	PluginServiceRestartPluginProcedure = "/pannier.host.v1.PluginService/RestartPlugin"
+	// PluginServicePromotePluginProcedure is the fully-qualified name of the PluginService's
+	// PromotePlugin RPC.
+	PluginServicePromotePluginProcedure = "/pannier.host.v1.PluginService/PromotePlugin"
 	// PluginServiceRollbackPluginProcedure is the fully-qualified name of the PluginService's
 	// RollbackPlugin RPC.
 	PluginServiceRollbackPluginProcedure = "/pannier.host.v1.PluginService/RollbackPlugin"
@@ -442,15 +445,19 @@ func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Req
 type PluginServiceClient interface {
 	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before.
-	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
-	// process.
+	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before, or gives it a part of
+	// the calls only. FailedPrecondition: it serves already, there is a canary, or it could not take over and callers
+	// keep the previous process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
 	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
 	// over and callers keep the previous process.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// PromotePlugin lets the canary serve, and moves the pin to it if the plugin is pinned. FailedPrecondition: there is
+	// none, or it has just been ended.
+	PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error)
 	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
-	// present one until its file changes. FailedPrecondition: there is no such copy, or one is pinned.
+	// present one until its file changes. While there is a canary, it only ends and refuses that.
+	// FailedPrecondition: there is no such copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
@@ -497,6 +504,12 @@ func NewPluginServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(pluginServiceMethods.ByName("RestartPlugin")),
 			connect.WithClientOptions(opts...),
 		),
+		promotePlugin: connect.NewClient[v1.PromotePluginRequest, v1.PromotePluginResponse](
+			httpClient,
+			baseURL+PluginServicePromotePluginProcedure,
+			connect.WithSchema(pluginServiceMethods.ByName("PromotePlugin")),
+			connect.WithClientOptions(opts...),
+		),
 		rollbackPlugin: connect.NewClient[v1.RollbackPluginRequest, v1.RollbackPluginResponse](
 			httpClient,
 			baseURL+PluginServiceRollbackPluginProcedure,
@@ -541,6 +554,7 @@ type pluginServiceClient struct {
 	listPlugins    *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
 	swapPlugin     *connect.Client[v1.SwapPluginRequest, v1.SwapPluginResponse]
 	restartPlugin  *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
+	promotePlugin  *connect.Client[v1.PromotePluginRequest, v1.PromotePluginResponse]
 	rollbackPlugin *connect.Client[v1.RollbackPluginRequest, v1.RollbackPluginResponse]
 	pinPlugin      *connect.Client[v1.PinPluginRequest, v1.PinPluginResponse]
 	unpinPlugin    *connect.Client[v1.UnpinPluginRequest, v1.UnpinPluginResponse]
@@ -562,6 +576,11 @@ func (c *pluginServiceClient) SwapPlugin(ctx context.Context, req *connect.Reque
 // RestartPlugin calls pannier.host.v1.PluginService.RestartPlugin.
 func (c *pluginServiceClient) RestartPlugin(ctx context.Context, req *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
 	return c.restartPlugin.CallUnary(ctx, req)
+}
+
+// PromotePlugin calls pannier.host.v1.PluginService.PromotePlugin.
+func (c *pluginServiceClient) PromotePlugin(ctx context.Context, req *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error) {
+	return c.promotePlugin.CallUnary(ctx, req)
 }
 
 // RollbackPlugin calls pannier.host.v1.PluginService.RollbackPlugin.
@@ -598,15 +617,19 @@ func (c *pluginServiceClient) PluginLog(ctx context.Context, req *connect.Reques
 type PluginServiceHandler interface {
 	// ListPlugins lists the plugins of this host.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before.
-	// FailedPrecondition: it serves already, or it could not take over and callers keep the previous
-	// process.
+	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before, or gives it a part of
+	// the calls only. FailedPrecondition: it serves already, there is a canary, or it could not take over and callers
+	// keep the previous process.
 	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
 	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
 	// over and callers keep the previous process.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// PromotePlugin lets the canary serve, and moves the pin to it if the plugin is pinned. FailedPrecondition: there is
+	// none, or it has just been ended.
+	PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error)
 	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
-	// present one until its file changes. FailedPrecondition: there is no such copy, or one is pinned.
+	// present one until its file changes. While there is a canary, it only ends and refuses that.
+	// FailedPrecondition: there is no such copy, or one is pinned.
 	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
@@ -647,6 +670,12 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 		PluginServiceRestartPluginProcedure,
 		svc.RestartPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("RestartPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	pluginServicePromotePluginHandler := connect.NewUnaryHandler(
+		PluginServicePromotePluginProcedure,
+		svc.PromotePlugin,
+		connect.WithSchema(pluginServiceMethods.ByName("PromotePlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
 	pluginServiceRollbackPluginHandler := connect.NewUnaryHandler(
@@ -693,6 +722,8 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 			pluginServiceSwapPluginHandler.ServeHTTP(w, r)
 		case PluginServiceRestartPluginProcedure:
 			pluginServiceRestartPluginHandler.ServeHTTP(w, r)
+		case PluginServicePromotePluginProcedure:
+			pluginServicePromotePluginHandler.ServeHTTP(w, r)
 		case PluginServiceRollbackPluginProcedure:
 			pluginServiceRollbackPluginHandler.ServeHTTP(w, r)
 		case PluginServicePinPluginProcedure:
@@ -724,6 +755,10 @@ func (UnimplementedPluginServiceHandler) SwapPlugin(context.Context, *connect.Re
 
 func (UnimplementedPluginServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RestartPlugin is not implemented"))
+}
+
+func (UnimplementedPluginServiceHandler) PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PromotePlugin is not implemented"))
 }
 
 func (UnimplementedPluginServiceHandler) RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {
