@@ -63,7 +63,7 @@ func serveUnattended(info Info, p Plugin) (exitCode int) {
 	if err := srv.Serve(listener); err != nil {
 		return fail(err)
 	}
-	if err := closeImpl(p.Impl); err != nil {
+	if err := closePlugin(p); err != nil {
 		return fail(err)
 	}
 	return 0

@@ -32,12 +32,13 @@ type hostService struct {
 	pluginv1.UnimplementedHostServiceServer
 	link    *hostLink
 	metrics *metricSet
+	sockets *inherited
 	ended   chan struct{}
 	once    sync.Once
 }
 
-func newHostService(link *hostLink, metrics *metricSet) *hostService {
-	return &hostService{link: link, metrics: metrics, ended: make(chan struct{})}
+func newHostService(link *hostLink, metrics *metricSet, sockets *inherited) *hostService {
+	return &hostService{link: link, metrics: metrics, sockets: sockets, ended: make(chan struct{})}
 }
 
 // Connect offers a connection to the parts of the plugin that need one, and serves it.
@@ -74,5 +75,16 @@ func (s *hostService) Metrics(context.Context, *pluginv1.MetricsRequest) (*plugi
 	return &pluginv1.MetricsResponse{Metrics: s.metrics.collect()}, nil
 }
 
+// HandOver sends the listening sockets to the host.
+func (s *hostService) HandOver(ctx context.Context, req *pluginv1.HandOverRequest,
+) (*pluginv1.HandOverResponse, error) {
+	names, err := s.sockets.handOver(ctx, req.GetSocket(), req.GetNonce())
+	return &pluginv1.HandOverResponse{Names: names}, err
+}
+
 // finish ends the connections. It is called last: the plugin may still need its host in Close.
 func (s *hostService) finish() { s.once.Do(func() { close(s.ended) }) }
+
+// DialHost opens a connection to the host, over which the host serves this plugin: its state and, for a front door,
+// the API (HTTP/2 without TLS of its own; the plugin's connection has it). It waits while no host runs.
+func DialHost(ctx context.Context) (net.Conn, error) { return toHost.dial(ctx) }

@@ -43,6 +43,7 @@ func Main(info Info, p Plugin) {
 		os.Exit(1)
 	}
 	slog.SetDefault(slogTo(stderr, level()))
+	listeners.inherit()
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))
 	}
@@ -59,7 +60,7 @@ func serve(adapter *server) (exitCode int) {
 	log := Logger()
 	life := newLifetime(log)
 	adapter.life = life
-	closeImpl := sync.OnceValue(func() error { return closeImpl(adapter.plugin.Impl) })
+	closeImpl := sync.OnceValue(func() error { return closePlugin(adapter.plugin) })
 	life.finish = func() { _ = closeImpl() } // its error is reported below
 
 	term := make(chan os.Signal, 1)
@@ -87,8 +88,11 @@ func serve(adapter *server) (exitCode int) {
 	return 0
 }
 
-func closeImpl(impl any) error {
-	if c, ok := As[io.Closer](impl); ok {
+func closePlugin(p Plugin) error {
+	if p.Finish != nil {
+		p.Finish()
+	}
+	if c, ok := As[io.Closer](p.Impl); ok {
 		return c.Close()
 	}
 	return nil
@@ -141,7 +145,7 @@ func (s *server) register(version int, srv *grpc.Server) error {
 		s.life.flush = append(s.life.flush, events.finish)
 	}
 	if version >= wire.Version3 && s.forward == nil {
-		host := newHostService(toHost, metrics)
+		host := newHostService(toHost, metrics, listeners)
 		pluginv1.RegisterHostServiceServer(srv, host)
 		s.life.flush = append(s.life.flush, host.finish)
 	}

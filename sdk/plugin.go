@@ -23,6 +23,11 @@ type Plugin struct {
 	Impl any
 	// Register adds the kind's service to the plugin's gRPC server.
 	Register func(grpc.ServiceRegistrar)
+	// Finish, if set, ends what the kind does outside calls. It is called once, when no call is in flight, before the
+	// implementation is closed.
+	Finish func()
+	// Health, if set, is asked before the implementation's HealthReporter: its error says why the plugin is unhealthy.
+	Health func() error
 }
 
 // Validator is implemented by a plugin that can check a configuration. config is the body of the agent's plugin

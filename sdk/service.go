@@ -86,7 +86,7 @@ func (s *service) Attend(req *pluginv1.AttendRequest,
 	ctx := stream.Context()
 	tick := time.NewTicker(healthInterval)
 	defer tick.Stop()
-	check := &healthCheck{impl: s.plugin.Impl}
+	check := &healthCheck{kind: s.plugin.Health, impl: s.plugin.Impl}
 	var last string
 	var sent time.Time
 	for {
@@ -142,12 +142,18 @@ const (
 // healthCheck calls an implementation's Health. A call that ignores its context is reported, not waited for, and
 // not repeated before it returns.
 type healthCheck struct {
+	kind    func() error // may be nil
 	impl    any
 	pending chan string // receives the result of a call that has not returned yet
 }
 
 // run returns why the implementation is unhealthy, or "".
 func (c *healthCheck) run(ctx context.Context) string {
+	if c.kind != nil {
+		if err := c.kind(); err != nil {
+			return err.Error()
+		}
+	}
 	h, ok := As[HealthReporter](c.impl)
 	if !ok {
 		return ""

@@ -31,7 +31,7 @@ type State struct{ rpc pluginv1.StateServiceClient }
 var HostState = sync.OnceValue(func() *State {
 	conn, err := grpc.NewClient("passthrough:///host",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the connection below has TLS
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return toHost.dial(ctx) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return DialHost(ctx) }),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Minute, // a restart of the host is no reason to pause

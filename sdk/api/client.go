@@ -40,7 +40,7 @@ type Client struct {
 	System    hostv1connect.SystemServiceClient
 	ACL       hostv1connect.ACLServiceClient
 
-	transport *http.Transport
+	close func()
 }
 
 // TokenHeader is the header with the secret of the caller's ACL token.
@@ -101,6 +101,20 @@ func New(address string, options ...Option) (*Client, error) {
 	if network == "unix" || secure {
 		httpClient.token = set.token
 	}
+	return newClient(httpClient, baseURL), nil
+}
+
+// NewOver returns a client that makes its connections by dial, for HTTP/2 without TLS. Calls wait for dial.
+func NewOver(dial func(ctx context.Context) (net.Conn, error)) *Client {
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	return newClient(doer{client: &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		Protocols:   protocols,
+	}}}, "http://pannier")
+}
+
+func newClient(httpClient doer, baseURL string) *Client {
 	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
 	return &Client{
 		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, call),
@@ -116,13 +130,13 @@ func New(address string, options ...Option) (*Client, error) {
 		Secrets:   hostv1connect.NewSecretsServiceClient(httpClient, baseURL, call),
 		System:    hostv1connect.NewSystemServiceClient(httpClient, baseURL, call),
 		ACL:       hostv1connect.NewACLServiceClient(httpClient, baseURL, call),
-		transport: transport,
-	}, nil
+		close:     httpClient.client.CloseIdleConnections,
+	}
 }
 
 // Close closes the connections that no call uses. It always returns nil.
 func (c *Client) Close() error {
-	c.transport.CloseIdleConnections()
+	c.close()
 	return nil
 }
 

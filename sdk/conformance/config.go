@@ -10,6 +10,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -39,6 +40,9 @@ type Config struct {
 	Consul service.Consul
 	// ProxyID is the service id of a proxy that is registered there, for testing a bootstrap plugin.
 	ProxyID string
+
+	// Listen are the names of the listening sockets of a front door, as in its listen blocks; empty: http.
+	Listen []string
 }
 
 // Driver returns a CSI driver at an endpoint: unix:///path, or a path.
@@ -77,6 +81,9 @@ func (c *Config) check() error {
 	c.Binary = path
 	if len(c.Config) == 0 {
 		c.Config = []byte("{}")
+	}
+	if len(c.Listen) == 0 {
+		c.Listen = []string{"http"}
 	}
 	if _, ok := kinds[c.Kind]; c.Kind != "" && !ok {
 		return fmt.Errorf("kind %q is not one of %s", c.Kind, kindNames())
@@ -118,6 +125,13 @@ func Bootstrap(t *testing.T, cfg Config) {
 func Device(t *testing.T, cfg Config) {
 	t.Helper()
 	cfg.Kind = device.Kind
+	Test(t, cfg)
+}
+
+// Frontend tests a front door, with listening sockets of the names in Config.Listen.
+func Frontend(t *testing.T, cfg Config) {
+	t.Helper()
+	cfg.Kind = frontend.Kind
 	Test(t, cfg)
 }
 

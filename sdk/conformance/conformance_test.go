@@ -186,6 +186,10 @@ func TestGood(t *testing.T) {
 		"registration": {"work.refuse", "stop.streams"},
 		"bootstrap":    {"stop.streams"},
 		"device":       {"stop.in-flight"},
+		"frontend": {
+			"work.whole", "work.repeat", "work.order", "work.refuse", "work.killed", "work.generations", "stop.in-flight",
+			"stop.streams",
+		},
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -245,6 +249,9 @@ var bad = []struct{ mode, kind, check, says string }{
 	{"all-rights", "device", "work.whole", "rwm"},
 	{"one-device", "device", "device.apart", "are the same"},
 	{"twice", "device", "device.apart", "twice"},
+	{"early", "frontend", "door.closed", "is accepted"},
+	{"deaf", "frontend", "door.serves", "not accepted after"},
+	{"goes-on", "frontend", "door.drains", "after Drain: a connection"},
 	{"revokes-not", "identity", "token.refused", "Consul still accepts"},
 	{"revokes-all", "identity", "token.refused", "no longer accepts another"},
 	{"once", "storage", "work.repeat", "it is done"},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -72,6 +73,7 @@ var kinds = map[string]*kind{
 	registration.Kind: registrationKind,
 	bootstrap.Kind:    bootstrapKind,
 	device.Kind:       deviceKind,
+	frontend.Kind:     frontendKind,
 }
 
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ") }

@@ -35,11 +35,14 @@ type process struct {
 }
 
 // start runs the binary and connects to it. The process ends with the check.
-func (r *run) start(c *checking) (*process, error) {
+func (r *run) start(c *checking) (*process, error) { return r.startWith(c, nil, nil) }
+
+// startWith is start with more variables in the environment, and files as the process's descriptors from 3 on.
+func (r *run) startWith(c *checking, env []string, files []*os.File) (*process, error) {
 	mark := rand.Text()
 	p := &process{r: r, server: strings.ToLower(mark) + ".plugin.pannier"}
 	p.program = &program{
-		path: r.cfg.Binary, args: r.cfg.Args, env: environment(), mark: mark,
+		path: r.cfg.Binary, args: r.cfg.Args, env: append(environment(), env...), files: files, mark: mark,
 		log: filepath.Join(r.dir, mark[:8]+".log"),
 	}
 	r.started(p)

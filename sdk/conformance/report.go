@@ -70,7 +70,8 @@ type Check struct {
 
 // checks are all checks, in the order of the report: each comes after those that it depends on.
 var checks = slices.Concat(startChecks, configChecks, healthChecks, callChecks, workChecks, mountChecks, dataChecks,
-	volumeChecks, copyChecks, fingerprintChecks, listChecks, tokenChecks, deviceChecks, stopChecks, secretChecks)
+	volumeChecks, copyChecks, fingerprintChecks, listChecks, tokenChecks, deviceChecks, stopChecks, frontendChecks,
+	secretChecks)
 
 // Checks returns all checks, in the order of a report.
 func Checks() []Check {

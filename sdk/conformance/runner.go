@@ -19,9 +19,10 @@ type program struct {
 	path   string
 	args   []string
 	env    []string
-	log    string // the file for its standard error
-	socket string // the directory that its socket must be in
-	mark   string // in the environment of the process and its children
+	files  []*os.File // its descriptors from 3 on
+	log    string     // the file for its standard error
+	socket string     // the directory that its socket must be in
+	mark   string     // in the environment of the process and its children
 
 	cmd    *exec.Cmd
 	stdout *os.File
@@ -42,7 +43,7 @@ func (p *program) Start(context.Context) error {
 	defer writer.Close()
 	p.cmd = &exec.Cmd{
 		Path: p.path, Args: append([]string{p.path}, p.args...), Env: append(p.env, envMark+"="+p.mark), Dir: "/",
-		Stdout: writer, Stderr: log, SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
+		Stdout: writer, Stderr: log, ExtraFiles: p.files, SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
 	}
 	if err := p.start(); err != nil {
 		_ = reader.Close()

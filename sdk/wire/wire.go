@@ -54,8 +54,17 @@ const (
 	EnvTLSBundle = "PANNIER_PLUGIN_TLS"
 	// EnvLogLevel is the least severe level that the host logs: trace, debug, info, warn or error.
 	EnvLogLevel = "PANNIER_LOG_LEVEL"
+	// EnvListeners has the names of the listening sockets that the process was started with, separated by commas: the
+	// file descriptors from FirstListener on.
+	EnvListeners = "PANNIER_PLUGIN_LISTENERS"
 	// EnvDebugSocket is the socket of a process of the plugin that its author debugs. Calls are passed on to it.
 	EnvDebugSocket = "PANNIER_PLUGIN_DEBUG_SOCKET"
+)
+
+// FirstListener is the file descriptor of a process's first listening socket, and MaxListeners bounds their number.
+const (
+	FirstListener = 3
+	MaxListeners  = 16
 )
 
 // Environment variables for debugging a plugin.

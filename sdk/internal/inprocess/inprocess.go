@@ -32,6 +32,9 @@ func Serve(info sdk.Info, p sdk.Plugin) (conn *grpc.ClientConn, stop func() erro
 		if err := <-served; err != nil {
 			return err
 		}
+		if p.Finish != nil {
+			p.Finish()
+		}
 		if c, ok := sdk.As[io.Closer](p.Impl); ok {
 			return c.Close()
 		}

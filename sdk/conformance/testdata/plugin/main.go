@@ -26,6 +26,7 @@ import (
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/storage"
@@ -46,6 +47,8 @@ func main() {
 		kind = bootstrap.Plugin(&proxies{plugin: p})
 	case "device":
 		kind = device.Plugin(&devices{plugin: p})
+	case "frontend":
+		kind = frontend.Plugin(&doors{plugin: p})
 	}
 	info := sdk.Info{Name: "fixture", Version: "1.2.3-rc.1+build"}
 	switch p.mode {

@@ -71,7 +71,106 @@ func (x Metric_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Metric_Kind.Descriptor instead.
 func (Metric_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{4, 0}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{6, 0}
+}
+
+type HandOverRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// socket is the name of an abstract unix socket, without its leading zero byte.
+	Socket string `protobuf:"bytes,1,opt,name=socket,proto3" json:"socket,omitempty"`
+	// nonce of at most 64 bytes.
+	Nonce         []byte `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverRequest) Reset() {
+	*x = HandOverRequest{}
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverRequest) ProtoMessage() {}
+
+func (x *HandOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverRequest.ProtoReflect.Descriptor instead.
+func (*HandOverRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *HandOverRequest) GetSocket() string {
+	if x != nil {
+		return x.Socket
+	}
+	return ""
+}
+
+func (x *HandOverRequest) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+type HandOverResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// names of the sockets that were sent.
+	Names         []string `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOverResponse) Reset() {
+	*x = HandOverResponse{}
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOverResponse) ProtoMessage() {}
+
+func (x *HandOverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOverResponse.ProtoReflect.Descriptor instead.
+func (*HandOverResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *HandOverResponse) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
 }
 
 type ConnectRequest struct {
@@ -84,7 +183,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[0]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +195,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[0]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +208,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{0}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ConnectRequest) GetData() []byte {
@@ -129,7 +228,7 @@ type ConnectResponse struct {
 
 func (x *ConnectResponse) Reset() {
 	*x = ConnectResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[1]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -141,7 +240,7 @@ func (x *ConnectResponse) String() string {
 func (*ConnectResponse) ProtoMessage() {}
 
 func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[1]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -154,7 +253,7 @@ func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectResponse.ProtoReflect.Descriptor instead.
 func (*ConnectResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{1}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ConnectResponse) GetData() []byte {
@@ -172,7 +271,7 @@ type MetricsRequest struct {
 
 func (x *MetricsRequest) Reset() {
 	*x = MetricsRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[2]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -184,7 +283,7 @@ func (x *MetricsRequest) String() string {
 func (*MetricsRequest) ProtoMessage() {}
 
 func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[2]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -197,7 +296,7 @@ func (x *MetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsRequest.ProtoReflect.Descriptor instead.
 func (*MetricsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{2}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{4}
 }
 
 type MetricsResponse struct {
@@ -210,7 +309,7 @@ type MetricsResponse struct {
 
 func (x *MetricsResponse) Reset() {
 	*x = MetricsResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[3]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -222,7 +321,7 @@ func (x *MetricsResponse) String() string {
 func (*MetricsResponse) ProtoMessage() {}
 
 func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[3]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -235,7 +334,7 @@ func (x *MetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetricsResponse.ProtoReflect.Descriptor instead.
 func (*MetricsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{3}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *MetricsResponse) GetMetrics() []*Metric {
@@ -262,7 +361,7 @@ type Metric struct {
 
 func (x *Metric) Reset() {
 	*x = Metric{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[4]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +373,7 @@ func (x *Metric) String() string {
 func (*Metric) ProtoMessage() {}
 
 func (x *Metric) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[4]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +386,7 @@ func (x *Metric) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Metric.ProtoReflect.Descriptor instead.
 func (*Metric) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{4}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Metric) GetName() string {
@@ -342,7 +441,7 @@ type Series struct {
 
 func (x *Series) Reset() {
 	*x = Series{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[5]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +453,7 @@ func (x *Series) String() string {
 func (*Series) ProtoMessage() {}
 
 func (x *Series) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[5]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +466,7 @@ func (x *Series) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Series.ProtoReflect.Descriptor instead.
 func (*Series) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{5}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Series) GetValues() []string {
@@ -410,7 +509,7 @@ type Bucket struct {
 
 func (x *Bucket) Reset() {
 	*x = Bucket{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[6]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +521,7 @@ func (x *Bucket) String() string {
 func (*Bucket) ProtoMessage() {}
 
 func (x *Bucket) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[6]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +534,7 @@ func (x *Bucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bucket.ProtoReflect.Descriptor instead.
 func (*Bucket) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{6}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Bucket) GetBound() float64 {
@@ -462,7 +561,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[7]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -474,7 +573,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[7]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -487,7 +586,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{7}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetRequest) GetKey() string {
@@ -506,7 +605,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[8]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -518,7 +617,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[8]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -531,7 +630,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{8}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetResponse) GetValue() []byte {
@@ -552,7 +651,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[9]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +663,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[9]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +676,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PutRequest) GetKey() string {
@@ -602,7 +701,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[10]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +713,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[10]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +726,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{12}
 }
 
 type DeleteRequest struct {
@@ -639,7 +738,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[11]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +750,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[11]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +763,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteRequest) GetKey() string {
@@ -682,7 +781,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[12]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +793,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[12]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +806,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 type ListRequest struct {
@@ -719,7 +818,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[13]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +830,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[13]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +843,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListRequest) GetPrefix() string {
@@ -763,7 +862,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[14]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +874,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[14]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +887,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListResponse) GetKeys() []string {
@@ -810,7 +909,7 @@ type CompareAndSwapRequest struct {
 
 func (x *CompareAndSwapRequest) Reset() {
 	*x = CompareAndSwapRequest{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[15]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +921,7 @@ func (x *CompareAndSwapRequest) String() string {
 func (*CompareAndSwapRequest) ProtoMessage() {}
 
 func (x *CompareAndSwapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[15]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +934,7 @@ func (x *CompareAndSwapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSwapRequest.ProtoReflect.Descriptor instead.
 func (*CompareAndSwapRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CompareAndSwapRequest) GetKey() string {
@@ -869,7 +968,7 @@ type CompareAndSwapResponse struct {
 
 func (x *CompareAndSwapResponse) Reset() {
 	*x = CompareAndSwapResponse{}
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[16]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +980,7 @@ func (x *CompareAndSwapResponse) String() string {
 func (*CompareAndSwapResponse) ProtoMessage() {}
 
 func (x *CompareAndSwapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_v1_host_proto_msgTypes[16]
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +993,7 @@ func (x *CompareAndSwapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareAndSwapResponse.ProtoReflect.Descriptor instead.
 func (*CompareAndSwapResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CompareAndSwapResponse) GetSwapped() bool {
@@ -908,7 +1007,12 @@ var File_pannier_plugin_v1_host_proto protoreflect.FileDescriptor
 
 const file_pannier_plugin_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cpannier/plugin/v1/host.proto\x12\x11pannier.plugin.v1\"$\n" +
+	"\x1cpannier/plugin/v1/host.proto\x12\x11pannier.plugin.v1\"?\n" +
+	"\x0fHandOverRequest\x12\x16\n" +
+	"\x06socket\x18\x01 \x01(\tR\x06socket\x12\x14\n" +
+	"\x05nonce\x18\x02 \x01(\fR\x05nonce\"(\n" +
+	"\x10HandOverResponse\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"$\n" +
 	"\x0eConnectRequest\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\"%\n" +
 	"\x0fConnectResponse\x12\x12\n" +
@@ -959,10 +1063,11 @@ const file_pannier_plugin_v1_host_proto_rawDesc = "" +
 	"\x05value\x18\x03 \x01(\fR\x05valueB\v\n" +
 	"\t_expected\"2\n" +
 	"\x16CompareAndSwapResponse\x12\x18\n" +
-	"\aswapped\x18\x01 \x01(\bR\aswapped2\xb5\x01\n" +
+	"\aswapped\x18\x01 \x01(\bR\aswapped2\x8a\x02\n" +
 	"\vHostService\x12T\n" +
 	"\aConnect\x12!.pannier.plugin.v1.ConnectRequest\x1a\".pannier.plugin.v1.ConnectResponse(\x010\x01\x12P\n" +
-	"\aMetrics\x12!.pannier.plugin.v1.MetricsRequest\x1a\".pannier.plugin.v1.MetricsResponse2\x99\x03\n" +
+	"\aMetrics\x12!.pannier.plugin.v1.MetricsRequest\x1a\".pannier.plugin.v1.MetricsResponse\x12S\n" +
+	"\bHandOver\x12\".pannier.plugin.v1.HandOverRequest\x1a#.pannier.plugin.v1.HandOverResponse2\x99\x03\n" +
 	"\fStateService\x12D\n" +
 	"\x03Get\x12\x1d.pannier.plugin.v1.GetRequest\x1a\x1e.pannier.plugin.v1.GetResponse\x12D\n" +
 	"\x03Put\x12\x1d.pannier.plugin.v1.PutRequest\x1a\x1e.pannier.plugin.v1.PutResponse\x12M\n" +
@@ -983,48 +1088,52 @@ func file_pannier_plugin_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pannier_plugin_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_pannier_plugin_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_pannier_plugin_v1_host_proto_goTypes = []any{
 	(Metric_Kind)(0),               // 0: pannier.plugin.v1.Metric.Kind
-	(*ConnectRequest)(nil),         // 1: pannier.plugin.v1.ConnectRequest
-	(*ConnectResponse)(nil),        // 2: pannier.plugin.v1.ConnectResponse
-	(*MetricsRequest)(nil),         // 3: pannier.plugin.v1.MetricsRequest
-	(*MetricsResponse)(nil),        // 4: pannier.plugin.v1.MetricsResponse
-	(*Metric)(nil),                 // 5: pannier.plugin.v1.Metric
-	(*Series)(nil),                 // 6: pannier.plugin.v1.Series
-	(*Bucket)(nil),                 // 7: pannier.plugin.v1.Bucket
-	(*GetRequest)(nil),             // 8: pannier.plugin.v1.GetRequest
-	(*GetResponse)(nil),            // 9: pannier.plugin.v1.GetResponse
-	(*PutRequest)(nil),             // 10: pannier.plugin.v1.PutRequest
-	(*PutResponse)(nil),            // 11: pannier.plugin.v1.PutResponse
-	(*DeleteRequest)(nil),          // 12: pannier.plugin.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 13: pannier.plugin.v1.DeleteResponse
-	(*ListRequest)(nil),            // 14: pannier.plugin.v1.ListRequest
-	(*ListResponse)(nil),           // 15: pannier.plugin.v1.ListResponse
-	(*CompareAndSwapRequest)(nil),  // 16: pannier.plugin.v1.CompareAndSwapRequest
-	(*CompareAndSwapResponse)(nil), // 17: pannier.plugin.v1.CompareAndSwapResponse
+	(*HandOverRequest)(nil),        // 1: pannier.plugin.v1.HandOverRequest
+	(*HandOverResponse)(nil),       // 2: pannier.plugin.v1.HandOverResponse
+	(*ConnectRequest)(nil),         // 3: pannier.plugin.v1.ConnectRequest
+	(*ConnectResponse)(nil),        // 4: pannier.plugin.v1.ConnectResponse
+	(*MetricsRequest)(nil),         // 5: pannier.plugin.v1.MetricsRequest
+	(*MetricsResponse)(nil),        // 6: pannier.plugin.v1.MetricsResponse
+	(*Metric)(nil),                 // 7: pannier.plugin.v1.Metric
+	(*Series)(nil),                 // 8: pannier.plugin.v1.Series
+	(*Bucket)(nil),                 // 9: pannier.plugin.v1.Bucket
+	(*GetRequest)(nil),             // 10: pannier.plugin.v1.GetRequest
+	(*GetResponse)(nil),            // 11: pannier.plugin.v1.GetResponse
+	(*PutRequest)(nil),             // 12: pannier.plugin.v1.PutRequest
+	(*PutResponse)(nil),            // 13: pannier.plugin.v1.PutResponse
+	(*DeleteRequest)(nil),          // 14: pannier.plugin.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 15: pannier.plugin.v1.DeleteResponse
+	(*ListRequest)(nil),            // 16: pannier.plugin.v1.ListRequest
+	(*ListResponse)(nil),           // 17: pannier.plugin.v1.ListResponse
+	(*CompareAndSwapRequest)(nil),  // 18: pannier.plugin.v1.CompareAndSwapRequest
+	(*CompareAndSwapResponse)(nil), // 19: pannier.plugin.v1.CompareAndSwapResponse
 }
 var file_pannier_plugin_v1_host_proto_depIdxs = []int32{
-	5,  // 0: pannier.plugin.v1.MetricsResponse.metrics:type_name -> pannier.plugin.v1.Metric
+	7,  // 0: pannier.plugin.v1.MetricsResponse.metrics:type_name -> pannier.plugin.v1.Metric
 	0,  // 1: pannier.plugin.v1.Metric.kind:type_name -> pannier.plugin.v1.Metric.Kind
-	6,  // 2: pannier.plugin.v1.Metric.series:type_name -> pannier.plugin.v1.Series
-	7,  // 3: pannier.plugin.v1.Series.buckets:type_name -> pannier.plugin.v1.Bucket
-	1,  // 4: pannier.plugin.v1.HostService.Connect:input_type -> pannier.plugin.v1.ConnectRequest
-	3,  // 5: pannier.plugin.v1.HostService.Metrics:input_type -> pannier.plugin.v1.MetricsRequest
-	8,  // 6: pannier.plugin.v1.StateService.Get:input_type -> pannier.plugin.v1.GetRequest
-	10, // 7: pannier.plugin.v1.StateService.Put:input_type -> pannier.plugin.v1.PutRequest
-	12, // 8: pannier.plugin.v1.StateService.Delete:input_type -> pannier.plugin.v1.DeleteRequest
-	14, // 9: pannier.plugin.v1.StateService.List:input_type -> pannier.plugin.v1.ListRequest
-	16, // 10: pannier.plugin.v1.StateService.CompareAndSwap:input_type -> pannier.plugin.v1.CompareAndSwapRequest
-	2,  // 11: pannier.plugin.v1.HostService.Connect:output_type -> pannier.plugin.v1.ConnectResponse
-	4,  // 12: pannier.plugin.v1.HostService.Metrics:output_type -> pannier.plugin.v1.MetricsResponse
-	9,  // 13: pannier.plugin.v1.StateService.Get:output_type -> pannier.plugin.v1.GetResponse
-	11, // 14: pannier.plugin.v1.StateService.Put:output_type -> pannier.plugin.v1.PutResponse
-	13, // 15: pannier.plugin.v1.StateService.Delete:output_type -> pannier.plugin.v1.DeleteResponse
-	15, // 16: pannier.plugin.v1.StateService.List:output_type -> pannier.plugin.v1.ListResponse
-	17, // 17: pannier.plugin.v1.StateService.CompareAndSwap:output_type -> pannier.plugin.v1.CompareAndSwapResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
+	8,  // 2: pannier.plugin.v1.Metric.series:type_name -> pannier.plugin.v1.Series
+	9,  // 3: pannier.plugin.v1.Series.buckets:type_name -> pannier.plugin.v1.Bucket
+	3,  // 4: pannier.plugin.v1.HostService.Connect:input_type -> pannier.plugin.v1.ConnectRequest
+	5,  // 5: pannier.plugin.v1.HostService.Metrics:input_type -> pannier.plugin.v1.MetricsRequest
+	1,  // 6: pannier.plugin.v1.HostService.HandOver:input_type -> pannier.plugin.v1.HandOverRequest
+	10, // 7: pannier.plugin.v1.StateService.Get:input_type -> pannier.plugin.v1.GetRequest
+	12, // 8: pannier.plugin.v1.StateService.Put:input_type -> pannier.plugin.v1.PutRequest
+	14, // 9: pannier.plugin.v1.StateService.Delete:input_type -> pannier.plugin.v1.DeleteRequest
+	16, // 10: pannier.plugin.v1.StateService.List:input_type -> pannier.plugin.v1.ListRequest
+	18, // 11: pannier.plugin.v1.StateService.CompareAndSwap:input_type -> pannier.plugin.v1.CompareAndSwapRequest
+	4,  // 12: pannier.plugin.v1.HostService.Connect:output_type -> pannier.plugin.v1.ConnectResponse
+	6,  // 13: pannier.plugin.v1.HostService.Metrics:output_type -> pannier.plugin.v1.MetricsResponse
+	2,  // 14: pannier.plugin.v1.HostService.HandOver:output_type -> pannier.plugin.v1.HandOverResponse
+	11, // 15: pannier.plugin.v1.StateService.Get:output_type -> pannier.plugin.v1.GetResponse
+	13, // 16: pannier.plugin.v1.StateService.Put:output_type -> pannier.plugin.v1.PutResponse
+	15, // 17: pannier.plugin.v1.StateService.Delete:output_type -> pannier.plugin.v1.DeleteResponse
+	17, // 18: pannier.plugin.v1.StateService.List:output_type -> pannier.plugin.v1.ListResponse
+	19, // 19: pannier.plugin.v1.StateService.CompareAndSwap:output_type -> pannier.plugin.v1.CompareAndSwapResponse
+	12, // [12:20] is the sub-list for method output_type
+	4,  // [4:12] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1035,14 +1144,14 @@ func file_pannier_plugin_v1_host_proto_init() {
 	if File_pannier_plugin_v1_host_proto != nil {
 		return
 	}
-	file_pannier_plugin_v1_host_proto_msgTypes[15].OneofWrappers = []any{}
+	file_pannier_plugin_v1_host_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_v1_host_proto_rawDesc), len(file_pannier_plugin_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -19,8 +19,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	HostService_Connect_FullMethodName = "/pannier.plugin.v1.HostService/Connect"
-	HostService_Metrics_FullMethodName = "/pannier.plugin.v1.HostService/Metrics"
+	HostService_Connect_FullMethodName  = "/pannier.plugin.v1.HostService/Connect"
+	HostService_Metrics_FullMethodName  = "/pannier.plugin.v1.HostService/Metrics"
+	HostService_HandOver_FullMethodName = "/pannier.plugin.v1.HostService/HandOver"
 )
 
 // HostServiceClient is the client API for HostService service.
@@ -37,6 +38,11 @@ type HostServiceClient interface {
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 	// Metrics returns the plugin's metrics as they are now.
 	Metrics(ctx context.Context, in *MetricsRequest, opts ...grpc.CallOption) (*MetricsResponse, error)
+	// HandOver sends copies of the process's listening sockets to the host, which has been restarted and needs them for
+	// the plugin's next process. They were given to the process at its start: PANNIER_PLUGIN_LISTENERS has their names,
+	// separated by commas, for the descriptors from 3 on. The plugin connects to the host's socket and sends one message:
+	// nonce, with the descriptors in the order of names (unix(7), SCM_RIGHTS).
+	HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error)
 }
 
 type hostServiceClient struct {
@@ -70,6 +76,16 @@ func (c *hostServiceClient) Metrics(ctx context.Context, in *MetricsRequest, opt
 	return out, nil
 }
 
+func (c *hostServiceClient) HandOver(ctx context.Context, in *HandOverRequest, opts ...grpc.CallOption) (*HandOverResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HandOverResponse)
+	err := c.cc.Invoke(ctx, HostService_HandOver_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // HostServiceServer is the server API for HostService service.
 // All implementations must embed UnimplementedHostServiceServer
 // for forward compatibility.
@@ -84,6 +100,11 @@ type HostServiceServer interface {
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	// Metrics returns the plugin's metrics as they are now.
 	Metrics(context.Context, *MetricsRequest) (*MetricsResponse, error)
+	// HandOver sends copies of the process's listening sockets to the host, which has been restarted and needs them for
+	// the plugin's next process. They were given to the process at its start: PANNIER_PLUGIN_LISTENERS has their names,
+	// separated by commas, for the descriptors from 3 on. The plugin connects to the host's socket and sends one message:
+	// nonce, with the descriptors in the order of names (unix(7), SCM_RIGHTS).
+	HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error)
 	mustEmbedUnimplementedHostServiceServer()
 }
 
@@ -99,6 +120,9 @@ func (UnimplementedHostServiceServer) Connect(grpc.BidiStreamingServer[ConnectRe
 }
 func (UnimplementedHostServiceServer) Metrics(context.Context, *MetricsRequest) (*MetricsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Metrics not implemented")
+}
+func (UnimplementedHostServiceServer) HandOver(context.Context, *HandOverRequest) (*HandOverResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HandOver not implemented")
 }
 func (UnimplementedHostServiceServer) mustEmbedUnimplementedHostServiceServer() {}
 func (UnimplementedHostServiceServer) testEmbeddedByValue()                     {}
@@ -146,6 +170,24 @@ func _HostService_Metrics_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _HostService_HandOver_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HandOverRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).HandOver(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_HandOver_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).HandOver(ctx, req.(*HandOverRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // HostService_ServiceDesc is the grpc.ServiceDesc for HostService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -156,6 +198,10 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Metrics",
 			Handler:    _HostService_Metrics_Handler,
+		},
+		{
+			MethodName: "HandOver",
+			Handler:    _HostService_HandOver_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
