@@ -26,6 +26,7 @@ import (
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
+	"github.com/pannier/pannier/host/internal/pluginhost/frontdoors"
 	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -85,6 +86,7 @@ type agent struct {
 	events      *events.Bus
 	journal     *journal.Journal
 	sealer      *secrets.Sealer
+	doors       *frontdoors.Doors
 	hosting     *hostservices.Services
 	plugins     *supervisor.Supervisor
 	catalog     *catalog.Catalog

@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
+	"github.com/pannier/pannier/host/internal/pluginhost/frontdoors"
 	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -27,8 +28,12 @@ import (
 )
 
 func (a *agent) openPlugins(ctx context.Context) error {
-	a.hosting = hostservices.New(hostservices.Config{Journal: a.journal, Log: a.log.Named("plugin")})
-	a.closers.add(a.hosting.Close)
+	a.doors = frontdoors.New(frontdoors.Config{
+		Node: a.cfg.Name, ReadSecret: config.ReadSecret, Log: a.log.Named("plugin"),
+	})
+	a.hosting = hostservices.New(hostservices.Config{Journal: a.journal, API: a.doors.API, Log: a.log.Named("plugin")})
+	a.closers.add(func() error { return a.hosting.Close(a.stopPlugins.Load() || a.cfg.Dev) })
+	a.openDoors(a.cfg)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
 		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) {
@@ -48,6 +53,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		return err
 	}
 	a.closers.add(a.plugins.Close)
+	a.closers.loop(ctx, func(ctx context.Context) { a.doors.Run(ctx, a.plugins) })
 	if uses := a.uses(); len(uses) > 0 && len(a.plugins.Status()) == 0 {
 		return fmt.Errorf("there is no plugin in %s, and %s cannot work without: install the plugins there, or set plugin_dir",
 			a.cfg.PluginDir, uses[0].Of)
@@ -65,8 +71,35 @@ func configured(cfg *config.Agent) (all []supervisor.Plugin) {
 		all = append(all, supervisor.Plugin{
 			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
-			RollbackWindow: window, KeepVersions: p.KeepVersions,
+			RollbackWindow: window, KeepVersions: p.KeepVersions, Listen: sockets(p.Frontend),
 		})
+	}
+	return all
+}
+
+// openDoors says which plugins are front doors, and what they have of the host.
+func (a *agent) openDoors(cfg *config.Agent) {
+	listen, access := map[string][]hostservices.Socket{}, map[string]frontdoors.Access{}
+	for _, p := range cfg.Plugins {
+		if p.Frontend == nil {
+			continue
+		}
+		listen[p.Name] = nil
+		for _, s := range p.Frontend.Sockets {
+			listen[p.Name] = append(listen[p.Name], hostservices.Socket(s))
+		}
+		if p.Frontend.API != nil {
+			access[p.Name] = frontdoors.Access(*p.Frontend.API)
+		}
+	}
+	a.hosting.Listen(listen)
+	a.doors.Allow(access)
+}
+
+// sockets describes the listening sockets of a front door, to notice changes.
+func sockets(f *config.Frontend) (all []string) {
+	for _, s := range f.Listens() {
+		all = append(all, fmt.Sprintf("%+v", s))
 	}
 	return all
 }

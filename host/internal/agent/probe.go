@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/device"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -19,8 +20,8 @@ import (
 )
 
 // probe checks whether a new process of a plugin can take over from the old one: a storage plugin that the drivers are
-// reached through must see them as they are, a device plugin must have the devices that workloads hold, and the others
-// must not fail what the old one does not.
+// reached through must see them as they are, a device plugin must have the devices that workloads hold, a front door
+// must be ready, and the others must not fail what the old one does not.
 func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error {
 	select {
 	case <-a.driversUp:
@@ -36,6 +37,8 @@ func (a *agent) probe(ctx context.Context, name, kind string, conn grpc.ClientCo
 		return a.drivers.CheckCompatible(ctx, storage.NewClient(conn), func(id string) bool { return serves[id] })
 	case device.Kind:
 		return a.devices.CheckCompatible(ctx, name, device.NewClient(conn))
+	case frontend.Kind:
+		return a.doors.Probe(ctx, conn)
 	default:
 		return a.probeConsuls(ctx, name, kind, conn)
 	}

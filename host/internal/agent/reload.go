@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -37,6 +38,14 @@ func Check(cfg *config.Agent) error {
 	for _, name := range slices.Sorted(maps.Keys(broken)) {
 		block := fmt.Sprintf("plugin %q", name)
 		found(block, block+": "+broken[name].Error())
+	}
+	for _, p := range cfg.Plugins {
+		block := fmt.Sprintf("plugin %q", p.Name)
+		for _, s := range p.Frontend.Listens() {
+			if err := process.CheckUser(s.Owner, s.Group); err != nil {
+				found(block, fmt.Sprintf("%s: listen %q: %v", block, s.Name, err))
+			}
+		}
 	}
 	registry := drivers.Config{DataDir: cfg.DataDir, ReadSecret: config.ReadSecret}
 	for _, d := range declared(cfg) {
@@ -95,6 +104,7 @@ func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error)
 		done.Changes = append(done.Changes, apiserver.Change{Block: "log_level", Outcome: "changed", Message: next.LogLevel})
 	}
 	ctx = context.WithoutCancel(ctx)
+	a.openDoors(next)
 	tried, err := a.plugins.Reload(ctx, plugins)
 	if err != nil {
 		return done, err
@@ -107,6 +117,13 @@ func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error)
 		}
 		done.Changes = append(done.Changes, c)
 	}
+	a.openDoors(withRefused(next, was, tried))
+	for _, p := range next.Plugins { // what a front door may do needs no new process
+		n := slices.IndexFunc(was.Plugins, func(w config.Plugin) bool { return w.Name == p.Name })
+		if _, listed := tried[p.Name]; n >= 0 && !listed && !p.Frontend.SameAPI(was.Plugins[n].Frontend) {
+			done.Changes = append(done.Changes, changed("plugin", p.Name, true, true))
+		}
+	}
 	waits, err := a.drivers.Reload(ctx, declared(next))
 	for _, id := range slices.Sorted(maps.Keys(waits)) {
 		is := func(d config.Driver) bool { return d.ID == id }
@@ -117,6 +134,19 @@ func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error)
 		done.Changes = append(done.Changes, c)
 	}
 	return done, err
+}
+
+// withRefused returns a configuration with the front doors as they were whose changes were refused.
+func withRefused(next, was *config.Agent, tried map[string]error) *config.Agent {
+	settled := *next
+	settled.Plugins = slices.Clone(next.Plugins)
+	for n, p := range settled.Plugins {
+		before := slices.IndexFunc(was.Plugins, func(w config.Plugin) bool { return w.Name == p.Name })
+		if tried[p.Name] != nil && before >= 0 {
+			settled.Plugins[n].Frontend = was.Plugins[before].Frontend
+		}
+	}
+	return &settled
 }
 
 // changed says what became of a block.

@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/host/internal/pluginhost/frontdoors"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -233,7 +234,15 @@ func (a *agent) apiConfig() apiserver.Config {
 func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 	a.server, a.notReady = apiserver.New(cfg), cfg.Health
 	a.closers.add(a.server.Close)
-	return a.server.Open(ctx)
+	if err := a.server.Open(ctx); err != nil {
+		return err
+	}
+	back := frontdoors.Backend{API: a.server.ServePlugin, ACL: cfg.ACL}
+	if cfg.Ledger != nil {
+		back.Tokens = cfg.Ledger
+	}
+	a.doors.Open(back)
+	return nil
 }
 
 // layout says where volumes are mounted.

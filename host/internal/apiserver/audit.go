@@ -29,6 +29,7 @@ type auditEntry struct {
 	UID         *uint32 `json:"uid,omitempty"`
 	PID         int     `json:"pid,omitempty"`
 	Certificate string  `json:"certificate,omitempty"`
+	Plugin      string  `json:"plugin,omitempty"`  // the front door that called, for itself or with its user's token
 	For         string  `json:"for,omitempty"`     // the original caller, as named by the agent that forwarded the call
 	RPC         string  `json:"rpc"`               // such as VolumeService/GetVolume
 	Subject     string  `json:"subject,omitempty"` // what the request names, with its namespace
@@ -192,6 +193,8 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 	switch {
 	case c.cert != nil:
 		e.Certificate, e.For = c.cert.String(), c.asker
+	case c.plugin != "":
+		e.Plugin = c.plugin
 	case c.err == nil:
 		e.UID, e.PID = &c.uid, c.pid
 	}

@@ -37,6 +37,8 @@ type caller struct {
 	// asker names the original caller of a forwarded call, as the forwarding agent says; empty if the call was not
 	// forwarded.
 	asker string
+	// plugin is the front door that calls over its own connection; empty: nobody does.
+	plugin string
 	// call is the key of a call, the same for all attempts to have it answered here or elsewhere; empty if there is
 	// only one attempt.
 	call string
@@ -56,6 +58,8 @@ func (c *caller) who() string {
 		return fmt.Sprintf("%s, as %s says", c.asker, c.cert)
 	case c.cert != nil:
 		return c.cert.String()
+	case c.plugin != "":
+		return "plugin " + c.plugin
 	default:
 		return c.name()
 	}
@@ -104,13 +108,15 @@ func callerOf(ctx context.Context) *caller {
 // admit identifies the caller of a procedure, and refuses callers that may make no call at all: strangers, and callers
 // without a token where no policy is for them. With an error too, the caller is returned as far as it is known.
 func (s *Server) admit(ctx context.Context, procedure string, header http.Header) (*caller, error) {
-	c := &caller{peer: peerOf(ctx)}
+	c := &caller{peer: peerOf(ctx), plugin: pluginOf(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.cert = &cert; cert.Role != pki.CLI {
 			c.asker, c.call = shortened(header.Get(forwardedHeader)), header.Get(callHeader)
 		}
-	} else if err := s.access.check(c.peer); err != nil {
-		return c, err
+	} else if c.plugin == "" {
+		if err := s.access.check(c.peer); err != nil {
+			return c, err
+		}
 	}
 	if call := attemptOf(ctx).call; call != "" {
 		c.call = call
@@ -208,6 +214,9 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 }
 
 func peerOf(ctx context.Context) peer {
+	if pluginOf(ctx) != "" {
+		return unknownPeer(errPlugin)
+	}
 	if p, ok := ctx.Value(peerKey{}).(peer); ok {
 		return p
 	}

@@ -218,6 +218,9 @@ func (s *Server) callerName(r *http.Request) (string, error) {
 	if cert, ok := transport.PeerFrom(r.Context()); ok {
 		return cert.String(), nil
 	}
+	if plugin := pluginOf(r.Context()); plugin != "" {
+		return pluginName(plugin, s.cfg.Name), nil
+	}
 	p := peerOf(r.Context())
 	if err := s.access.check(p); err != nil {
 		return "", err

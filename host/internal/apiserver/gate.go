@@ -39,7 +39,7 @@ func (s *Server) gate(next http.Handler) http.Handler {
 		if method != nil {
 			c, err := s.admit(r.Context(), r.URL.Path, r.Header)
 			switch {
-			case err != nil && s.answeredElsewhere(method, r) && (c.cert != nil || s.access.check(c.peer) == nil):
+			case err != nil && s.answeredElsewhere(method, r) && (c.cert != nil || c.plugin != "" || s.access.check(c.peer) == nil):
 				b.ReadCloser = http.MaxBytesReader(w, r.Body, maxUnknown)
 			case err != nil:
 				s.calls.observe(r.URL.Path, err)
@@ -74,6 +74,9 @@ func (s *Server) gate(next http.Handler) http.Handler {
 func (s *Server) holder(r *http.Request) string {
 	if cert, ok := transport.PeerFrom(r.Context()); ok {
 		return cert.String()
+	}
+	if plugin := pluginOf(r.Context()); plugin != "" {
+		return "plugin " + plugin
 	}
 	if p := peerOf(r.Context()); p.err == nil {
 		return fmt.Sprintf("user %d", p.uid)

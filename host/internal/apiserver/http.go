@@ -5,12 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -18,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/unixsocket"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
@@ -27,7 +26,10 @@ func listenUnix(ctx context.Context, path string, group int) (net.Listener, erro
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
 	}
-	if err := clearSocket(ctx, path); err != nil {
+	if err := unixsocket.Clear(ctx, path); errors.Is(err, unixsocket.ErrAnswers) {
+		return nil, fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this "+
+			"one's configuration", path)
+	} else if err != nil {
 		return nil, err
 	}
 	var listen net.ListenConfig
@@ -43,35 +45,6 @@ func listenUnix(ctx context.Context, path string, group int) (net.Listener, erro
 		return nil, errors.Join(fmt.Errorf("set who may use the API's socket: %w", err), l.Close())
 	}
 	return l, nil
-}
-
-// clearSocket removes a socket that nobody listens on.
-func clearSocket(ctx context.Context, path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("check the API's socket: %w", err)
-	}
-	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s is there and is not a socket: remove it, or set another socket in the agent's configuration",
-			path)
-	}
-	dialer := net.Dialer{Timeout: time.Second}
-	conn, err := dialer.DialContext(ctx, "unix", path)
-	if err == nil {
-		_ = conn.Close()
-		return fmt.Errorf(
-			"another agent already answers on %s: stop it, or set another socket and data_dir in this one's configuration", path)
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("check who listens on the API's socket: %w", err)
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("remove the socket of an agent that has ended: %w", err)
-	}
-	return nil
 }
 
 // handlePublic adds the paths that everybody may read.

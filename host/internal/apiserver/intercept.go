@@ -153,8 +153,11 @@ func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
 		return
 	}
 	from := []any{"uid", c.uid, "pid", c.pid}
-	if c.cert != nil {
+	switch {
+	case c.cert != nil:
 		from = []any{"certificate", c.cert.String()}
+	case c.plugin != "":
+		from = []any{"plugin", c.plugin}
 	}
 	if c.asker != "" {
 		from = append(from, "for", c.asker)

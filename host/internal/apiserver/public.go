@@ -63,7 +63,7 @@ func (c *readers) shared(h http.HandlerFunc) http.HandlerFunc {
 			maxReadersInAll), http.StatusServiceUnavailable)
 	})
 	return func(w http.ResponseWriter, r *http.Request) {
-		from, _, _ := net.SplitHostPort(r.RemoteAddr) // empty: the unix socket
+		from, _, _ := net.SplitHostPort(r.RemoteAddr) // empty: the unix socket, or a plugin
 		c.mu.Lock()
 		full := c.from[from] >= maxReaders || c.all >= maxReadersInAll
 		if !full {

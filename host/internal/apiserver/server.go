@@ -184,6 +184,8 @@ type Server struct {
 	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
+	// doors are the requests of plugins.
+	doors inFlight
 
 	// closing is cancelled by Close at once, running when running calls are cancelled.
 	closing, running context.Context
@@ -291,6 +293,7 @@ func (s *Server) Close() error {
 			}
 			errs = append(errs, err)
 		}
+		errs = append(errs, s.doors.close(ctx))
 		s.stopAll(errStopping)
 		s.serving.Wait()
 		s.unregister()

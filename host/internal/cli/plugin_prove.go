@@ -39,6 +39,8 @@ there is deleted again. docs/conformance.md lists the checks.`,
 	flags.StringVar(&cfg.Consul.TokenFile, "consul-token-file", "", "a `FILE` with the token for that Consul")
 	flags.StringVar(&cfg.ProxyID, "proxy", "",
 		"the service `ID` of a proxy that is registered in that Consul, for a bootstrap plugin")
+	flags.StringSliceVar(&cfg.Listen, "listen", nil,
+		"the `NAMES` of the listen blocks of a front door, separated by commas (default: http)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		cfg.Binary, cfg.Args = args[0], args[1:]
 		cfg.Consul.Name = service.DefaultConsul

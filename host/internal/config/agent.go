@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"time"
 
@@ -108,8 +109,54 @@ type Plugin struct {
 	KeepVersions int
 	// Config is the config block as a JSON object; nil when there is none.
 	Config []byte
+	// Frontend is set for a plugin with listen or api blocks.
+	Frontend *Frontend
 	// Where is the place of the config block, or of the plugin's last block if it has none: FILE:LINE.
 	Where string
+}
+
+// Frontend is what the host has for a front door.
+type Frontend struct {
+	// Sockets that it serves.
+	Sockets []Socket
+	// API is its access to the API; nil: none.
+	API *API
+}
+
+// Listens returns the sockets of a front door; f may be nil.
+func (f *Frontend) Listens() []Socket {
+	if f == nil {
+		return nil
+	}
+	return f.Sockets
+}
+
+// SameAPI says whether another configuration has the same access to the API. Both may be nil.
+func (f *Frontend) SameAPI(other *Frontend) bool {
+	access := func(f *Frontend) (_ API, has bool) {
+		if f == nil || f.API == nil {
+			return API{}, false
+		}
+		return *f.API, true
+	}
+	mine, has := access(f)
+	theirs, have := access(other)
+	return mine == theirs && has == have
+}
+
+// Socket is a listening socket of a front door.
+type Socket struct {
+	Name string
+	// Address is unix:// and an absolute path, or an IP address (or nothing, for all) and a port.
+	Address string
+	// Mode, Owner and Group of a unix socket's file. An empty owner or group is the agent's.
+	Mode         fs.FileMode
+	Owner, Group string
+}
+
+// API is a front door's access to the API: as a token with a policy, or as the one of a file.
+type API struct {
+	Policy, TokenFile string
 }
 
 // Limits bound the resources of a plugin or driver and the processes that it starts. 0: the default.

@@ -85,6 +85,7 @@ func (l *loader) check() {
 		}
 	}
 	l.checkCluster()
+	l.checkFrontends()
 	used := map[string]string{}
 	check := func(name, endpoint string) {
 		if err := CheckEndpoint(endpoint); err != nil {

@@ -69,8 +69,10 @@ type loader struct {
 	consuls  map[string]*consulBlock
 	problems Problems
 	// places are where drivers were declared, for problems found at the end.
-	places  map[string]hcl.Range
-	cluster clusterPlaces
+	places map[string]hcl.Range
+	// frontends are where the blocks of front doors are.
+	frontends map[string]hcl.Range
+	cluster   clusterPlaces
 }
 
 // root is one parsed file.

@@ -25,7 +25,7 @@ func (l *loader) pluginBlocks(s *section) {
 		name := block.Labels[0]
 		in := s.inner(block, fields{
 			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions"},
-			blocks: []string{"config", "limits"},
+			blocks: []string{"config", "limits", "api"}, labelled: []string{"listen"},
 		})
 		if !l.label(in, block, seen) {
 			continue
@@ -50,6 +50,7 @@ func (l *loader) pluginBlocks(s *section) {
 		}
 		in.durationOrOff("rollback_window", &p.RollbackWindow, true)
 		in.count("keep_versions", minKeepVersions, &p.KeepVersions)
+		l.frontend(in, p, block.DefRange)
 		config := in.one("config")
 		switch {
 		case config != nil:

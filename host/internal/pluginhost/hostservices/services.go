@@ -3,8 +3,10 @@ package hostservices
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/sdk/frontend"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -33,15 +36,18 @@ const (
 // Config has the dependencies of Services.
 type Config struct {
 	Journal *journal.Journal // keeps the states
-	Log     hclog.Logger
+	// API serves a plugin's calls of the host's API. It says which plugins may make any.
+	API func(w http.ResponseWriter, r *http.Request, plugin string)
+	Log hclog.Logger
 }
 
 // Services serves plugins. Make it with New, and Close it after the last connection to a plugin was closed.
 type Services struct {
-	cfg    Config
-	log    hclog.Logger
-	server *http.Server
-	conns  chan net.Conn
+	cfg     Config
+	log     hclog.Logger
+	server  *http.Server
+	conns   chan net.Conn
+	sockets sockets
 
 	closing context.Context
 	close   context.CancelFunc
@@ -53,7 +59,10 @@ type Services struct {
 
 // New starts to serve; plugins are added with Attach.
 func New(cfg Config) *Services {
-	s := &Services{cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{}}
+	s := &Services{
+		cfg: cfg, log: cfg.Log, conns: make(chan net.Conn), links: map[string][]*grpc.ClientConn{},
+		sockets: sockets{open: map[string]map[string]open{}},
+	}
 	s.closing, s.close = context.WithCancel(context.Background())
 	protocols := &http.Protocols{}
 	protocols.SetUnencryptedHTTP2(true)
@@ -75,12 +84,26 @@ func New(cfg Config) *Services {
 	return s
 }
 
-// Close ends all connections of plugins and waits for everything that New and Attach have started.
-func (s *Services) Close() error {
+// Close ends all connections of plugins and waits for everything that New and Attach have started. The plugins'
+// processes keep their listening sockets. If none is left to (ended), the files of unix sockets are removed.
+func (s *Services) Close(ended bool) error {
 	s.close()
 	err := s.server.Close()
 	s.running.Wait()
-	return err
+	return errors.Join(err, s.sockets.closeAll(ended))
+}
+
+// errNoFrontend says that the configuration of a plugin is for another kind.
+var errNoFrontend = errors.New("its plugin block has listen or api, which are for the kind frontend: take them out")
+
+// Admit refuses a plugin that its configuration takes for a front door, and that is none.
+func (s *Services) Admit(plugin, kind string) error {
+	s.sockets.mu.Lock()
+	defer s.sockets.mu.Unlock()
+	if _, is := s.sockets.wanted[plugin]; is && kind != frontend.Kind {
+		return fmt.Errorf("it is of kind %s: %w", kind, errNoFrontend)
+	}
+	return nil
 }
 
 // Attach lets the process at the other end of conn use the services as plugin, until conn is closed. A process that is
@@ -208,8 +231,18 @@ func (s *Services) handler() http.Handler {
 	handle(mux, pluginv1.StateService_Delete_FullMethodName, state.remove)
 	handle(mux, pluginv1.StateService_List_FullMethodName, state.list)
 	handle(mux, pluginv1.StateService_CompareAndSwap_FullMethodName, state.compareAndSwap)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, apiPrefix) {
+			http.NotFound(w, r)
+			return
+		}
+		s.cfg.API(w, r, pluginOf(r.Context()))
+	})
 	return mux
 }
+
+// apiPrefix is how the paths of the API's calls begin.
+const apiPrefix = "/pannier.host.v1."
 
 // handle serves a method for the plugin that calls it.
 func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin string, req *Req) (*Res, error)) {
@@ -226,5 +259,7 @@ func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin stri
 		}, connect.WithReadMaxBytes(maxRequest)))
 }
 
-// Forget deletes what the host keeps for a plugin.
-func (s *Services) Forget(plugin string) error { return (&states{s.cfg.Journal}).forget(plugin) }
+// Forget deletes what the host keeps for a plugin, and closes its listening sockets.
+func (s *Services) Forget(plugin string) error {
+	return errors.Join((&states{s.cfg.Journal}).forget(plugin), s.sockets.forget(plugin))
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -57,6 +58,13 @@ type Config struct {
 
 // Services serves the processes of plugins (package hostservices).
 type Services interface {
+	// Admit refuses a plugin of a kind that its configuration is not for.
+	Admit(plugin, kind string) error
+	// Listeners returns the listening sockets that a process is started with, and their names. With open, those that
+	// are not open are opened.
+	Listeners(ctx context.Context, plugin string, open bool) (names []string, files []*os.File, err error)
+	// Adopt takes the listening sockets from a process that an earlier host has started.
+	Adopt(ctx context.Context, plugin string, conn grpc.ClientConnInterface) error
 	// Attach serves a process of a plugin over its connection until that is closed. It must not block.
 	Attach(plugin string, conn *grpc.ClientConn)
 	// Forget removes what is kept for a plugin, which has no process any more.
@@ -79,6 +87,8 @@ type Plugin struct {
 	// Group that the plugin runs as. Default: the user's.
 	Group  string
 	Limits Limits
+	// Listen describes the listening sockets of Services: another process is started when they change.
+	Listen []string
 	// Config is the body of the config block as a JSON object.
 	Config []byte
 	// Where is the place of the config block, or else of the whole, as FILE:LINE, for messages; may be empty.

@@ -41,7 +41,10 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	logged := fileSize(i.logPath)
 	run := newRunner()
 	run.meter, run.promised = i.newMeter(giveUp), bin.version
-	client := i.newClient(bin, run)
+	client, err := i.newClient(ctx, bin, run)
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
 		if gen != nil {
 			return
@@ -94,8 +97,8 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	return bin, unpin, err
 }
 
-// notCopied is a start that failed before the binary ran, because the disk is full, others may write to the file, or
-// its signature is missing. That says nothing about the binary.
+// notCopied is a start that failed before the binary ran, because the disk is full, others may write to the file, its
+// signature is missing, or the address of a listening socket is taken. That says nothing about the binary.
 type notCopied struct{ error }
 
 func (n notCopied) Unwrap() error { return n.error }
@@ -118,7 +121,11 @@ func (i *instance) late(ctx context.Context, err error) error {
 const failedStop = time.Second
 
 // newClient makes go-plugin's client for a process that it starts.
-func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
+func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner) (*goplugin.Client, error) {
+	sockets, files, err := i.listeners(ctx)
+	if err != nil {
+		return nil, notCopied{err} // which says nothing about the binary
+	}
 	token := process.NewToken()
 	cfg := i.clientConfig(token)
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
@@ -137,7 +144,9 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 			Args:  i.spec.Args,
 			Env: append(append(i.environment(), cmd.Env...), // cmd.Env: go-plugin's own
 				wire.EnvTLSBundle+"="+bundle,
-				wire.EnvLogLevel+"="+i.log.GetLevel().String()),
+				wire.EnvLogLevel+"="+i.log.GetLevel().String(),
+				wire.EnvListeners+"="+strings.Join(sockets, ",")),
+			Files:       files,
 			User:        i.spec.User,
 			Group:       i.spec.Group,
 			NoNewPrivs:  true,
@@ -157,7 +166,15 @@ func (i *instance) newClient(bin binary, run *pluginRunner) *goplugin.Client {
 		}
 		return run, nil
 	}
-	return goplugin.NewClient(cfg)
+	return goplugin.NewClient(cfg), nil
+}
+
+// listeners returns the listening sockets of a new process. One that only is verified opens none.
+func (i *instance) listeners(ctx context.Context) (names []string, files []*os.File, err error) {
+	if i.sup.cfg.Services == nil {
+		return nil, nil, nil
+	}
+	return i.sup.cfg.Services.Listeners(ctx, i.name, i.rec.Name == i.name)
 }
 
 // issue writes the TLS bundle of a new process.
@@ -272,6 +289,11 @@ func (i *instance) bringUp(ctx context.Context, gen *generation) (first health, 
 		return first, permanent{err}
 	}
 	gen.kind, gen.version = info.GetKind(), info.GetVersion()
+	if i.sup.cfg.Services != nil {
+		if err := i.sup.cfg.Services.Admit(i.name, gen.kind); err != nil {
+			return first, permanent{err}
+		}
+	}
 	gen.identity = identityOf(gen.kind, info.GetName(), gen.sha)
 	i.rec.is(gen.sha, gen.identity)
 	if err := i.claim(ctx, gen.identity); err != nil {

@@ -21,15 +21,19 @@ type settings struct {
 	Group  string   `json:"group"`
 	Limits Limits   `json:"limits"`
 	Config []byte   `json:"config"`
+	Listen []string `json:"listen"`
 }
 
 func (p Plugin) settings() settings {
-	return settings{Args: p.Args, Env: p.Env, User: p.User, Group: p.Group, Limits: p.Limits, Config: p.Config}
+	return settings{
+		Args: p.Args, Env: p.Env, User: p.User, Group: p.Group, Limits: p.Limits, Config: p.Config, Listen: p.Listen,
+	}
 }
 
 // with returns the configuration with other settings. What says which copies may run stays.
 func (p Plugin) with(s settings) Plugin {
 	p.Args, p.Env, p.User, p.Group, p.Limits, p.Config = s.Args, s.Env, s.User, s.Group, s.Limits, s.Config
+	p.Listen = s.Listen
 	return p
 }
 
@@ -50,6 +54,9 @@ func (i *instance) launchDigest() string {
 	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
 	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // earlier hosts had neither, and must compute the same digest
 		how = append(how, i.spec.Group, i.spec.Limits)
+	}
+	if len(i.spec.Listen) > 0 {
+		how = append(how, i.spec.Listen)
 	}
 	data, _ := json.Marshal(how) // strings and numbers: cannot fail
 	return digest(data)

@@ -41,6 +41,8 @@ type Spec struct {
 	LogPath string
 	// Stdout is for standard output instead. The caller closes its own copy.
 	Stdout *os.File
+	// Files are the process's descriptors from 3 on.
+	Files []*os.File
 	// DieWithHost kills the process, but not its descendants, when the host ends for any reason.
 	DieWithHost bool
 }
@@ -171,6 +173,7 @@ func command(spec Spec, log *os.File, cred *syscall.Credential) *exec.Cmd {
 		Dir:         "/",
 		Stdout:      log,
 		Stderr:      log,
+		ExtraFiles:  spec.Files,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, Credential: cred},
 	}
 	if spec.Dir != "" {

@@ -39,6 +39,22 @@ func CheckUser(name, group string) error {
 	return err
 }
 
+// IDs returns the numbers of a user and a group, each given by its name or number; -1 for an empty one.
+func IDs(name, group string) (uid, gid int, err error) {
+	uid, gid = -1, -1
+	cred, err := credential(name, group)
+	if err != nil || cred == nil {
+		return uid, gid, err
+	}
+	if name != "" {
+		uid = int(cred.Uid)
+	}
+	if group != "" {
+		gid = int(cred.Gid)
+	}
+	return uid, gid, nil
+}
+
 func setUser(cred *syscall.Credential, name string) error {
 	u, err := user.Lookup(name)
 	if err != nil {

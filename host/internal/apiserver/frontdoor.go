@@ -1,0 +1,84 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/sdk/api"
+)
+
+// ServePlugin serves a request that came over a plugin's own connection: a front door's. secret is the plugin's token;
+// a request that has a token, such as that of the door's user, keeps it. The plugin has no rights but the token's,
+// whichever user it runs as. Requests end with Close as all others do.
+func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, secret string) {
+	leave, ok := s.doors.enter()
+	if !ok {
+		_ = refusals.Write(w, r, connect.NewError(connect.CodeUnavailable, errStopping))
+		return
+	}
+	defer leave()
+	ctx, cancel := context.WithCancelCause(context.WithValue(r.Context(), pluginKey{}, plugin))
+	defer cancel(nil)
+	defer context.AfterFunc(s.running, func() { cancel(errStopping) })() //nolint:contextcheck // Close's, besides the request's
+	r = r.Clone(ctx)
+	for _, agents := range []string{forwardedHeader, callHeader} {
+		r.Header.Del(agents)
+	}
+	if secret != "" && r.Header.Get(api.TokenHeader) == "" {
+		r.Header.Set(api.TokenHeader, secret)
+	}
+	s.api.Handler.ServeHTTP(w, r)
+}
+
+type pluginKey struct{}
+
+// pluginOf returns the plugin that a request came from; empty: it came from elsewhere.
+func pluginOf(ctx context.Context) string {
+	name, _ := ctx.Value(pluginKey{}).(string)
+	return name
+}
+
+// errPlugin is why a plugin is no user of this machine.
+var errPlugin = errors.New("it is a plugin, which has the rights of its token only")
+
+func pluginName(plugin, node string) string { return fmt.Sprintf("plugin %s on %s", plugin, node) }
+
+// inFlight counts requests until it is closed.
+type inFlight struct {
+	mu     sync.Mutex
+	closed bool
+	all    sync.WaitGroup
+}
+
+func (f *inFlight) enter() (leave func(), ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, false
+	}
+	f.all.Add(1)
+	return f.all.Done, true
+}
+
+// close refuses further requests, and waits for those in flight until ctx ends.
+func (f *inFlight) close(ctx context.Context) error {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		f.all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("requests of plugins have not ended: %w", ctx.Err())
+	}
+}

@@ -1,0 +1,80 @@
+package apiserver
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// throughPlugin returns a client whose calls come from a plugin with that secret.
+func (h *host) throughPlugin(t *testing.T, secret string) *api.Client {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServePlugin(w, r, "page", secret)
+	}))
+	t.Cleanup(server.Close)
+	client, err := api.New(server.URL)
+	check.NoError(t, err)
+	return client
+}
+
+// A front door has the rights of its token. That its process is root's, and that it writes what agents write into
+// forwarded calls, gives it no others.
+func TestAFrontDoorAsksForMore(t *testing.T) {
+	h := openACLHost(t)
+	const list = `namespace "shop" { capabilities = ["csi-list-volume"] }`
+	page, nobody := h.throughPlugin(t, mustCreate(t, h, "page", list)), h.throughPlugin(t, "")
+	for namespace, code := range map[string]connect.Code{"shop": 0, "till": connect.CodePermissionDenied} {
+		_, err := page.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: namespace}))
+		if code == 0 {
+			check.NoError(t, err)
+		} else {
+			wantError(t, err, code, "csi-list-volume", namespace)
+		}
+	}
+	for name, client := range map[string]*api.Client{"with its token": page, "without one": nobody} {
+		for what, call := range map[string]func() error{
+			"register": func() error {
+				_, err := client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
+					Spec: spec("v", inNamespace("shop")),
+				}))
+				return err
+			},
+			"make a token": func() error {
+				_, err := client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Type: "management"}))
+				return err
+			},
+			"make the first token": func() error {
+				req := request(&hostv1.BootstrapACLRequest{})
+				req.Header().Set(forwardedHeader, "root (uid 0) on n1")
+				_, err := client.ACL.BootstrapACL(h.ctx, req)
+				return err
+			},
+			"run a file": func() error {
+				_, err := client.Plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
+				return err
+			},
+			"stop the agent": func() error {
+				_, err := client.Agent.Stop(h.ctx, request(&hostv1.StopRequest{}))
+				return err
+			},
+		} {
+			t.Run(what+" "+name, func(t *testing.T) { wantError(t, call(), connect.CodePermissionDenied) })
+		}
+	}
+	// What it passes on for a user counts as the user's.
+	req := request(&hostv1.ListVolumesRequest{Namespace: "till"})
+	req.Header().Set(api.TokenHeader, mustCreate(t, h, "user", `namespace "till" { policy = "read" }`))
+	_, err := page.Volumes.ListVolumes(h.ctx, req)
+	check.NoError(t, err)
+
+	check.NoError(t, h.Close())
+	_, err = page.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+	wantError(t, err, connect.CodeUnavailable, "stopping")
+}

@@ -1,0 +1,143 @@
+package config
+
+import (
+	"io/fs"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/hashicorp/hcl/v2"
+)
+
+// maxSockets bounds the listening sockets of a front door.
+const maxSockets = 16
+
+// socketName matches names of listening sockets, which are passed on in a list.
+var socketName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+
+// frontend reads the blocks of a front door. A later file's listen block replaces an earlier one of its name, and an
+// api block an earlier one.
+func (l *loader) frontend(s *section, p *Plugin, at hcl.Range) {
+	listens, api := s.content.Blocks.OfType("listen"), s.one("api")
+	if len(listens) == 0 && api == nil {
+		return
+	}
+	if p.Frontend == nil {
+		p.Frontend = &Frontend{}
+	}
+	if l.frontends == nil {
+		l.frontends = map[string]hcl.Range{}
+	}
+	l.frontends[p.Name] = at
+	seen := map[string]bool{}
+	for _, block := range listens {
+		name := block.Labels[0]
+		switch {
+		case !socketName.MatchString(name):
+			s.problems.add(block.DefRange, "%s: name %q: 1 to 64 letters, digits, - and _ are allowed", s.key("listen"), name)
+			continue
+		case seen[name]:
+			s.problems.add(block.DefRange, "%s: listen %q given twice", s.path, name)
+			continue
+		}
+		seen[name] = true
+		f := p.Frontend
+		f.Sockets = slices.DeleteFunc(f.Sockets, func(other Socket) bool { return other.Name == name })
+		f.Sockets = append(f.Sockets, s.socket(block))
+	}
+	if len(p.Frontend.Sockets) > maxSockets {
+		s.fail("listen", "at most %d are allowed", maxSockets)
+	}
+	if api != nil {
+		in := s.inner(api, fields{attrs: []string{"policy", "token_file"}})
+		p.Frontend.API = &API{}
+		if in.str("policy", &p.Frontend.API.Policy) {
+			in.id("policy", p.Frontend.API.Policy)
+		}
+		in.absolutePath("token_file", &p.Frontend.API.TokenFile)
+		if in.has("policy") && in.has("token_file") {
+			in.fail("policy", "token_file names a token, whose policies count: write one of the two")
+		}
+	}
+}
+
+// socket reads a listen block.
+func (s *section) socket(block *hcl.Block) Socket {
+	in := s.inner(block, fields{attrs: []string{"address", "mode", "owner", "group"}})
+	out := Socket{Name: block.Labels[0], Mode: 0o600}
+	if !in.str("address", &out.Address) {
+		in.fail("address", "is required: an IP address and a port, or unix:// and an absolute path")
+		return out
+	}
+	var mode string
+	isMode := in.str("mode", &mode)
+	in.str("owner", &out.Owner)
+	in.str("group", &out.Group)
+	if !strings.HasPrefix(out.Address, "unix://") {
+		if err := checkTCP(out.Address); err != "" {
+			in.fail("address", "%s", err)
+		}
+		for _, key := range []string{"mode", "owner", "group"} {
+			if in.has(key) {
+				in.fail(key, "is for unix sockets only")
+			}
+		}
+		return out
+	}
+	if err := CheckEndpoint(out.Address); err != nil {
+		in.fail("address", "%v", err)
+	} else if err := checkAbsolute(strings.TrimPrefix(out.Address, "unix://")); err != nil {
+		in.fail("address", "%v", err)
+	}
+	if isMode {
+		bits, err := strconv.ParseUint(mode, 8, 32)
+		if err != nil || bits > 0o777 {
+			in.fail("mode", "%q is no mode such as \"0660\"", mode)
+		}
+		out.Mode = fs.FileMode(bits)
+	}
+	return out
+}
+
+// checkTCP returns what is wrong with an address to listen on. Names are refused: what they mean may change.
+func checkTCP(address string) string {
+	full := address
+	if strings.HasPrefix(full, ":") {
+		full = "0.0.0.0" + full
+	}
+	at, err := netip.ParseAddrPort(full)
+	if err != nil || at.Port() == 0 {
+		return strconv.Quote(address) + " is neither an IP address and a port such as 127.0.0.1:8080, nor unix:// and an " +
+			"absolute path"
+	}
+	return ""
+}
+
+// checkFrontends compares front doors with the rest of the configuration.
+func (l *loader) checkFrontends() {
+	taken := map[string]string{}
+	for _, p := range l.agent.Plugins {
+		if p.Frontend == nil {
+			continue
+		}
+		fail := func(format string, args ...any) {
+			l.problems.add(l.frontends[p.Name], "plugin %q: "+format, append([]any{p.Name}, args...)...)
+		}
+		for _, socket := range p.Frontend.Sockets {
+			if other, twice := taken[socket.Address]; twice {
+				fail("listen %q: address: %q is that of plugin %q too", socket.Name, socket.Address, other)
+			}
+			taken[socket.Address] = p.Name
+		}
+		api := p.Frontend.API
+		switch {
+		case api == nil || !l.agent.ACL.Enabled:
+		case api.Policy == "" && api.TokenFile == "":
+			fail("api: policy is required where ACLs are on: the name of the policy that says what it may do")
+		case api.Policy != "" && l.agent.TLS != nil && !l.agent.Server.Enabled:
+			fail("api: policy: only servers make tokens: on this host write token_file, the path of a token's secret")
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestFrontends(t *testing.T) {
+	a, _, err := load(t, Source{}, map[string]string{
+		"1.hcl": `
+plugin "page" {
+  listen "http" {
+    address = ":8080"
+  }
+  listen "local" {
+    address = "unix:///run/page.sock"
+    mode    = "0660"
+    owner   = "root"
+    group   = "www"
+  }
+  api {
+    policy = "page"
+  }
+}
+plugin "plain" {}`,
+		"2.json": `{"plugin": {"page": {"listen": {"http": {"address": "[::1]:80"}}, "api": {"token_file": "/etc/t"}}}}`,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Frontend{
+		Sockets: []Socket{
+			{Name: "local", Address: "unix:///run/page.sock", Mode: 0o660, Owner: "root", Group: "www"},
+			{Name: "http", Address: "[::1]:80", Mode: 0o600},
+		},
+		API: &API{TokenFile: "/etc/t"},
+	}
+	if got := a.Plugins[0].Frontend; !reflect.DeepEqual(got, want) || a.Plugins[1].Frontend != nil {
+		t.Errorf("got %+v, %+v", got, a.Plugins[1].Frontend)
+	}
+}
+
+func TestBadFrontends(t *testing.T) {
+	listen := func(text string) string { return "plugin \"p\" {\n  listen \"a\" {\n    " + text + "\n  }\n}" }
+	for name, c := range map[string]struct{ src, want string }{
+		"no address": {listen(`mode = "0600"`), `plugin "p": listen "a": address: is required`},
+		"a name":     {listen(`address = "localhost:80"`), `3: plugin "p": listen "a": address: "localhost:80" is neither`},
+		"any port":   {listen(`address = "127.0.0.1:0"`), `address: "127.0.0.1:0" is neither`},
+		"not absolute": {
+			listen(`address = "unix://run/a"`),
+			`3: plugin "p": listen "a": address: "unix://run/a" is not unix:// and an absolute path`,
+		},
+		"not clean":     {listen(`address = "unix:///run/../a"`), `is not a clean path`},
+		"no mode":       {listen("address = \"unix:///a\"\n    mode = \"0680\""), `4: plugin "p": listen "a": mode: "0680" is no mode`},
+		"a mode of TCP": {listen("address = \":80\"\n    mode = \"0660\""), `4: plugin "p": listen "a": mode: is for unix sockets only`},
+		"socket's name": {"plugin \"p\" {\n  listen \"a,b\" {\n    address = \":80\"\n  }\n}", `2: plugin "p": listen: name "a,b"`},
+		"twice": {
+			"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\nlisten \"a\" {\naddress = \":81\"\n}\n}",
+			`5: plugin "p": listen "a" given twice`,
+		},
+		"one address": {
+			"plugin \"p\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}\nplugin \"q\" {\nlisten \"a\" {\naddress = \":80\"\n}\n}",
+			`6: plugin "q": listen "a": address: ":80" is that of plugin "p" too`,
+		},
+		"both":      {"plugin \"p\" {\napi {\npolicy = \"p\"\ntoken_file = \"/t\"\n}\n}", `api: policy: token_file names a token`},
+		"no policy": {"acl { enabled = true }\nplugin \"p\" {\napi {}\n}", `2: plugin "p": api: policy is required where ACLs are on`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := load(t, Source{}, map[string]string{"a.hcl": c.src})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+		})
+	}
+}

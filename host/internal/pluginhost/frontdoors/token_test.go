@@ -1,0 +1,144 @@
+package frontdoors
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	ledger "github.com/pannier/pannier/cluster/acl"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
+)
+
+// tokens is a ledger's tokens by their secrets' hashes.
+type tokens struct {
+	all  map[string]ledger.Token
+	puts int
+	fail error
+}
+
+func (l *tokens) Granted(_ context.Context, hash string) (ledger.Granted, error) {
+	t, ok := l.all[hash]
+	if !ok {
+		return ledger.Granted{}, ledger.ErrTokenNotFound
+	}
+	return ledger.Granted{Token: t}, nil
+}
+
+func (l *tokens) PutACLTokens(_ context.Context, made ...ledger.Token) ([]ledger.Token, error) {
+	l.puts++
+	for _, t := range made {
+		if err := errors.Join(l.fail, t.Validate(time.Now())); err != nil {
+			return nil, err
+		}
+		l.all[t.SecretHash] = t
+	}
+	return made, nil
+}
+
+func (l *tokens) DeleteACLTokens(_ context.Context, accessors ...string) ([]ledger.Token, error) {
+	for hash, t := range l.all {
+		if t.Accessor == accessors[0] {
+			delete(l.all, hash)
+		}
+	}
+	return nil, nil
+}
+
+// open returns the doors of a host, and a function that makes a call as a plugin: it returns the secret that the API
+// has got, or what the plugin was answered.
+func open(access map[string]Access, back Backend) (d *Doors, call func(plugin string) string) {
+	d = New(Config{
+		Node: "n1", Log: hclog.NewNullLogger(),
+		ReadSecret: func(ref string) (string, error) { return "in " + ref, nil },
+	})
+	d.Allow(access)
+	var got string
+	back.API = func(_ http.ResponseWriter, _ *http.Request, plugin, secret string) { got = plugin + ": " + secret }
+	d.Open(back)
+	return d, func(plugin string) string {
+		got = ""
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/pannier.host.v1.VolumeService/ListVolumes", strings.NewReader("{}"))
+		r.Header.Set("Content-Type", "application/json")
+		d.API(w, r, plugin)
+		return got + w.Body.String()
+	}
+}
+
+func TestTokens(t *testing.T) {
+	l := &tokens{all: map[string]ledger.Token{}}
+	d, call := open(map[string]Access{"page": {Policy: "page"}, "filed": {TokenFile: "/etc/t"}},
+		Backend{ACL: acl.NewResolver(l, 0, hclog.NewNullLogger()), Tokens: l})
+	only := func() ledger.Token {
+		t.Helper()
+		if len(l.all) != 1 {
+			t.Fatalf("the tokens are %v", l.all)
+		}
+		for _, one := range l.all {
+			return one
+		}
+		panic("there is one")
+	}
+	first := call("page")
+	made := only()
+	if l.all[acl.Hash(strings.TrimPrefix(first, "page: "))].Accessor != made.Accessor {
+		t.Errorf("the API got %q", first)
+	}
+	if made.Type != ledger.Client || len(made.Policies) != 1 || made.Policies[0] != "page" || len(made.Roles) > 0 ||
+		made.Name != "plugin page on n1" || made.ExpiresAt.IsZero() {
+		t.Errorf("the token is %+v", made)
+	}
+	if again := call("page"); again != first || l.puts != 1 {
+		t.Errorf("the next call has %q, after %q", again, first)
+	}
+	// A token that is lost is made again.
+	clear(l.all)
+	if again := call("page"); again == first || only().Accessor != made.Accessor {
+		t.Errorf("after its token was deleted it has %q, and the ledger %+v", again, only())
+	}
+	// Another policy is another token.
+	d.Allow(map[string]Access{"page": {Policy: "other"}})
+	if call("page"); only().Policies[0] != "other" {
+		t.Errorf("with another policy it has %+v", only())
+	}
+	// One that cannot be made is not tried at each call.
+	clear(l.all)
+	l.fail, l.puts = ledger.ErrPolicyNotFound, 0
+	for range 3 {
+		if got := call("page"); !strings.Contains(got, "ACL policy not found") {
+			t.Errorf("without its policy: %q", got)
+		}
+	}
+	if l.puts != 1 {
+		t.Errorf("it was tried %d times", l.puts)
+	}
+}
+
+func TestWhoHasTheAPI(t *testing.T) {
+	on := acl.NewResolver(&tokens{}, 0, hclog.NewNullLogger())
+	access := map[string]Access{"page": {Policy: "page"}, "filed": {TokenFile: "/etc/t"}}
+	for name, tc := range map[string]struct {
+		plugin string
+		back   Backend
+		want   string
+	}{
+		"no api block":         {"other", Backend{ACL: on}, "permission_denied"},
+		"ACLs are off":         {"page", Backend{}, "page: "},
+		"no api block, no ACL": {"other", Backend{}, "permission_denied"},
+		"a token's file":       {"filed", Backend{ACL: on}, "filed: in file:///etc/t"},
+		"no server":            {"page", Backend{ACL: on}, "write token_file into the api block"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, call := open(access, tc.back)
+			if got := call(tc.plugin); !strings.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
