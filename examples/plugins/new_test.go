@@ -18,7 +18,7 @@ func TestNewPlugins(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, "")
 	h.Start()
-	kinds := []string{"storage", "identity", "registration", "bootstrap", "device"}
+	kinds := []string{"storage", "identity", "registration", "bootstrap", "device", "frontend"}
 	made := t.TempDir()
 	binary := func(kind string) string { return filepath.Join(made, "my-"+kind, "my-"+kind) }
 	t.Run("made and proved", func(t *testing.T) {

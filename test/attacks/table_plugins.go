@@ -60,6 +60,12 @@ var ofPlugins = []attack{
 		pkg:   "./host/internal/pluginhost/supervisor", run: "^FuzzHandshake$",
 	},
 	{
+		who: "a front door whose process is root's", tries: "call more of the API than its policy allows, with its token, without one, or as a forwarded call of root",
+		stops: "the host knows the plugin by its connection, and gives the call the rights of the plugin's token only",
+		pkg:   apiserverPkg, run: "^TestAFrontDoorAsksForMore$",
+		remains: "a process of root can call the API over the agent's socket where `socket_root` is true: let it run as another `user`",
+	},
+	{
 		who: "a hostile driver", tries: "answer any bytes, or errors with the secrets of the call",
 		stops: "the call fails with an error that names it; secrets of the request are redacted",
 		pkg:   "./plugins/csi-bridge/internal/bridge", run: "^FuzzAnswers$",

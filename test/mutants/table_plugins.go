@@ -6,6 +6,7 @@ const (
 	devicesPkg      = "./host/internal/devices"
 	hostservicesPkg = "./host/internal/pluginhost/hostservices"
 	driversPkg      = "./host/internal/csi/drivers"
+	apiserverPkg    = "./host/internal/apiserver"
 )
 
 // plugins are planted bugs of how plugins' files and devices are taken.
@@ -72,6 +73,41 @@ var plugins = []mutant{
 		old:  "(\"plugin-state/\" + plugin)",
 		new:  "(\"plugin-state/\" + plugin[:0])",
 		pkg:  hostservicesPkg, run: "^TestStateIsOfOnePlugin$",
+	},
+	{
+		name: "socket-of-each-process", promise: "a plugin's listening socket outlives its processes",
+		file: "host/internal/pluginhost/hostservices/sockets.go",
+		old:  "		if all && (!is || has.as != want) {\n",
+		new:  "		if all {\n			_ = has.file.Close()\n			has = open{}\n",
+		pkg:  "./examples/plugins", run: "^TestASocketOutlivesItsProcesses$",
+	},
+	{
+		name: "socket-not-adopted", promise: "the next host has the listening sockets of a plugin's process",
+		file: "host/internal/pluginhost/hostservices/sockets.go",
+		old:  "n < 0 || is || !wanted[n].is(file) {\n",
+		new:  "n < 0 || is || wanted[n].is(file) {\n",
+		pkg:  "./examples/plugins", run: "^TestASocketOutlivesItsProcesses$",
+	},
+	{
+		name: "drained-before-served", promise: "a swap of a front door loses no connection",
+		file: "sdk/frontend/frontend.go",
+		old:  "	return errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))\n",
+		new:  "	return errors.Join(err, server.Close())\n",
+		pkg:  "./examples/plugins", run: "^TestNoRequestIsLostInSwaps$",
+	},
+	{
+		name: "token-with-all-rights", promise: "a front door's token has its policy only",
+		file: "host/internal/pluginhost/frontdoors/token.go",
+		old:  "Type: ledger.Client,\n		Policies: []string{access.Policy}, ExpiresAt",
+		new:  "Type: ledger.Management,\n		ExpiresAt",
+		pkg:  "./examples/plugins", run: "^TestAFrontDoorHasItsPolicyOnly$",
+	},
+	{
+		name: "front-door-as-root", promise: "a front door has the rights of its token, whoever runs it",
+		file: "host/internal/apiserver/caller.go",
+		old:  "		return unknownPeer(errPlugin)\n",
+		new:  "		return peer{}\n",
+		pkg:  apiserverPkg, run: "^TestAFrontDoorAsksForMore$",
 	},
 	{
 		name: "held-device-lost", promise: "a device plugin that lost what workloads hold does not take over",

@@ -204,6 +204,6 @@ var workloads = []mutant{
 		file: "host/internal/workload/processes.go",
 		old:  "	if owner != caller {\n",
 		new:  "	if owner != caller || owner > 0 {\n		return nil\n	}\n	if owner != caller {\n",
-		pkg:  "./host/internal/apiserver", run: "^TestOnlyTheOwnerNamesItsProcess$",
+		pkg:  apiserverPkg, run: "^TestOnlyTheOwnerNamesItsProcess$",
 	},
 }

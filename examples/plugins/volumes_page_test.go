@@ -1,0 +1,361 @@
+package plugins_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// The example module passes its own tests, run as its author runs them.
+func TestVolumesPageTestsItself(t *testing.T) {
+	t.Parallel()
+	cmd := exec.Command("go", "test", "-count=1", "./...")
+	cmd.Dir = "volumes-page"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// door is a host with the volumes page.
+type door struct {
+	*testhost.Host
+	t       *testing.T
+	address string
+	program []byte
+}
+
+// newDoor prepares a host with ACLs and the page, which may do what policy says.
+func newDoor(t *testing.T) *door {
+	t.Helper()
+	testbin.RequireRoot(t, "an agent with the example plugin volumes-page")
+	l := must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	d := &door{t: t, address: l.Addr().String()}
+	must(0, l.Close())(t)
+	d.Host = testhost.New(t, fmt.Sprintf(`
+acl {
+  enabled = true
+}
+plugin "volumes-page" {
+  listen "http" {
+    address = %q
+  }
+  api {
+    policy = "volumes-page"
+  }
+}
+%s`, d.address, testhost.LocalDriver(t)))
+	d.program = must(os.ReadFile(testbin.BuildDir(t, "volumes-page")))(t)
+	install(t, d.Host, "volumes-page", d.program)
+	return d
+}
+
+// up starts the agent with a volume, and waits until the page shows it.
+func (d *door) up() {
+	d.t.Helper()
+	d.Start()
+	d.Run("acl", "policy", "apply", "volumes-page", "volumes-page/policy.hcl")
+	d.Run("volume", "create", d.Write("volume.hcl", volumeSpec))
+	d.Eventually("the page has the volume", func() error {
+		text, err := d.get(http.DefaultClient)
+		if err == nil && !strings.Contains(text, "<td>notes<td>local") {
+			err = fmt.Errorf("it is %s", text)
+		}
+		return err
+	})
+}
+
+const volumeSpec = `
+id        = "notes"
+name      = "notes"
+type      = "csi"
+plugin_id = "local"
+capability {
+  access_mode     = "single-node-writer"
+  attachment_mode = "file-system"
+}
+`
+
+// get reads the page; an answer other than 200 is an error.
+func (d *door) get(client *http.Client) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
+	defer cancel()
+	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+d.address+"/", nil))(d.t)
+	res, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", res.Status, text)
+	}
+	return string(text), err
+}
+
+// load requests the page all the time, over new and over kept connections. end stops that and returns how many requests
+// were answered.
+func (d *door) load() (end func() int64) {
+	var answered atomic.Int64
+	var running sync.WaitGroup
+	stop := make(chan struct{})
+	for n := range 4 {
+		running.Go(func() {
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: n%2 == 0}}
+			defer client.CloseIdleConnections()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := d.get(client); err != nil {
+					d.t.Errorf("request %d: %v", answered.Load(), err)
+				}
+				answered.Add(1)
+			}
+		})
+	}
+	end = sync.OnceValue(func() int64 {
+		close(stop)
+		running.Wait()
+		return answered.Load()
+	})
+	d.t.Cleanup(func() { end() })
+	return end
+}
+
+// begin opens a connection with half of a request, and waits until the serving process has it. finish sends the rest
+// and reads the answer.
+func (d *door) begin() (finish func() error) {
+	d.t.Helper()
+	conn := must((&net.Dialer{}).DialContext(d.t.Context(), "tcp", d.address))(d.t)
+	d.t.Cleanup(func() { _ = conn.Close() })
+	// A first request shows that the connection was accepted.
+	ask := func(text string) error {
+		_, err := io.WriteString(conn, text)
+		return err
+	}
+	answers := bufio.NewReader(conn)
+	answer := func() error {
+		_ = conn.SetReadDeadline(time.Now().Add(testhost.Wait))
+		res, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		_, err = io.Copy(io.Discard, res.Body)
+		if err == nil && res.StatusCode != http.StatusOK {
+			err = fmt.Errorf("the answer is %s", res.Status)
+		}
+		return err
+	}
+	must(0, ask("GET / HTTP/1.1\r\nHost: page\r\n\r\n"))(d.t)
+	must(0, answer())(d.t)
+	must(0, ask("GET / HTTP/1.1\r\nHost: page\r\n"))(d.t)
+	return func() error {
+		if err := ask("\r\n"); err != nil {
+			return err
+		}
+		return answer()
+	}
+}
+
+// swap installs another binary, and returns the plugin when that serves.
+func (d *door) swap() (now *hostv1.Plugin) {
+	d.t.Helper()
+	before := plugin(d.t, d.Host, "volumes-page")
+	d.program = append(d.program, "\n// another binary\n"...)
+	install(d.t, d.Host, "volumes-page", d.program)
+	d.Eventually("the page is swapped", func() error {
+		if now = plugin(d.t, d.Host, "volumes-page"); now.GetSha256() == before.GetSha256() {
+			return fmt.Errorf("it is %v", now)
+		}
+		return nil
+	})
+	return now
+}
+
+func TestNoRequestIsLostInSwaps(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t)
+	d.up()
+	end := d.load()
+	for range 5 {
+		before := plugin(t, d.Host, "volumes-page")
+		finish := d.begin()
+		d.swap()
+		if err := gone(before); err == nil {
+			t.Error("the process that was replaced ended with an open connection")
+		}
+		if err := finish(); err != nil {
+			t.Errorf("a request that the replaced process had begun to read: %v", err)
+		}
+		d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
+	}
+	t.Logf("%d requests were answered", end())
+	if p := plugin(t, d.Host, "volumes-page"); len(p.GetRefused()) > 0 || len(p.GetSwaps()) != 5 {
+		t.Errorf("the plugin is %v", p)
+	}
+}
+
+func TestASocketOutlivesItsProcesses(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t)
+	d.up()
+	killed := func() {
+		t.Helper()
+		before := plugin(t, d.Host, "volumes-page")
+		must(0, syscall.Kill(int(before.GetPid()), syscall.SIGKILL))(t)
+		// Nobody accepts connections now. They wait for the next process.
+		if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err != nil {
+			t.Errorf("a request after the process was killed: %v", err)
+		}
+		if now := plugin(t, d.Host, "volumes-page"); now.GetPid() == before.GetPid() {
+			t.Errorf("the plugin is still %v", now)
+		}
+	}
+	killed()
+
+	// The next agent takes the socket from the process that has it.
+	before := plugin(t, d.Host, "volumes-page")
+	d.Kill()
+	d.Start()
+	if now := plugin(t, d.Host, "volumes-page"); now.GetPid() != before.GetPid() {
+		t.Errorf("the next agent has %v instead of %v", now, before)
+	}
+	end := d.load()
+	d.swap()
+	t.Logf("%d requests were answered", end())
+	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
+	killed()
+
+	d.Run("agent", "stop", "-plugins")
+	d.AwaitEnd()
+	if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err == nil {
+		t.Error("somebody still serves the page")
+	}
+}
+
+func TestAFrontDoorHasItsPolicyOnly(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t)
+	d.Start()
+	refused := func(says string) {
+		t.Helper()
+		d.Eventually("the page is refused its volumes", func() error {
+			if _, err := d.get(http.DefaultClient); err == nil || !strings.Contains(err.Error(), "502") {
+				return fmt.Errorf("the answer is %w", err)
+			}
+			if log := string(must(os.ReadFile(d.Path("agent.log")))(t)); !strings.Contains(log, says) {
+				return fmt.Errorf("the log does not say %q", says)
+			}
+			return nil
+		})
+	}
+	refused("ACL policy not found")
+	d.Run("acl", "policy", "apply", "volumes-page", d.Write("other.hcl", `namespace "other" { policy = "write" }`))
+	d.Run("volume", "create", d.Write("volume.hcl", volumeSpec))
+	d.Eventually("the page has no volume of another namespace", func() error {
+		text, err := d.get(http.DefaultClient)
+		if err == nil && (strings.Contains(text, "notes") || !strings.Contains(text, "There are none")) {
+			t.Fatalf("the page is %s", text)
+		}
+		return err
+	})
+	d.Run("acl", "policy", "apply", "volumes-page", d.Write("none.hcl", `operator { policy = "read" }`))
+	refused("csi-list-volume")
+	if list := d.Run("acl", "token", "list"); strings.Count(list, "plugin volumes-page on a") != 1 {
+		t.Errorf("the tokens are\n%s", list)
+	}
+	d.Kill()
+	d.Start()
+	d.Run("acl", "policy", "apply", "volumes-page", "volumes-page/policy.hcl")
+	d.Eventually("the page has the volume", func() error {
+		text, err := d.get(http.DefaultClient)
+		if err == nil && !strings.Contains(text, "notes") {
+			err = fmt.Errorf("it is %s", text)
+		}
+		return err
+	})
+	list := d.Run("acl", "token", "list")
+	if strings.Count(list, "plugin volumes-page on a") != 1 {
+		t.Errorf("the tokens of the next agent are\n%s", list)
+	}
+	for line := range strings.Lines(list) {
+		if strings.Contains(line, "plugin volumes-page on a") {
+			d.Run("acl", "token", "delete", strings.Fields(line)[0])
+		}
+	}
+	if text, err := d.get(http.DefaultClient); err != nil || !strings.Contains(text, "notes") {
+		t.Errorf("after its token was deleted: %s, %v", text, err)
+	}
+}
+
+// A changed address is taken over by a reload. If the plugin is not ready then, it goes on as before.
+func TestAFrontDoorMoves(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t)
+	d.up()
+	before, path := plugin(t, d.Host, "volumes-page"), d.Path("page/socket")
+	was := string(must(os.ReadFile(d.Path("agent.hcl")))(t))
+	moved := strings.Replace(was, `"`+d.address+`"`, `"unix://`+path+`"`, 1)
+	d.Write("agent.hcl", strings.Replace(moved, `policy = "volumes-page"`, `policy = "none"`, 1))
+	d.Refused(4, []string{`policy "none": ACL policy not found`}, "agent", "reload")
+	if text, err := d.get(http.DefaultClient); err != nil || !strings.Contains(text, "notes") {
+		t.Errorf("after a change that was refused: %s, %v", text, err)
+	}
+	d.Write("agent.hcl", moved)
+	if out := d.Run("agent", "reload"); !strings.Contains(out, "volumes-page") {
+		t.Errorf("the reload says %s", out)
+	}
+	if now := plugin(t, d.Host, "volumes-page"); now.GetPid() == before.GetPid() {
+		t.Errorf("the plugin is still %v", now)
+	}
+	if info := must(os.Stat(path))(t); info.Mode().Perm() != 0o600 {
+		t.Errorf("the socket is %v", info)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+	}}
+	defer client.CloseIdleConnections()
+	if text, err := d.get(client); err != nil || !strings.Contains(text, "notes") {
+		t.Errorf("at the new address: %s, %v", text, err)
+	}
+}
+
+// A file whose configuration is for a front door, and which is none, does not serve.
+func TestOnlyAFrontDoorHasSockets(t *testing.T) {
+	t.Parallel()
+	d := newDoor(t)
+	install(t, d.Host, "volumes-page", must(os.ReadFile(testbin.BuildDir(t, "dirs")))(t))
+	d.Begin()
+	d.AwaitReady()
+	d.Eventually("the plugin is refused", func() error {
+		p := plugin(t, d.Host, "volumes-page")
+		if !strings.Contains(p.GetLastError(), "listen or api") {
+			return fmt.Errorf("it is %v", p)
+		}
+		return nil
+	})
+	if left := must(filepath.Glob(filepath.Join(d.Dir, "*.sock")))(t); len(left) != 1 {
+		t.Errorf("the sockets are %q", left)
+	}
+}
