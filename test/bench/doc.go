@@ -54,6 +54,10 @@
 // is the time above the median of the first ten seconds. The time until a new generation serves
 // includes the 100 ms for which the directory must be quiet.
 //
+// Binaries that fail. 25 new binaries for each kind come up well and answer every call with
+// Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end
+// of the swap to it until the end of the swap back.
+//
 // Claims on three servers. Three agents on loopback with default settings, TLS and synced logs;
 // clients are an agent's RPC client with certificate and heartbeats. Each claim checks the
 // caller, refuses a held volume, and records workload, claim and request key. Beside them Consul

@@ -64,8 +64,8 @@ func (s *teller) swaps(good []byte, times int) error {
 		func(p plugin) bool { return p.FileProblem != "" && p.State == "running" })
 }
 
-// badCanary gives half of the calls to a csi-bridge that cannot publish volumes, until the agent has ended it. Meanwhile
-// workloads with a volume start and stop. All of them must succeed.
+// badCanary gives half of the calls to a csi-bridge that cannot publish volumes, until the agent has ended it.
+// Meanwhile workloads with a volume start and stop. All of them must succeed.
 func (s *teller) badCanary() {
 	s.do(func() error {
 		bad := filepath.Join(s.h.bin, "csi-bridge-failing")

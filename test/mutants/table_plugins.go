@@ -133,8 +133,8 @@ var plugins = []mutant{
 	{
 		name: "hung-process-waited-for", promise: "a plugin's process that hangs holds up neither a swap nor its callers",
 		file: "host/internal/pluginhost/supervisor/swap.go",
-		old:  " && !gen.answers(i.sup.cfg.StopTimeout) {\n",
-		new:  " && gen == nil {\n",
+		old:  "			!gen.answers(ctx, i.sup.cfg.StopTimeout) {\n",
+		new:  "			gen == nil {\n",
 		pkg:  supervisorPkg, run: "^TestAHungProcessIsReplaced$",
 	},
 	{

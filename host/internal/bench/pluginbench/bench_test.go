@@ -18,6 +18,7 @@ func BenchmarkPlugins(b *testing.B) {
 	}{
 		{"A call of a plugin, beside a bare gRPC call and go-plugin's own client", measureCalls},
 		{"1,000 calls a second while a plugin's binary is swapped 100 times, half of the new ones bad", measureSwaps},
+		{"1,000 calls a second while 100 new binaries come up well and then fail every call", measureFailing},
 	} {
 		r.Section(section.name)
 		section.measure(b, r)

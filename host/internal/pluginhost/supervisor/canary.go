@@ -186,9 +186,7 @@ func (i *instance) watchCanary(ctx context.Context, gen *generation) error {
 
 // endCanary ends the canary beside gen, if there is one, and refuses its binary unless gen has it. Its calls are given
 // up after grace (see drainLater), and may be repeated.
-//
-//nolint:contextcheck // they outlast the canary, and the close of the host
-func (i *instance) endCanary(gen *generation, why string, grace *time.Duration) error {
+func (i *instance) endCanary(ctx context.Context, gen *generation, why string, grace *time.Duration) error {
 	c := i.canary.Swap(nil)
 	if c == nil {
 		return nil
@@ -211,7 +209,7 @@ func (i *instance) endCanary(gen *generation, why string, grace *time.Duration) 
 	})
 	i.holds(gen.identity)
 	err := i.rec.save(i.sup.dir)
-	i.drainLater(c.gen, grace, c.why != nil)
+	i.drainLater(ctx, c.gen, grace, c.why != nil)
 	copyRecord := i.copyRecord()
 	i.set(EventCanaryEnded, fmt.Sprintf("%s gets no calls any more: %s", c.gen.describe(), why), copyRecord)
 	return err
@@ -221,7 +219,8 @@ func (i *instance) endCanary(gen *generation, why string, grace *time.Duration) 
 func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grace *time.Duration) (*generation, error) {
 	select {
 	case <-c.lost:
-		return nil, errors.Join(fmt.Errorf("%w: it has just been ended: %w", ErrCanary, c.why), i.endCanary(gen, "", grace))
+		return nil, errors.Join(fmt.Errorf("%w: it has just been ended: %w", ErrCanary, c.why),
+			i.endCanary(ctx, gen, "", grace))
 	default:
 	}
 	next, was := c.gen, i.rec

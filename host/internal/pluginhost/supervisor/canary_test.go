@@ -245,7 +245,9 @@ func TestTheEndOfWhatServesEndsTheCanary(t *testing.T) {
 	}
 	w.canary(s, 50)
 	_, _ = call(t, s, "fixture", "exit")
-	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Restarts == 1 && st.State == supervisor.Running })
+	st := await(t, s, "fixture", func(st supervisor.Status) bool {
+		return st.Restarts == 1 && st.State == supervisor.Running
+	})
 	if st.Canary != nil || st.Version != "1.2.3" {
 		t.Errorf("restarted: %+v", st)
 	}

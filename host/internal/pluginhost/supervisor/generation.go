@@ -121,8 +121,8 @@ func (g *generation) drain(timeout time.Duration, drop <-chan struct{}) bool {
 const answerAfter = time.Second
 
 // answers says whether the process answers a call that does nothing, within timeout.
-func (g *generation) answers(timeout time.Duration) bool {
-	ctx, cancel := context.WithTimeout(g.abandoned, timeout)
+func (g *generation) answers(ctx context.Context, timeout time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	_, err := g.api.Info(ctx, &pluginv1.InfoRequest{})
 	return err == nil

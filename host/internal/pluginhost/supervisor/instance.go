@@ -219,7 +219,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 		case what.lost != nil || ctx.Err() != nil:
 			return gen, what.lost
 		case what.canaryLost:
-			if err := i.endCanary(gen, "", nil); err != nil {
+			if err := i.endCanary(ctx, gen, "", nil); err != nil {
 				i.log.Error("the record of a canary could not be written", "error", err)
 			}
 			continue
@@ -247,7 +247,7 @@ func (i *instance) serve(ctx context.Context, gen *generation) (*generation, err
 
 // lost takes a generation away from callers, ends what is left of it, and waits until the next start is due.
 func (i *instance) lost(ctx context.Context, gen *generation, why error, pause *backoff.ExponentialBackOff) {
-	lost := i.endCanary(gen, "the process that serves was lost", nil)
+	lost := i.endCanary(ctx, gen, "the process that serves was lost", nil)
 	i.current.Store(nil)
 	gen.retire()
 	i.set("", "", func(s *Status) { s.State, s.LastError = BackingOff, why.Error() })
@@ -349,7 +349,7 @@ func (i *instance) stopsPlugin() bool { return i.sup.stopsPlugins() || i.removed
 
 // shutDown detaches or stops the plugin when the host closes.
 func (i *instance) shutDown(ctx context.Context, gen *generation) {
-	if err := i.endCanary(gen, "the agent stopped", nil); err != nil {
+	if err := i.endCanary(ctx, gen, "the agent stopped", nil); err != nil {
 		i.log.Error("the record of a canary could not be written", "error", err)
 	}
 	i.current.Store(nil)

@@ -68,7 +68,7 @@ const rolledBack = "rolled back by an operator"
 func (s *Supervisor) Rollback(ctx context.Context, name, to string, grace *time.Duration) (Status, error) {
 	return s.request(ctx, name, func(ctx context.Context, i *instance, gen *generation) (*generation, error) {
 		if to == "" && i.canary.Load() != nil {
-			return nil, i.endCanary(gen, rolledBack, grace)
+			return nil, i.endCanary(ctx, gen, rolledBack, grace)
 		}
 		if err := i.noCanary(); err != nil {
 			return nil, err

@@ -94,12 +94,11 @@ func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grac
 // moved moves callers from gen to next, which the record names, and leaves gen to finish their calls within grace.
 func (i *instance) moved(ctx context.Context, gen, next *generation, swap Swap, grace *time.Duration,
 ) (*generation, error) {
-	ended := i.endCanary(next, next.describe()+" has taken over", grace)
+	ended := i.endCanary(ctx, next, next.describe()+" has taken over", grace)
 	swap.Carried = i.takeOver(ctx, gen, next)
 	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
-	//nolint:contextcheck // outlasts the swap, and the close of the host
-	i.drainLater(gen, grace, !i.unhealthySince.IsZero())
+	i.drainLater(ctx, gen, grace, !i.unhealthySince.IsZero())
 	i.rec.swapped(swap)
 	what, why := EventSwapped, ""
 	switch {
@@ -213,7 +212,8 @@ func (i *instance) takeOver(ctx context.Context, from, to *generation) (carried 
 
 // drainLater lets a generation finish its calls within grace, gives up those that are left, and stops it. Without
 // grace, it is DrainTimeout, but StopTimeout for a process that is unwell or does not answer.
-func (i *instance) drainLater(gen *generation, grace *time.Duration, unwell bool) {
+func (i *instance) drainLater(ctx context.Context, gen *generation, grace *time.Duration, unwell bool) {
+	ctx = context.WithoutCancel(ctx) // it outlasts the swap, and the close of the host
 	i.set("", "", func(s *Status) { s.Draining++ })
 	limit := i.sup.cfg.DrainTimeout
 	switch {
@@ -223,12 +223,13 @@ func (i *instance) drainLater(gen *generation, grace *time.Duration, unwell bool
 		limit = i.sup.cfg.StopTimeout
 	}
 	i.sup.draining.Go(func() {
-		if grace == nil && !unwell && !gen.drain(answerAfter, i.sup.stopDraining) && !gen.answers(i.sup.cfg.StopTimeout) {
+		if grace == nil && !unwell && !gen.drain(answerAfter, i.sup.stopDraining) &&
+			!gen.answers(ctx, i.sup.cfg.StopTimeout) {
 			limit = 0
 		}
 		gen.drain(limit, i.sup.stopDraining)
 		gen.abandon()
-		ctx, cancel := context.WithTimeout(context.Background(), i.sup.cfg.StopTimeout)
+		ctx, cancel := context.WithTimeout(ctx, i.sup.cfg.StopTimeout)
 		defer cancel()
 		if err := gen.stop(ctx); err != nil {
 			i.log.Warn("an old generation did not end by itself", "generation", gen.number, "error", err)

@@ -1,0 +1,70 @@
+package pluginbench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
+	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
+	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/bench/table"
+)
+
+// measureFailing lets binaries take over that fail every call, and waits until each is rolled back.
+func measureFailing(b *testing.B, r *table.Report) {
+	const each = 25
+	var gone table.Samples
+	var failed []int
+	for _, kind := range []string{"storage", "identity", "registration", "bootstrap"} {
+		g := newRig(b, kind)
+		g.good = g.fixture
+		g.put(b, "good", "1.0.0")
+		g.open(b)
+		plugins := catalog.New(g.host)
+		call := callOf(kind, plugins, storage.Driver{})
+		if kind == "storage" {
+			call = func(ctx context.Context) error {
+				return plugins.DoStorage(ctx, "", func(ctx context.Context, client storage.Client) error {
+					_, err := client.Attach(ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
+					return err
+				})
+			}
+		}
+		l := startLoad(call)
+		for n := range each {
+			before := l.failures()
+			gone = append(gone, g.rollBack(b, fmt.Sprintf("4.%d.0", n)))
+			failed = append(failed, l.failures()-before)
+		}
+		l.end()
+		g.await(b, "the old processes are gone", func(st supervisor.Status) bool { return st.Draining == 0 })
+	}
+	r.Add(
+		table.Row{What: "it takes over → it is rolled back, all kinds, p50", Value: gone.P50(), Unit: "ms"},
+		table.Row{
+			What: "it takes over → it is rolled back, all kinds, the longest", Value: gone.P99(), Unit: "ms", AtMost: 2000,
+		},
+		table.Row{What: "failed calls of one of them, the most", Value: float64(slices.Max(failed)), AtMost: 19},
+	)
+}
+
+// rollBack installs a binary that fails every call, and returns for how long it served.
+func (g *rig) rollBack(b *testing.B, version string) time.Duration {
+	b.Helper()
+	g.put(b, "fails", version)
+	st := g.await(b, version+" is rolled back", func(st supervisor.Status) bool {
+		n := len(st.Swaps) - 1
+		return n > 0 && st.Swaps[n].Rollback && st.Swaps[n].From.Version == version
+	})
+	in, back := st.Swaps[len(st.Swaps)-2], st.Swaps[len(st.Swaps)-1]
+	return back.At.Add(back.Took).Sub(in.At.Add(in.Took))
+}
+
+func (l *load) failures() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.failed)
+}
