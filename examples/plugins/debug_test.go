@@ -49,6 +49,10 @@ func TestPluginThatIsDebugged(t *testing.T) {
 	h.Env = append(h.Env, env)
 	h.Start()
 	before := plugin(t, h, "dirs")
+	socket := strings.TrimSuffix(env[strings.Index(env, ":\"")+2:], "\"}")
+	if out := h.Run("plugin", "status", "dirs"); !strings.Contains(out, "its calls go to "+socket) {
+		t.Errorf("the status does not say that it is debugged:\n%s", out)
+	}
 
 	check.Stop(t, author.Process.Pid)
 	created := make(chan testhost.Result, 1)
@@ -80,7 +84,6 @@ func TestPluginThatIsDebugged(t *testing.T) {
 		}
 		return nil
 	})
-	socket := strings.TrimSuffix(env[strings.Index(env, ":\"")+2:], "\"}")
 	if _, err := os.Stat(filepath.Dir(socket)); !os.IsNotExist(err) {
 		t.Errorf("the socket's folder: %v", err)
 	}

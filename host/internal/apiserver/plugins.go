@@ -255,6 +255,7 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 		Draining: int32(p.Draining), Pinned: p.Pinned, LastGood: p.LastGood, Refused: maps.Clone(p.Refused),
 		FileProblem: p.FileProblem, ConfigProblem: p.ConfigProblem, DuplicateOf: p.DuplicateOf,
 		Calls: int64(p.Calls), FailedCalls: int64(p.FailedCalls), Degraded: p.Degraded,
+		DebuggedAt: p.DebuggedAt,
 	}
 	all, uses := s.cfg.Plugins.Status(), s.cfg.Uses()
 	for _, u := range uses {

@@ -196,6 +196,9 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		if c := p.GetCanary(); c != nil {
 			notes[3] = canary(c)
 		}
+		if at := p.GetDebuggedAt(); at != "" {
+			notes = append(notes, "it is debugged: its calls go to "+at)
+		}
 		for _, note := range notes {
 			if note == "" {
 				continue
@@ -238,6 +241,9 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	t.row("Degraded", p.GetDegraded())
 	t.row("Serves", strings.Join(p.GetServes(), ", "))
 	t.row("Unused", p.GetUnused())
+	if at := p.GetDebuggedAt(); at != "" {
+		t.row("Debugged", "its calls go to "+at)
+	}
 	if n := p.GetDraining(); n > 0 {
 		t.row("Draining", fmt.Sprintf("%d older, with calls of their own", n))
 	}

@@ -66,6 +66,8 @@ type Status struct {
 	FileProblem string
 	// ConfigProblem says why a changed configuration is not used, but the one before it; empty: it is used.
 	ConfigProblem string
+	// DebuggedAt is the socket of the process that gets its calls, which its author debugs; empty: none.
+	DebuggedAt string
 	// DuplicateOf is the plugin that this one is another file of: it does not run. Empty: none.
 	DuplicateOf string
 	// Refused are the copies that are not tried again until their file changes, with the reason.

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -342,10 +343,22 @@ func (s *Supervisor) Status() []Status {
 	all := make([]Status, 0, len(names))
 	for _, name := range names {
 		if i := s.instance(name); i != nil { // it may have been removed
-			all = append(all, i.snapshot())
+			st := i.snapshot()
+			st.DebuggedAt = debuggedAt(s.spec(name))
+			all = append(all, st)
 		}
 	}
 	return all
+}
+
+// debuggedAt returns the socket of the process to which a plugin forwards its calls; empty: it does not.
+func debuggedAt(p Plugin) (socket string) {
+	for _, env := range p.Env {
+		if at, ok := strings.CutPrefix(env, wire.EnvDebugSocket+"="); ok {
+			socket = at
+		}
+	}
+	return socket
 }
 
 // Missing lists the configured plugins that have no executable file in the plugin directory, and no process.

@@ -1718,7 +1718,9 @@ type Plugin struct {
 	// plugin directory and other refused binaries.
 	Versions []*PluginVersion `protobuf:"bytes,26,rep,name=versions,proto3" json:"versions,omitempty"`
 	// canary is a process that gets a part of the calls beside the one that serves; unset: there is none.
-	Canary        *PluginCanary `protobuf:"bytes,27,opt,name=canary,proto3" json:"canary,omitempty"`
+	Canary *PluginCanary `protobuf:"bytes,27,opt,name=canary,proto3" json:"canary,omitempty"`
+	// debugged_at is the socket of the process that gets its calls, which its author debugs; empty: none.
+	DebuggedAt    string `protobuf:"bytes,28,opt,name=debugged_at,json=debuggedAt,proto3" json:"debugged_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1940,6 +1942,13 @@ func (x *Plugin) GetCanary() *PluginCanary {
 		return x.Canary
 	}
 	return nil
+}
+
+func (x *Plugin) GetDebuggedAt() string {
+	if x != nil {
+		return x.DebuggedAt
+	}
+	return ""
 }
 
 // PluginCanary is a process of a plugin that gets a part of the calls.
@@ -3429,7 +3438,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xd9\a\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xfa\a\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -3462,7 +3471,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06serves\x18\x18 \x03(\tR\x06serves\x12\x16\n" +
 	"\x06unused\x18\x19 \x01(\tR\x06unused\x12:\n" +
 	"\bversions\x18\x1a \x03(\v2\x1e.pannier.host.v1.PluginVersionR\bversions\x125\n" +
-	"\x06canary\x18\x1b \x01(\v2\x1d.pannier.host.v1.PluginCanaryR\x06canary\x1a:\n" +
+	"\x06canary\x18\x1b \x01(\v2\x1d.pannier.host.v1.PluginCanaryR\x06canary\x12\x1f\n" +
+	"\vdebugged_at\x18\x1c \x01(\tR\n" +
+	"debuggedAt\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x02\n" +
