@@ -1,6 +1,7 @@
 package plugins_test
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
@@ -68,5 +69,26 @@ func TestExamplesAreProved(t *testing.T) {
 				Binary: build(t), Config: []byte(`{"mode":"0750"}`), Driver: conformance.Driver("unix://" + t.TempDir()),
 			})
 		})
+	}
+}
+
+// A plugin in JavaScript is made outside the repository, built as its README says, and proved with a driver.
+func TestNewPluginInNode(t *testing.T) {
+	t.Parallel()
+	testbin.RequireRoot(t, "volumes of a plugin in JavaScript")
+	lock := sha256.Sum256(must(os.ReadFile("node-dirs/package-lock.json"))(t))
+	modules := filepath.Join(filepath.Dir(filepath.Dir(built(t))), fmt.Sprintf("modules-%x", lock[:8]))
+	dir := filepath.Join(t.TempDir(), "my-disks")
+	pannier := testbin.Build(t, "host/cmd/pannier")
+	for _, cmd := range []*exec.Cmd{
+		exec.Command(pannier, "plugin", "new", "-lang", "node", "storage", dir),
+		exec.Command("ln", "-s", filepath.Join(modules, "node_modules"), dir), // what npm ci makes of the lock file
+		exec.Command("touch", filepath.Join(dir, "node_modules")),
+		exec.Command("make", "-C", dir, "build"),
+		exec.Command(pannier, "plugin", "test", "-driver", "unix://"+t.TempDir(), filepath.Join(dir, "my-disks")),
+	} {
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", cmd, err, out)
+		}
 	}
 }

@@ -54,10 +54,6 @@ class Dirs {
         await existing(req.driver, req.volume);
         req.capabilities.forEach(check);
       }),
-      attach: unary(async () => {}),
-      detach: unary(async () => {}),
-      stage: unary(async () => {}),
-      unstage: unary(async () => {}),
       publish: unary((req, signal) => this.inTurn(() => this.publish(req, signal))),
       unpublish: unary((req, signal) => this.inTurn(() => this.unpublish(req, signal))),
       create: unary((req) => this.create(req)),

@@ -24,8 +24,9 @@ func (a *app) pluginNew() *cobra.Command {
 builds, passes its tests and runs under an agent unchanged; plugin.go is for the author to
 fill in. The kind is one of ` + strings.Join(kinds, ", ") + `.
 
-It needs the go command, to find the versions of the dependencies. docs/plugins.md is the
-guide for authors.`,
+It needs the go command, to find the versions of the dependencies. With -lang node it is
+a storage plugin in JavaScript instead, which npm builds. docs/plugins.md is the guide
+for authors.`,
 		Example: "pannier plugin new storage my-storage",
 		Args:    exactly("KIND", "DIR"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -39,12 +40,13 @@ guide for authors.`,
 			}
 		},
 	}
+	cmd.Flags().StringVar(&p.Lang, "lang", "go", "the `LANGUAGE`: "+strings.Join(newplugin.Langs, " or "))
 	cmd.Flags().StringVar(&p.SDKDir, "sdk", "", "build with the SDK in `DIR`, a checkout of pannier (default: a release)")
 	cmd.Flags().StringVar(&p.Module, "module", "",
 		"the `NAME` of the module (default: example.com/ and the folder's name)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
-		if p.SDKDir == "" && release.MatchString(a.opts.Version) {
+		if p.SDKDir == "" && p.Lang == "go" && release.MatchString(a.opts.Version) {
 			p.SDKVersion = "v" + strings.TrimPrefix(a.opts.Version, "v")
 		}
 		return a.newPlugin(ctx, p)
@@ -61,30 +63,38 @@ func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	if err != nil {
 		return &usageError{err: err}
 	}
-	if err := tidy(ctx, p.Dir); err != nil {
-		for _, file := range append(files, "go.sum") {
-			_ = os.Remove(filepath.Join(p.Dir, file)) // go.sum may not be there
+	next := "make conformance"
+	if p.Lang == "go" {
+		if err := a.tidied(ctx, p, files, missing != nil); err != nil {
+			return err
 		}
-		if missing != nil {
-			_ = os.Remove(p.Dir)
-		}
-		hint := "nothing was written: put that right, and run it again"
-		if p.SDKDir == "" {
-			hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
-		}
-		return &hintError{err: fmt.Errorf("what the module needs could not be looked up: %w", err), hint: hint}
+		files, next = append(files, "go.sum"), "go test ./... && go build . && pannier plugin test ./"+filepath.Base(p.Dir)
 	}
-	files = append(files, "go.sum")
 	if a.format == formatJSON {
 		return a.printValue(map[string]any{"dir": p.Dir, "files": files})
 	}
-	dir, err := filepath.Abs(p.Dir)
-	if err != nil {
-		return fmt.Errorf("find the plugin's folder: %w", err)
-	}
 	fmt.Fprintf(a.out, "%s: %s\n", p.Dir, strings.Join(files, ", "))
-	a.note("next: cd %s && go test ./... && go build . && pannier plugin test ./%s", p.Dir, filepath.Base(dir))
+	a.note("next: cd %s && %s", p.Dir, next)
 	return nil
+}
+
+// tidied completes a Go module, or removes what was written, with the folder if it was missing before.
+func (a *app) tidied(ctx context.Context, p newplugin.Plugin, files []string, missing bool) error {
+	err := tidy(ctx, p.Dir)
+	if err == nil {
+		return nil
+	}
+	for _, file := range append(files, "go.sum") {
+		_ = os.Remove(filepath.Join(p.Dir, file)) // go.sum may not be there
+	}
+	if missing {
+		_ = os.Remove(p.Dir)
+	}
+	hint := "nothing was written: put that right, and run it again"
+	if p.SDKDir == "" {
+		hint = "without a release of " + newplugin.SDK + ", build with a checkout of pannier: -sdk DIR"
+	}
+	return &hintError{err: fmt.Errorf("what the module needs could not be looked up: %w", err), hint: hint}
 }
 
 // tidy lets the go command write what the module needs into go.mod and go.sum.

@@ -14,6 +14,9 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+
+	nodedirs "github.com/pannier/pannier/examples/plugins/node-dirs"
+	"github.com/pannier/pannier/sdk/proto"
 )
 
 // SDK is the module that plugins are written with.
@@ -23,9 +26,11 @@ const SDK = "github.com/pannier/pannier/sdk"
 type Plugin struct {
 	// Kind is one of Kinds.
 	Kind string
+	// Lang is one of Langs; empty: go.
+	Lang string
 	// Dir is the target: a folder that is empty or does not exist. Its name is the plugin's.
 	Dir string
-	// Module is the module's path; empty: example.com/NAME.
+	// Module, SDKDir and SDKVersion are for Go. Module is the module's path; empty: example.com/NAME.
 	Module string
 	// SDKDir is a checkout of pannier, or of its folder sdk, that the module is built with in place of a release:
 	// go.mod gets a replace directive.
@@ -34,6 +39,9 @@ type Plugin struct {
 	// empty: the go command chooses.
 	SDKVersion string
 }
+
+// Langs are the languages that there are templates for.
+var Langs = []string{"go", "node"}
 
 // Kinds lists the kinds of plugins that have templates.
 func Kinds() []string {
@@ -64,7 +72,14 @@ func Write(p Plugin) (files []string, err error) {
 	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make the plugin's folder: %w", err)
 	}
-	for _, dir := range []string{"templates", "templates/" + p.Kind} {
+	dirs := []string{"templates", "templates/" + p.Kind}
+	if p.Lang == "node" {
+		dirs = []string{"templates/node"}
+		if files, err = f.writeNode(); err != nil {
+			return nil, err
+		}
+	}
+	for _, dir := range dirs {
 		entries, err := templates.ReadDir(dir)
 		if err != nil {
 			return nil, err
@@ -103,7 +118,16 @@ func (f *filled) write(from, name string) error {
 			return fmt.Errorf("format %s: %w", name, err)
 		}
 	}
-	file, err := os.OpenFile(filepath.Join(f.Dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	return f.put(name, content)
+}
+
+// put writes a file of the plugin.
+func (f *filled) put(name string, content []byte) error {
+	path := filepath.Join(f.Dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("write the plugin: %w", err)
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return fmt.Errorf("write the plugin: %w", err)
 	}
@@ -112,6 +136,35 @@ func (f *filled) write(from, name string) error {
 		return fmt.Errorf("write the plugin: %w", err)
 	}
 	return nil
+}
+
+// writeNode writes the example in JavaScript under the plugin's name, with the protobuf files that it needs.
+func (f *filled) writeNode() (files []string, err error) {
+	protos := []string{"pannier/plugin/v1/plugin.proto", "pannier/plugin/" + f.Kind + "/v1/" + f.Kind + ".proto"}
+	sources, err := fs.Glob(nodedirs.Files, "*")
+	if err != nil {
+		return nil, err
+	}
+	for _, from := range []struct {
+		fs    embed.FS
+		dir   string
+		names []string
+	}{{nodedirs.Files, "", sources}, {proto.Files, "proto", protos}} {
+		for _, name := range from.names {
+			content, err := from.fs.ReadFile(name)
+			if err != nil {
+				return nil, err
+			}
+			content = bytes.ReplaceAll(content, []byte(nodedirs.ProtoDir), []byte("./proto"))
+			content = bytes.ReplaceAll(content, []byte(nodedirs.Name), []byte(f.Name))
+			name = path.Join(from.dir, name)
+			if err := f.put(name, content); err != nil {
+				return nil, err
+			}
+			files = append(files, name)
+		}
+	}
+	return files, nil
 }
 
 // goodName matches valid file names of plugins.
@@ -123,6 +176,12 @@ var goodModule = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._~/-]*$`)
 func (p Plugin) check() (*filled, error) {
 	if !slices.Contains(Kinds(), p.Kind) {
 		return nil, fmt.Errorf("kind %q is not one of %s", p.Kind, strings.Join(Kinds(), ", "))
+	}
+	if p.Lang != "" && !slices.Contains(Langs, p.Lang) {
+		return nil, fmt.Errorf("language %q is not one of %s", p.Lang, strings.Join(Langs, ", "))
+	}
+	if p.Lang == "node" && (p.Kind != "storage" || p.Module != "" || p.SDKDir != "") {
+		return nil, errors.New("in node there is the kind storage only, without a module and an SDK")
 	}
 	abs, err := filepath.Abs(p.Dir)
 	if err != nil {
