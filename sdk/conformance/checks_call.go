@@ -32,7 +32,7 @@ var callChecks = []*Check{
 	},
 	{
 		ID:    "call.away",
-		Says:  "If its backend is unreachable, every call fails with a code that says so, and not with Internal, Unknown or Unimplemented.",
+		Says:  "If its backend is unreachable, every call fails with a code that says so, and not with Internal, Unknown or, unless the method is of an optional interface, Unimplemented.",
 		Fix:   "Return gRPC status errors: Unavailable for an unreachable backend, which a host retries. The kind's package documents the codes.",
 		after: configured,
 		run: func(ctx context.Context, r *run, c *checking) error {

@@ -27,8 +27,10 @@ type kind struct {
 	service protoreflect.ServiceDescriptor
 	// ask makes a call that changes nothing, and returns its answer in a form that can be compared.
 	ask func(ctx context.Context, conn grpc.ClientConnInterface, at backend) (string, error)
-	// methods are calls that every plugin of the kind has, with all fields that a host sets.
+	// methods are the calls of a plugin of the kind, with all fields that a host sets.
 	methods []method
+	// optional are those of methods that a plugin may lack.
+	optional []string
 	// missing says what a Config lacks for a job; empty: nothing.
 	missing func(*Config) string
 	// job returns the steps of a job with a real backend, from making to removing.
@@ -115,7 +117,7 @@ func (m method) within(ctx context.Context, limit time.Duration, conn grpc.Clien
 	return m.call(ctx, conn, at, name)
 }
 
-// outcomes calls all methods in parallel and returns the result of each.
+// outcomes calls all methods in parallel and returns the result of each that the plugin has.
 func (k *kind) outcomes(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) map[string]error {
 	type result struct {
 		name string
@@ -134,7 +136,9 @@ func (k *kind) outcomes(ctx context.Context, conn grpc.ClientConnInterface, at b
 	out := map[string]error{}
 	for range k.methods {
 		res := <-results
-		out[res.name] = res.err
+		if !slices.Contains(k.optional, res.name) || status.Code(res.err) != codes.Unimplemented {
+			out[res.name] = res.err
+		}
 	}
 	return out
 }

@@ -17,7 +17,7 @@ import (
 var storageKind = &kind{
 	service: storagev1.File_pannier_plugin_storage_v1_storage_proto.Services().ByName("StorageService"),
 	ask:     askStorage,
-	methods: storageMethods,
+	methods: storageMethods, optional: []string{"Attach", "Detach", "Stage", "Unstage"},
 	missing: func(cfg *Config) string {
 		if cfg.Driver.Endpoint == "" {
 			return "needs a CSI driver (-driver ENDPOINT, Config.Driver)"
