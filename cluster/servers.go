@@ -258,10 +258,10 @@ type levels struct {
 
 // knownToAll refuses a command that some server of the cluster does not know (ErrLevel).
 func (n *Node) knownToAll(c command.Command) error {
-	if n.members == nil {
-		return nil
+	lowest, who := n.level, n.name
+	if n.members != nil {
+		lowest, who = n.levels.read(n.members)
 	}
-	lowest, who := n.levels.read(n.members)
 	if level := command.LevelOf(c); level > lowest {
 		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it",
 			command.ErrLevel, who, lowest, level)

@@ -22,6 +22,10 @@
 // Ready. From fork to the first 200 of /v1/health, polled every millisecond, nine times: with an
 // empty data directory, and after kill -9 with plugin and driver running.
 //
+// Upgrade. A volume is read by 64 clients over their own connections: a read is due every millisecond, and its
+// time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
+// run 30 times, a second apart. Extra is the time above the median of the first five seconds.
+//
 // Memory. 10,000 volumes are registered through the API, 200 workloads started and stopped, all
 // volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s, since the
 // agent returns memory to the kernel every half minute.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/services"
@@ -31,6 +33,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/printable"
@@ -39,25 +42,63 @@ import (
 // devStopTimeout bounds how long an agent in dev mode waits for its workloads to stop.
 const devStopTimeout = 20 * time.Second
 
-// Run runs an agent until ctx ends, and closes it. version is the program's.
+// Run runs an agent until ctx ends, and closes it. version is the program's. When the agent is upgraded, Run does not
+// return: the next program replaces this one, in the same process.
 func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) (err error) {
+	before, err := handover.Inherit()
+	if err != nil {
+		return err
+	}
 	log := newLogger(cfg, logs)
-	a := &agent{cfg: cfg, version: version, log: log, started: time.Now(), driversUp: make(chan struct{})}
+	a := &agent{
+		cfg: cfg, version: version, log: log, logs: logs, started: time.Now(), driversUp: make(chan struct{}),
+		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level,
+	}
 	a.blocks.Store(cfg)
+	if before != nil {
+		a.outcome.Store(before.Outcome)
+	}
 	a.stopPlugins.Store(!cfg.LeavePluginsOnStop)
 	ctx, a.stop = context.WithCancel(ctx)
 	defer a.stop()
+	if before.Rehearses() {
+		return a.rehearse(ctx, before)
+	}
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
+	if err := a.open(ctx); err != nil {
+		return err
+	}
+	if before != nil {
+		a.sockets.CloseUnused()
+		a.sockets.ThawOne(rpcSocket) // a server is ready when the leader has called it
+		a.awaitReady(ctx, heldPatience)
+		a.sockets.Thaw()
+	}
+	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
+	a.closers.loop(ctx, a.reportUp)
+	for {
+		select {
+		case next := <-a.next:
+			if err := a.replace(ctx, next); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
+			return nil
+		}
+	}
+}
+
+// open opens all parts.
+func (a *agent) open(ctx context.Context) error {
+	began := time.Now()
 	for _, step := range a.role() {
 		if err := step.open(ctx); err != nil {
 			a.stopStarted()
 			return fmt.Errorf("start the agent: %s: %w", step.name, err)
 		}
 	}
-	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
-	a.reportUp(ctx)
-	<-ctx.Done()
-	log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
+	a.opening = time.Since(began).Round(time.Millisecond)
 	return nil
 }
 
@@ -74,14 +115,23 @@ type agent struct {
 	cfg     *config.Agent
 	version string
 	log     hclog.Logger
+	logs    io.Writer
 	started time.Time
 	closers closers
+	level   int           // the highest of the ledger's commands that it writes
+	opening time.Duration // how long it took to open all parts
 
 	blocks    atomic.Pointer[config.Agent] // whose plugin and csi_driver blocks count
 	reloading sync.Mutex
 
 	stop        context.CancelFunc // ends Run
 	stopPlugins atomic.Bool        // stop plugins and drivers with the agent
+
+	sockets   *handover.Sockets
+	upgrading sync.Mutex      // held by an upgrade
+	next      chan *successor // the program that is to replace this one
+	outcome   atomic.Pointer[handover.Outcome]
+	yieldLead func(ctx context.Context) // makes another server lead, if this one does; nil: there is none
 
 	events      *events.Bus
 	journal     *journal.Journal
@@ -144,30 +194,44 @@ func (a *agent) stopStarted() {
 }
 
 const (
-	// upInterval is the pause between two checks whether the agent is ready.
-	upInterval = 100 * time.Millisecond
+	// upInterval is the first pause between two checks whether the agent is ready, upLongest the longest.
+	upInterval = time.Millisecond
+	upLongest  = 100 * time.Millisecond
 	// upPatience is how long after its start the agent says why it is not ready.
 	upPatience = 10 * time.Second
+	// heldPatience is how long after an upgrade calls are held back until the agent is ready.
+	heldPatience = 2 * time.Second
+	forever      = time.Duration(math.MaxInt64)
 )
 
 // reportUp waits until the agent is ready for the first time, or ctx ends. The log says so, and what is missing if
 // that takes long.
 func (a *agent) reportUp(ctx context.Context) {
-	tick := time.NewTicker(upInterval)
-	defer tick.Stop()
-	late := time.After(upPatience)
+	reasons := a.awaitReady(ctx, upPatience)
+	if len(reasons) > 0 && ctx.Err() == nil {
+		a.log.Error("the agent is not up: it runs, and is not ready", "reasons", strings.Join(reasons, "; "))
+		reasons = a.awaitReady(ctx, forever)
+	}
+	if len(reasons) == 0 {
+		a.log.Info("the agent is up", "took", time.Since(a.started).Round(time.Millisecond))
+	}
+}
+
+// awaitReady waits until the agent is ready, ctx ends, or the patience does, and returns what is missing.
+func (a *agent) awaitReady(ctx context.Context, patience time.Duration) (reasons []string) {
+	late := time.After(patience)
+	pause := upInterval
 	for {
-		reasons := a.notReady()
-		if len(reasons) == 0 {
-			a.log.Info("the agent is up", "took", time.Since(a.started).Round(time.Millisecond))
-			return
+		if reasons = a.notReady(); len(reasons) == 0 {
+			return nil
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
+			pause = min(2*pause, upLongest)
 		case <-late:
-			a.log.Error("the agent is not up: it runs, and is not ready", "reasons", strings.Join(reasons, "; "))
+			return reasons
 		case <-ctx.Done():
-			return
+			return reasons
 		}
 	}
 }

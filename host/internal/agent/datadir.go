@@ -21,6 +21,8 @@ const (
 	// lockWait is how long to wait for the lock: a child of a killed agent may hold it until its exec.
 	lockWait  = 2 * time.Second
 	lockEvery = 10 * time.Millisecond
+	// lockFile, in the data directory, is locked by the agent.
+	lockFile = "agent.lock"
 )
 
 func (a *agent) openDataDir(ctx context.Context) error {
@@ -38,10 +40,13 @@ func (a *agent) openDataDir(ctx context.Context) error {
 	if err := trusted.Dir(dir); err != nil {
 		return fmt.Errorf("data_dir: %w", err)
 	}
-	lock, err := lockDir(ctx, dir)
-	if err != nil {
-		return err
+	lock := a.sockets.Inherited(lockFile)
+	if lock == nil {
+		if lock, err = lockDir(ctx, dir); err != nil {
+			return err
+		}
 	}
+	a.sockets.Lock(lockFile, lock)
 	a.closers.add(lock.Close)
 	kept := filepath.Join(dir, "events.jsonl")
 	if err := a.events.Restore(kept); err != nil {
@@ -57,7 +62,7 @@ func (a *agent) openDataDir(ctx context.Context) error {
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	path := filepath.Join(dir, "agent.lock")
+	path := filepath.Join(dir, lockFile)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

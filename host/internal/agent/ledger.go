@@ -46,6 +46,7 @@ func (k *ledgerKeeper) openLedger(ctx context.Context, join func(*cluster.Config
 	cfg := cluster.Config{
 		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
 		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
+		Level: k.level,
 	}
 	join(&cfg)
 	if k.cluster, err = cluster.Open(ctx, cfg); err != nil {

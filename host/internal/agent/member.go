@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
@@ -53,7 +52,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	}
 	m.port, err = transport.Open(ctx, transport.Config{
 		Addr: net.JoinHostPort(m.cfg.BindAddr, strconv.Itoa(m.cfg.RPCPort)), Advertise: m.cfg.AdvertiseAddr,
-		Certs: m.certs, Logger: m.log.Named("rpc"),
+		Certs: m.certs, Logger: m.log.Named("rpc"), Listen: m.listenRPC,
 	})
 	if err != nil {
 		return err
@@ -72,7 +71,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 	m.discovery, err = discovery.Open(discovery.Config{ //nolint:contextcheck // it lives until it is closed
 		Self: discovery.Self{
 			Name: m.cfg.Name, Role: gossips, Datacenter: m.cfg.Datacenter, RPC: m.port.Addr().String(),
-			Expect: m.cfg.Server.BootstrapExpect, Version: m.version, Ledger: command.Level,
+			Expect: m.cfg.Server.BootstrapExpect, Version: m.version, Ledger: m.level,
 			Machine: claim.Machine(m.secret.Hash()),
 		},
 		Bind: m.cfg.BindAddr, Port: m.cfg.SerfPort, Advertise: m.cfg.AdvertiseAddr, RetryJoin: m.cfg.RetryJoin, Key: string(
@@ -93,6 +92,17 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 		SecretHash: m.secret.Hash(), StartedAt: m.started,
 	}}
 	return nil
+}
+
+// rpcSocket names the socket of the port for other agents.
+const rpcSocket = "rpc"
+
+// listenRPC opens the port, unless the program before has handed it over.
+func (m *member) listenRPC(ctx context.Context, network, address string) (net.Listener, error) {
+	return m.sockets.Listen(rpcSocket, address, false, func() (net.Listener, error) {
+		var listen net.ListenConfig
+		return listen.Listen(ctx, network, address)
+	})
 }
 
 // openLease finds the fence, or starts one, and takes over the node's lease.

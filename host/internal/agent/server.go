@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
@@ -70,12 +71,33 @@ func (s *server) openLedger(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.yieldLead = s.transferLead
 	s.nodes = peer.NewNodes(peer.NodesConfig{
 		Name: s.cfg.Name, Local: s.here, Member: s.find, Dialer: s.dialer,
 		Ledger: s.cluster, Term: s.cluster.Term,
 	})
 	s.heartbeats = &heartbeat.Tracker{Cluster: s.cluster, Liveness: s.cfg.Server.Liveness, Log: s.log.Named("heartbeats")}
 	return nil
+}
+
+// transferLead makes another server lead, if this one does and there is one: otherwise calls would wait for an election.
+func (s *server) transferLead(ctx context.Context) {
+	if !s.cluster.Leader() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, yieldPatience)
+	defer cancel()
+	err := s.cluster.TransferLeadership(ctx, "")
+	for err == nil && s.cluster.Stats().LeaderName == "" {
+		select {
+		case <-time.After(yieldInterval):
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	if err != nil {
+		s.log.Warn("no other server leads instead of this one: calls may have to wait for an election", "error", err)
+	}
 }
 
 func (s *server) openKeys(context.Context) error {

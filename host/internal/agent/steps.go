@@ -220,6 +220,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
 		Reload:  a.reload,
+		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Workloads: a.workloads,
 		Services:  a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,

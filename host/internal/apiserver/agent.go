@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -28,7 +29,7 @@ func (s agentService) Status(ctx context.Context,
 		DataDir: s.cfg.DataDir, Socket: s.cfg.Socket, HttpAddress: s.httpAddress,
 		Ready: len(reasons) == 0, Message: strings.Join(reasons, "; "),
 		Plugins: s.shownPlugins(), Devices: s.shownDevices(), Leftovers: s.cfg.Leftovers(), Workloads: map[string]int64{},
-		Releases: s.releases(),
+		Releases: s.releases(), Upgrade: shownUpgrade(s.cfg.Upgraded()),
 	}
 	for state, n := range s.workloadCounts() {
 		resp.Workloads[state] = int64(n)
@@ -79,6 +80,26 @@ func (s agentService) Reload(ctx context.Context,
 		})
 	}
 	return connect.NewResponse(resp), nil
+}
+
+// Upgrade begins to replace the agent's program.
+func (s agentService) Upgrade(ctx context.Context,
+	_ *connect.Request[hostv1.UpgradeRequest],
+) (*connect.Response[hostv1.UpgradeResponse], error) {
+	o, err := s.cfg.Upgrade(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.UpgradeResponse{
+		Attempt: o.Attempt, Pid: int64(os.Getpid()), From: o.From, To: o.To,
+	}), nil
+}
+
+func shownUpgrade(o *handover.Outcome) *hostv1.AgentUpgrade {
+	if o == nil {
+		return nil
+	}
+	return &hostv1.AgentUpgrade{Attempt: o.Attempt, At: timestamp(o.At), From: o.From, To: o.To, Error: o.Error}
 }
 
 // Events streams the events of the host.

@@ -16,24 +16,27 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/system/unixsocket"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
-// listenUnix creates the API's socket for its owner and one group (-1: the owner's). It replaces the socket of an
-// agent that was killed.
-func listenUnix(ctx context.Context, path string, group int) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make the socket's directory: %w", err)
-	}
-	if err := unixsocket.Clear(ctx, path); errors.Is(err, unixsocket.ErrAnswers) {
-		return nil, fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this "+
-			"one's configuration", path)
-	} else if err != nil {
-		return nil, err
-	}
-	var listen net.ListenConfig
-	l, err := listen.Listen(ctx, "unix", path)
+// listenUnix creates the API's socket for its owner and one group (-1: the owner's), unless the program before has
+// handed it over. It replaces the socket of an agent that was killed.
+func listenUnix(ctx context.Context, sockets *handover.Sockets, path string, group int) (net.Listener, error) {
+	l, err := sockets.Listen("api", path, true, func() (net.Listener, error) {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("make the socket's directory: %w", err)
+		}
+		if err := unixsocket.Clear(ctx, path); errors.Is(err, unixsocket.ErrAnswers) {
+			return nil, fmt.Errorf("another agent already answers on %s: stop it, or set another socket and data_dir in this "+
+				"one's configuration", path)
+		} else if err != nil {
+			return nil, err
+		}
+		var listen net.ListenConfig
+		return listen.Listen(ctx, "unix", path)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("listen on the API's socket: %w", err)
 	}
@@ -109,8 +112,8 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 		Handler: h, Protocols: protocols,
 		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: maxHeaders,
 		HTTP2:       &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
-		BaseContext: func(net.Listener) context.Context { return s.running },
-		ErrorLog:    s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
+		BaseContext: func(net.Listener) context.Context { return s.running }, ConnState: handover.Track,
+		ErrorLog: s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}),
 	}
 }
 
@@ -146,14 +149,14 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
 	s.handlePublic(mux)
-	return s.gate(s.forward(mux))
+	return s.handOver(s.gate(s.forward(mux)))
 }
 
 // publicHandler returns what everybody may read, for plain HTTP.
 func (s *Server) publicHandler() http.Handler {
 	mux := http.NewServeMux()
 	s.handlePublic(mux)
-	return s.byOwnName(mux)
+	return s.handOver(s.byOwnName(mux))
 }
 
 // overTLS adds the caller's certificate, if it showed one, to the context of requests.

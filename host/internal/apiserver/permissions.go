@@ -75,10 +75,11 @@ var needs = map[string]need{
 	v1.TokenServiceListTokensProcedure:  query(within(acl.ReadWorkload)),
 	v1.TokenServiceSweepTokensProcedure: change(to(acl.Operator, acl.Write)),
 
-	v1.AgentServiceStatusProcedure: query(to(acl.Agent, acl.Read)),
-	v1.AgentServiceEventsProcedure: query(), // filter checks each event
-	v1.AgentServiceStopProcedure:   change(to(acl.Agent, acl.Write)),
-	v1.AgentServiceReloadProcedure: change(to(acl.Agent, acl.Write)),
+	v1.AgentServiceStatusProcedure:  query(to(acl.Agent, acl.Read)),
+	v1.AgentServiceEventsProcedure:  query(), // filter checks each event
+	v1.AgentServiceStopProcedure:    change(to(acl.Agent, acl.Write)),
+	v1.AgentServiceReloadProcedure:  change(to(acl.Agent, acl.Write)),
+	v1.AgentServiceUpgradeProcedure: change(to(acl.Agent, acl.Write)),
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
 	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),

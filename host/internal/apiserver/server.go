@@ -35,6 +35,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
@@ -68,6 +69,12 @@ type Config struct {
 	Stop func(plugins bool) Ending
 	// Reload reads the agent's configuration again, and takes over what of it can be.
 	Reload func(ctx context.Context) (Reloaded, error)
+	// Upgrade begins to replace the agent's program, and returns once that is known to be usable. Upgraded returns how
+	// the last attempt ended; nil: there was none.
+	Upgrade  func(ctx context.Context) (handover.Outcome, error)
+	Upgraded func() *handover.Outcome
+	// Sockets are what the server listens on, and hands over to the next program; nil: none of another program.
+	Sockets *handover.Sockets
 
 	Plugins Plugins
 	// Uses are what of the configuration calls plugins.
@@ -202,6 +209,9 @@ type Server struct {
 // New makes a server; Open serves.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, log: cfg.Logger, readers: &readers{from: map[string]int{}}}
+	if cfg.Sockets == nil {
+		s.cfg.Sockets = handover.NewSockets(nil)
+	}
 	if s.limits = transport.NewLimits(cfg.Logger); cfg.Port != nil {
 		s.limits = cfg.Port.Limits()
 	}
@@ -235,21 +245,26 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if s.cfg.ACL == nil {
 		s.log.Info("ACLs are off: every caller may do everything; acl { enabled = true } turns them on")
 	}
-	socket, err := listenUnix(ctx, s.cfg.Socket, s.access.group)
+	socket, err := listenUnix(ctx, s.cfg.Sockets, s.cfg.Socket, s.access.group)
 	if err != nil {
 		return err
 	}
 	// Both listeners are opened before either is served: answers contain the address.
 	var tcp net.Listener
 	if s.cfg.HTTPAddress != "" {
-		var listen net.ListenConfig
-		if tcp, err = listen.Listen(ctx, "tcp", s.cfg.HTTPAddress); err != nil {
+		tcp, err = s.cfg.Sockets.Listen("http", s.cfg.HTTPAddress, s.cfg.Certs == nil, func() (net.Listener, error) {
+			var listen net.ListenConfig
+			return listen.Listen(ctx, "tcp", s.cfg.HTTPAddress)
+		})
+		if err != nil {
 			return errors.Join(fmt.Errorf("listen for health, metrics and public keys: %w", err), socket.Close())
 		}
 		s.httpAddress = tcp.Addr().String()
 	}
 	s.api = s.httpServer(s.apiHandler())
-	s.api.ConnContext = connContext
+	s.api.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		return withConn(connContext(ctx, c), c)
+	}
 	s.serve(s.api, s.limits.Listener(socket))
 	if s.cfg.Port != nil {
 		s.peers = s.httpServer(s.api.Handler)
@@ -260,6 +275,7 @@ func (s *Server) Open(ctx context.Context) (err error) {
 	if tcp != nil {
 		tcp = s.limits.Listener(tcp)
 		s.public = s.httpServer(s.publicHandler())
+		s.public.ConnContext = withConn
 		if s.cfg.Certs != nil {
 			s.public.Handler = s.overTLS(s.api.Handler)
 			s.public.Protocols.SetHTTP2(true)

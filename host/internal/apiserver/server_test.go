@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
@@ -249,7 +250,7 @@ func TestSocket(t *testing.T) {
 	if info, err := os.Stat(filepath.Dir(h.cfg.Socket)); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("its directory: %v, %v", info.Mode(), err)
 	}
-	if _, err := listenUnix(h.ctx, h.cfg.Socket, -1); err == nil ||
+	if _, err := listenUnix(h.ctx, handover.NewSockets(nil), h.cfg.Socket, -1); err == nil ||
 		!strings.Contains(err.Error(), "another agent already answers") {
 		t.Errorf("a second agent: %v", err)
 	}
@@ -266,12 +267,12 @@ func TestSocket(t *testing.T) {
 	check.NoError(t, err)
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	again, err := listenUnix(h.ctx, dead, -1)
+	again, err := listenUnix(h.ctx, handover.NewSockets(nil), dead, -1)
 	check.NoError(t, err)
 	again.Close()
 	file := filepath.Join(t.TempDir(), "file")
 	check.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
-	if _, err := listenUnix(h.ctx, file, -1); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	if _, err := listenUnix(h.ctx, handover.NewSockets(nil), file, -1); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file in the socket's place: %v", err)
 	}
 }

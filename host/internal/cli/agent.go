@@ -28,14 +28,14 @@ type agentFlags struct {
 	dev, check                                 bool
 	name, dataDir, pluginDir, socket, logLevel string
 	httpPort, bootstrapExpect                  int
-	server                                     bool
+	server, rehearse                           bool
 	join                                       []string
 }
 
 func (a *app) agentCommand() *cobra.Command {
 	var f agentFlags
 	cmd := &cobra.Command{
-		Use: "agent", Short: "Run the agent of this host in the foreground, reload or stop it",
+		Use: "agent", Short: "Run the agent of this host in the foreground, reload, upgrade or stop it",
 		Long: `Run the agent of this host in the foreground, until SIGINT or SIGTERM. SIGHUP makes it read
 its configuration again (see pannier agent reload).
 
@@ -67,8 +67,13 @@ pannier agent -config /etc/pannier -check`,
 		"how many servers (`N`) must meet before the cluster is formed")
 	flags.StringArrayVar(&f.join, "join", nil,
 		"the `ADDRESS` of an agent to join, HOST or HOST:PORT; may be given more than once")
+	// The agent gives it to the program that is to replace it, and tells it the rest in another way.
+	flags.BoolVar(&f.rehearse, "rehearse", false, "only show that the agent would come up")
+	if err := flags.MarkHidden("rehearse"); err != nil {
+		panic(err) // there is no such flag
+	}
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runAgent(ctx, cmd, &f) })
-	cmd.AddCommand(a.agentReload(), a.agentStop(), a.agentLeave())
+	cmd.AddCommand(a.agentReload(), a.agentUpgrade(), a.agentStop(), a.agentLeave())
 	return cmd
 }
 
@@ -242,6 +247,61 @@ func was(n int64, noun string) string {
 		return count(n, noun) + " was"
 	}
 	return count(n, noun) + " were"
+}
+
+const (
+	// upgradePatience is how long the command waits for the outcome: the agent waits up to two minutes for calls.
+	upgradePatience = 3 * time.Minute
+	// upgradeInterval is the pause between two questions for it.
+	upgradeInterval = 20 * time.Millisecond
+)
+
+func (a *app) agentUpgrade() *cobra.Command {
+	return &cobra.Command{
+		Use: "upgrade", Short: "Replace the program of this host's agent, without refusing a call",
+		Long: `Replace the program of this host's agent by the file that is now at its path, without refusing a
+call: calls are answered late, by some tenths of a second. The agent keeps its process id.
+Before that, the program must come up in a process of its own, with the agent's
+configuration and data; otherwise the agent goes on as before, and the command fails and
+says why. Workloads, plugins and drivers are not touched. The configuration is read again.`,
+		Example: "pannier agent upgrade",
+		Args:    exactly(),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+			return a.upgradeAgent(ctx, client)
+		}),
+	}
+}
+
+func (a *app) upgradeAgent(ctx context.Context, client *api.Client) error {
+	began, err := client.Agent.Upgrade(ctx, connect.NewRequest(&hostv1.UpgradeRequest{}))
+	if err != nil {
+		return err
+	}
+	a.note("the agent (pid %d) is being upgraded from %s to %s", began.Msg.GetPid(), began.Msg.GetFrom(),
+		began.Msg.GetTo())
+	ctx, cancel := context.WithTimeout(ctx, upgradePatience)
+	defer cancel()
+	tick := time.NewTicker(upgradeInterval)
+	defer tick.Stop()
+	for {
+		status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		if err != nil {
+			return &hintError{fmt.Errorf("the agent's upgrade began, and its outcome is not known: %w", err), "its log has it"}
+		}
+		if done := status.Msg.GetUpgrade(); done.GetAttempt() == began.Msg.GetAttempt() {
+			if done.GetError() != "" {
+				return fmt.Errorf("the agent was not upgraded, and goes on with %s: %s", done.GetFrom(), done.GetError())
+			}
+			return a.print(done, func() error {
+				return a.say(fmt.Sprintf("the agent is upgraded from %s to %s", done.GetFrom(), done.GetTo()))
+			})
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return &hintError{errors.New("the agent's upgrade began, and has not ended"), "its log says what it waits for"}
+		}
+	}
 }
 
 // listener opens a pidfd of the process that listens on a unix socket, which ends later than

@@ -140,6 +140,20 @@ func (h *Host) copy(from, to string) {
 	}
 }
 
+// Install makes a copy of a program the agent's, as a package does. A running agent that was started from such a copy
+// can be upgraded to it.
+func (h *Host) Install(program []byte) {
+	h.t.Helper()
+	h.Pannier = h.Path("pannier")
+	err := os.WriteFile(h.Pannier+".new", program, 0o755) //nolint:gosec // it is an executable
+	if err == nil {
+		err = os.Rename(h.Pannier+".new", h.Pannier)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // Start starts the agent and waits until it is ready and its drivers are healthy.
 func (h *Host) Start() {
 	h.t.Helper()

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
@@ -177,7 +178,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 
 func (b *bounded) count(conn net.Conn) (net.Conn, error) {
 	holder := "address " + addressOf(conn.RemoteAddr()).String()
-	if local, ok := conn.(*net.UnixConn); ok {
+	local, isLocal := conn.(unixConn)
+	if isLocal = isLocal && conn.LocalAddr().Network() == "unix"; isLocal {
 		cred, err := process.AtSocket(local)
 		if err != nil {
 			return nil, err
@@ -203,7 +205,7 @@ func (b *bounded) count(conn net.Conn) (net.Conn, error) {
 		b.all--
 		decrease(b.of, holder)
 	}}
-	if local, ok := conn.(*net.UnixConn); ok {
+	if isLocal {
 		return &countedUnixConn{local, counted}, nil
 	}
 	return counted, nil
@@ -222,6 +224,9 @@ type countedConn struct {
 	gone func()
 }
 
+// NetConn returns the connection that is counted.
+func (c *countedConn) NetConn() net.Conn { return c.Conn }
+
 func (c *countedConn) Close() error {
 	c.once.Do(func() {
 		if c.gone != nil {
@@ -233,9 +238,18 @@ func (c *countedConn) Close() error {
 
 // countedUnixConn is a countedConn with the system calls of its socket.
 type countedUnixConn struct {
-	*net.UnixConn
+	unixConn
 	counted *countedConn
 }
+
+// unixConn is a connection of a unix socket, with its system calls.
+type unixConn interface {
+	net.Conn
+	syscall.Conn
+}
+
+// NetConn returns the connection that is counted.
+func (c *countedUnixConn) NetConn() net.Conn { return c.unixConn }
 
 func (c *countedUnixConn) Close() error { return c.counted.Close() }
 

@@ -44,6 +44,8 @@ type Config struct {
 	Advertise string
 	Certs     *pki.Certs
 	Logger    hclog.Logger
+	// Listen opens the port; nil: net.ListenConfig.Listen.
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 }
 
 // Port is the open port.
@@ -67,8 +69,11 @@ type Port struct {
 
 // Open listens. A protocol is offered from when its listener is requested.
 func Open(ctx context.Context, cfg Config) (*Port, error) {
-	var listen net.ListenConfig
-	tcp, err := listen.Listen(ctx, "tcp", cfg.Addr)
+	listen := cfg.Listen
+	if listen == nil {
+		listen = (&net.ListenConfig{}).Listen
+	}
+	tcp, err := listen(ctx, "tcp", cfg.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for other agents: %w: set bind_addr or ports { rpc } in the agent's configuration",
 			err)

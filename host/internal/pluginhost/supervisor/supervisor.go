@@ -59,6 +59,7 @@ type Supervisor struct {
 
 	stopToo atomic.Bool // StopWithHost
 	undo    atomic.Bool // StopStarted
+	leave   atomic.Bool // LeaveWithHost
 	closing chan struct{}
 	close   sync.Once
 
@@ -253,9 +254,13 @@ func (s *Supervisor) StopWithHost() { s.stopToo.Store(true) }
 // Plugins that it found running continue, unless the configuration says otherwise.
 func (s *Supervisor) StopStarted() { s.undo.Store(true) }
 
+// LeaveWithHost makes Close leave the plugins running, whatever the configuration says: the next host is about to find
+// them.
+func (s *Supervisor) LeaveWithHost() { s.leave.Store(true) }
+
 // stopsPlugins says whether Close stops all plugins.
 func (s *Supervisor) stopsPlugins() bool {
-	return s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load()
+	return !s.leave.Load() && (s.cfg.StopPlugins || s.cfg.DieWithHost || s.stopToo.Load())
 }
 
 // Handle is an acquired generation of a plugin.

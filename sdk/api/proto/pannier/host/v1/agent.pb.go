@@ -87,7 +87,9 @@ type StatusResponse struct {
 	RaftIndex uint64         `protobuf:"varint,19,opt,name=raft_index,json=raftIndex,proto3" json:"raft_index,omitempty"`
 	Devices   []*DeviceGroup `protobuf:"bytes,20,rep,name=devices,proto3" json:"devices,omitempty"`
 	// releases are the delayed releases of this node's workloads.
-	Releases      []*Release `protobuf:"bytes,21,rep,name=releases,proto3" json:"releases,omitempty"`
+	Releases []*Release `protobuf:"bytes,21,rep,name=releases,proto3" json:"releases,omitempty"`
+	// upgrade is the last one of the agent's process; unset: none.
+	Upgrade       *AgentUpgrade `protobuf:"bytes,22,opt,name=upgrade,proto3" json:"upgrade,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -269,6 +271,93 @@ func (x *StatusResponse) GetReleases() []*Release {
 	return nil
 }
 
+func (x *StatusResponse) GetUpgrade() *AgentUpgrade {
+	if x != nil {
+		return x.Upgrade
+	}
+	return nil
+}
+
+// AgentUpgrade is an attempt to replace the agent's program.
+type AgentUpgrade struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// attempt names it.
+	Attempt string                 `protobuf:"bytes,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	At      *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	// from and to are the programs' versions.
+	From string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To   string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	// error is why the program of before goes on; empty: it was replaced.
+	Error         string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentUpgrade) Reset() {
+	*x = AgentUpgrade{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentUpgrade) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentUpgrade) ProtoMessage() {}
+
+func (x *AgentUpgrade) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentUpgrade.ProtoReflect.Descriptor instead.
+func (*AgentUpgrade) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AgentUpgrade) GetAttempt() string {
+	if x != nil {
+		return x.Attempt
+	}
+	return ""
+}
+
+func (x *AgentUpgrade) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *AgentUpgrade) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *AgentUpgrade) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *AgentUpgrade) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// recent is the number of recent events to send first, 1000 at most; 0: none.
@@ -281,7 +370,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -293,7 +382,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[2]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -306,7 +395,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EventsRequest) GetRecent() int32 {
@@ -332,7 +421,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +433,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[3]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +446,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -378,7 +467,7 @@ type StopRequest struct {
 
 func (x *StopRequest) Reset() {
 	*x = StopRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +479,7 @@ func (x *StopRequest) String() string {
 func (*StopRequest) ProtoMessage() {}
 
 func (x *StopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[4]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +492,7 @@ func (x *StopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopRequest.ProtoReflect.Descriptor instead.
 func (*StopRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StopRequest) GetPlugins() bool {
@@ -430,7 +519,7 @@ type StopResponse struct {
 
 func (x *StopResponse) Reset() {
 	*x = StopResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -442,7 +531,7 @@ func (x *StopResponse) String() string {
 func (*StopResponse) ProtoMessage() {}
 
 func (x *StopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[5]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -455,7 +544,7 @@ func (x *StopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopResponse.ProtoReflect.Descriptor instead.
 func (*StopResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StopResponse) GetPid() int64 {
@@ -494,7 +583,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +595,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[6]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +608,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 type ReloadResponse struct {
@@ -534,7 +623,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +635,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +648,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReloadResponse) GetChanges() []*ConfigurationChange {
@@ -591,7 +680,7 @@ type ConfigurationChange struct {
 
 func (x *ConfigurationChange) Reset() {
 	*x = ConfigurationChange{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +692,7 @@ func (x *ConfigurationChange) String() string {
 func (*ConfigurationChange) ProtoMessage() {}
 
 func (x *ConfigurationChange) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +705,7 @@ func (x *ConfigurationChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigurationChange.ProtoReflect.Descriptor instead.
 func (*ConfigurationChange) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConfigurationChange) GetBlock() string {
@@ -640,6 +729,113 @@ func (x *ConfigurationChange) GetMessage() string {
 	return ""
 }
 
+type UpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeRequest) Reset() {
+	*x = UpgradeRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeRequest) ProtoMessage() {}
+
+func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
+func (*UpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+type UpgradeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// attempt is that of the AgentUpgrade which is to come.
+	Attempt string `protobuf:"bytes,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// pid of the agent, before and after.
+	Pid int64 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	// from and to are the programs' versions.
+	From          string `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,4,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradeResponse) Reset() {
+	*x = UpgradeResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradeResponse) ProtoMessage() {}
+
+func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradeResponse.ProtoReflect.Descriptor instead.
+func (*UpgradeResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *UpgradeResponse) GetAttempt() string {
+	if x != nil {
+		return x.Attempt
+	}
+	return ""
+}
+
+func (x *UpgradeResponse) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *UpgradeResponse) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *UpgradeResponse) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
@@ -659,7 +855,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +867,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +880,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -787,7 +983,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +995,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +1008,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Driver) GetId() string {
@@ -1031,7 +1227,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1239,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1252,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -1098,7 +1294,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1306,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1319,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -1184,7 +1380,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1392,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1405,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -1231,7 +1427,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1439,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1452,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -1288,7 +1484,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1300,7 +1496,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1313,7 +1509,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 type RestartDriverRequest struct {
@@ -1329,7 +1525,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1537,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1550,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -1387,7 +1583,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1399,7 +1595,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1412,7 +1608,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -1430,7 +1626,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1638,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1651,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type ListDriversResponse struct {
@@ -1467,7 +1663,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1675,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1688,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -1511,7 +1707,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1719,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1732,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1555,7 +1751,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1763,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1776,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -1598,7 +1794,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1806,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1819,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type ListPluginsResponse struct {
@@ -1635,7 +1831,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1843,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1856,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -1727,7 +1923,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1935,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1948,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Plugin) GetName() string {
@@ -1974,7 +2170,7 @@ type PluginCanary struct {
 
 func (x *PluginCanary) Reset() {
 	*x = PluginCanary{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2182,7 @@ func (x *PluginCanary) String() string {
 func (*PluginCanary) ProtoMessage() {}
 
 func (x *PluginCanary) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2195,7 @@ func (x *PluginCanary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
 func (*PluginCanary) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PluginCanary) GetGeneration() *PluginGeneration {
@@ -2089,7 +2285,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2297,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2310,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -2200,7 +2396,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2408,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2421,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -2311,7 +2507,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2519,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2532,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -2377,7 +2573,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2585,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2598,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -2436,7 +2632,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2448,7 +2644,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2461,7 +2657,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -2482,7 +2678,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2690,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2703,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -2534,7 +2730,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2742,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2755,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -2580,7 +2776,7 @@ type PromotePluginRequest struct {
 
 func (x *PromotePluginRequest) Reset() {
 	*x = PromotePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2788,7 @@ func (x *PromotePluginRequest) String() string {
 func (*PromotePluginRequest) ProtoMessage() {}
 
 func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2801,7 @@ func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
 func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PromotePluginRequest) GetName() string {
@@ -2632,7 +2828,7 @@ type PromotePluginResponse struct {
 
 func (x *PromotePluginResponse) Reset() {
 	*x = PromotePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2840,7 @@ func (x *PromotePluginResponse) String() string {
 func (*PromotePluginResponse) ProtoMessage() {}
 
 func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2853,7 @@ func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
 func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PromotePluginResponse) GetPlugin() *Plugin {
@@ -2681,7 +2877,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2889,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2902,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -2740,7 +2936,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2948,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2961,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -2786,7 +2982,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2994,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +3007,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -2838,7 +3034,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3046,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3059,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -2882,7 +3078,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3090,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3103,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -2927,7 +3123,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3135,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3148,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -2973,7 +3169,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3181,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3194,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -3023,7 +3219,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3035,7 +3231,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3048,7 +3244,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 type VerifyPluginRequest struct {
@@ -3061,7 +3257,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3269,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3282,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -3115,7 +3311,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3323,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3336,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -3205,7 +3401,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3413,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3426,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -3264,7 +3460,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3472,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3485,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -3304,7 +3500,7 @@ var File_pannier_host_v1_agent_proto protoreflect.FileDescriptor
 const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\x1a\x1epannier/host/v1/workload.proto\"\x0f\n" +
-	"\rStatusRequest\"\xb6\x06\n" +
+	"\rStatusRequest\"\xef\x06\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1e\n" +
@@ -3331,10 +3527,17 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"raft_index\x18\x13 \x01(\x04R\traftIndex\x126\n" +
 	"\adevices\x18\x14 \x03(\v2\x1c.pannier.host.v1.DeviceGroupR\adevices\x124\n" +
-	"\breleases\x18\x15 \x03(\v2\x18.pannier.host.v1.ReleaseR\breleases\x1a<\n" +
+	"\breleases\x18\x15 \x03(\v2\x18.pannier.host.v1.ReleaseR\breleases\x127\n" +
+	"\aupgrade\x18\x16 \x01(\v2\x1d.pannier.host.v1.AgentUpgradeR\aupgrade\x1a<\n" +
 	"\x0eWorkloadsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"?\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x8e\x01\n" +
+	"\fAgentUpgrade\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\tR\aattempt\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"?\n" +
 	"\rEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\">\n" +
@@ -3354,7 +3557,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x13ConfigurationChange\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\tR\x05block\x12\x18\n" +
 	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\xa2\x02\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x10\n" +
+	"\x0eUpgradeRequest\"a\n" +
+	"\x0fUpgradeResponse\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\tR\aattempt\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -3569,12 +3778,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
 	"\x11PluginLogResponse\x12\x12\n" +
-	"\x04line\x18\x01 \x01(\tR\x04line2\xb6\x02\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\x84\x03\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
 	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse\x12I\n" +
-	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse2\xe9\x03\n" +
+	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse\x12L\n" +
+	"\aUpgrade\x12\x1f.pannier.host.v1.UpgradeRequest\x1a .pannier.host.v1.UpgradeResponse2\xe9\x03\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
@@ -3606,151 +3816,158 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
-	(*EventsRequest)(nil),            // 2: pannier.host.v1.EventsRequest
-	(*EventsResponse)(nil),           // 3: pannier.host.v1.EventsResponse
-	(*StopRequest)(nil),              // 4: pannier.host.v1.StopRequest
-	(*StopResponse)(nil),             // 5: pannier.host.v1.StopResponse
-	(*ReloadRequest)(nil),            // 6: pannier.host.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 7: pannier.host.v1.ReloadResponse
-	(*ConfigurationChange)(nil),      // 8: pannier.host.v1.ConfigurationChange
-	(*Event)(nil),                    // 9: pannier.host.v1.Event
-	(*Driver)(nil),                   // 10: pannier.host.v1.Driver
-	(*DriverCapacity)(nil),           // 11: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 12: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 13: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 14: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 15: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 16: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 17: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 18: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 19: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 20: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 21: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 22: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 23: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 24: pannier.host.v1.Plugin
-	(*PluginCanary)(nil),             // 25: pannier.host.v1.PluginCanary
-	(*PluginVersion)(nil),            // 26: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 27: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 28: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 29: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 30: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 31: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 32: pannier.host.v1.RestartPluginResponse
-	(*PromotePluginRequest)(nil),     // 33: pannier.host.v1.PromotePluginRequest
-	(*PromotePluginResponse)(nil),    // 34: pannier.host.v1.PromotePluginResponse
-	(*RollbackPluginRequest)(nil),    // 35: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 36: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 37: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 38: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 39: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 40: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 41: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 42: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 43: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 44: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 45: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 46: pannier.host.v1.PluginLogResponse
-	nil,                              // 47: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 48: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 49: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 50: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 51: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 52: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 53: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 54: google.protobuf.Duration
+	(*AgentUpgrade)(nil),             // 2: pannier.host.v1.AgentUpgrade
+	(*EventsRequest)(nil),            // 3: pannier.host.v1.EventsRequest
+	(*EventsResponse)(nil),           // 4: pannier.host.v1.EventsResponse
+	(*StopRequest)(nil),              // 5: pannier.host.v1.StopRequest
+	(*StopResponse)(nil),             // 6: pannier.host.v1.StopResponse
+	(*ReloadRequest)(nil),            // 7: pannier.host.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 8: pannier.host.v1.ReloadResponse
+	(*ConfigurationChange)(nil),      // 9: pannier.host.v1.ConfigurationChange
+	(*UpgradeRequest)(nil),           // 10: pannier.host.v1.UpgradeRequest
+	(*UpgradeResponse)(nil),          // 11: pannier.host.v1.UpgradeResponse
+	(*Event)(nil),                    // 12: pannier.host.v1.Event
+	(*Driver)(nil),                   // 13: pannier.host.v1.Driver
+	(*DriverCapacity)(nil),           // 14: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 15: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 16: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 17: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 18: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 19: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 20: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 21: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 22: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 23: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 24: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 25: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 26: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 27: pannier.host.v1.Plugin
+	(*PluginCanary)(nil),             // 28: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 29: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 30: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 31: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 32: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 33: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 34: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 35: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 36: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 37: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 38: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 39: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 40: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 41: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 42: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 43: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 44: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 45: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 46: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 47: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 48: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 49: pannier.host.v1.PluginLogResponse
+	nil,                              // 50: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 51: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 52: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 53: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 55: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 56: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 57: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	51, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	24, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	10, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	47, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	52, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	53, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
-	9,  // 6: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	8,  // 7: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	51, // 8: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	48, // 9: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	49, // 10: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	51, // 11: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	11, // 12: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	10, // 13: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	10, // 14: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	10, // 15: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	10, // 16: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	10, // 17: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	24, // 18: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	51, // 19: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	51, // 20: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	50, // 21: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	27, // 22: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	26, // 23: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	25, // 24: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	28, // 25: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	51, // 26: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	51, // 27: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	51, // 28: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	51, // 29: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	28, // 30: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	28, // 31: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	54, // 32: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	54, // 33: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 34: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	54, // 35: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 36: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	54, // 37: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 38: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	54, // 39: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	24, // 40: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	24, // 41: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	24, // 42: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 43: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	2,  // 44: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	4,  // 45: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	6,  // 46: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	12, // 47: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	14, // 48: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	16, // 49: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	18, // 50: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	20, // 51: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	22, // 52: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	29, // 53: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	31, // 54: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	33, // 55: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	35, // 56: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	37, // 57: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	39, // 58: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	41, // 59: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	43, // 60: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	45, // 61: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 62: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	3,  // 63: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	5,  // 64: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	7,  // 65: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	13, // 66: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	15, // 67: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	17, // 68: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	19, // 69: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	21, // 70: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	23, // 71: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	30, // 72: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	32, // 73: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	34, // 74: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	36, // 75: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	38, // 76: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	40, // 77: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	42, // 78: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	44, // 79: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	46, // 80: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	62, // [62:81] is the sub-list for method output_type
-	43, // [43:62] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	54, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	27, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	13, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	50, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	55, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	56, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
+	54, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	12, // 8: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	9,  // 9: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
+	54, // 10: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	51, // 11: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	52, // 12: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	54, // 13: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	14, // 14: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	13, // 15: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	13, // 16: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	13, // 17: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	13, // 18: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	13, // 19: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	27, // 20: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	54, // 21: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	54, // 22: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	53, // 23: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	30, // 24: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	29, // 25: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	28, // 26: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	31, // 27: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	54, // 28: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	54, // 29: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	54, // 30: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	54, // 31: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	31, // 32: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	31, // 33: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	57, // 34: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	57, // 35: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	27, // 36: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	57, // 37: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	27, // 38: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	57, // 39: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	27, // 40: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	57, // 41: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	27, // 42: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	27, // 43: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	27, // 44: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 45: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	3,  // 46: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	5,  // 47: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	7,  // 48: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	10, // 49: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
+	15, // 50: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	17, // 51: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	19, // 52: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	21, // 53: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	23, // 54: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	25, // 55: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	32, // 56: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	34, // 57: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	36, // 58: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	38, // 59: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	40, // 60: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	42, // 61: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	44, // 62: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	46, // 63: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	48, // 64: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 65: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 66: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 67: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 68: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 69: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	16, // 70: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	18, // 71: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	20, // 72: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	22, // 73: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	24, // 74: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	26, // 75: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	33, // 76: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	35, // 77: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	37, // 78: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	39, // 79: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	41, // 80: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	43, // 81: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	45, // 82: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	47, // 83: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	49, // 84: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	65, // [65:85] is the sub-list for method output_type
+	45, // [45:65] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -3766,7 +3983,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   51,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

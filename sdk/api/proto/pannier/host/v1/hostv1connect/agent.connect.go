@@ -45,6 +45,8 @@ const (
 	AgentServiceStopProcedure = "/pannier.host.v1.AgentService/Stop"
 	// AgentServiceReloadProcedure is the fully-qualified name of the AgentService's Reload RPC.
 	AgentServiceReloadProcedure = "/pannier.host.v1.AgentService/Reload"
+	// AgentServiceUpgradeProcedure is the fully-qualified name of the AgentService's Upgrade RPC.
+	AgentServiceUpgradeProcedure = "/pannier.host.v1.AgentService/Upgrade"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -102,6 +104,10 @@ type AgentServiceClient interface {
 	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
 	// and nothing was changed.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	// Upgrade replaces the agent's program by the file that is now at its path, within the same process. It answers when
+	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
+	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
+	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -139,15 +145,22 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Reload")),
 			connect.WithClientOptions(opts...),
 		),
+		upgrade: connect.NewClient[v1.UpgradeRequest, v1.UpgradeResponse](
+			httpClient,
+			baseURL+AgentServiceUpgradeProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Upgrade")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	status *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	events *connect.Client[v1.EventsRequest, v1.EventsResponse]
-	stop   *connect.Client[v1.StopRequest, v1.StopResponse]
-	reload *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
+	status  *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	events  *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	stop    *connect.Client[v1.StopRequest, v1.StopResponse]
+	reload  *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
+	upgrade *connect.Client[v1.UpgradeRequest, v1.UpgradeResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -170,6 +183,11 @@ func (c *agentServiceClient) Reload(ctx context.Context, req *connect.Request[v1
 	return c.reload.CallUnary(ctx, req)
 }
 
+// Upgrade calls pannier.host.v1.AgentService.Upgrade.
+func (c *agentServiceClient) Upgrade(ctx context.Context, req *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error) {
+	return c.upgrade.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
@@ -183,6 +201,10 @@ type AgentServiceHandler interface {
 	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
 	// and nothing was changed.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	// Upgrade replaces the agent's program by the file that is now at its path, within the same process. It answers when
+	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
+	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
+	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -216,6 +238,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Reload")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceUpgradeHandler := connect.NewUnaryHandler(
+		AgentServiceUpgradeProcedure,
+		svc.Upgrade,
+		connect.WithSchema(agentServiceMethods.ByName("Upgrade")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -226,6 +254,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceStopHandler.ServeHTTP(w, r)
 		case AgentServiceReloadProcedure:
 			agentServiceReloadHandler.ServeHTTP(w, r)
+		case AgentServiceUpgradeProcedure:
+			agentServiceUpgradeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -249,6 +279,10 @@ func (UnimplementedAgentServiceHandler) Stop(context.Context, *connect.Request[v
 
 func (UnimplementedAgentServiceHandler) Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Reload is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Upgrade is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
