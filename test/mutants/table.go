@@ -4,5 +4,5 @@ import "slices"
 
 // all returns the table.
 func all() []mutant {
-	return slices.Concat(leases, fences, ledger, releases, workloads, ofMounts, plugins, crashes, inChaos())
+	return slices.Concat(leases, fences, ledger, releases, workloads, ofMounts, plugins, upgrades, crashes, inChaos())
 }

@@ -1,0 +1,26 @@
+package main
+
+// upgrades are planted bugs of how the agent's program is replaced.
+var upgrades = []mutant{
+	{
+		name: "untried-program", promise: "a program replaces the agent's only after it has come up with the agent's data",
+		file: "host/internal/agent/upgrade.go",
+		old:  "	if err = next.Try(ctx, tryPatience+tryFactor*a.opening); err == nil {\n",
+		new:  "	if next.End(); err == nil {\n",
+		pkg:  "./test/suite/e2e", run: "^TestBadProgramReplacesNoAgent$",
+	},
+	{
+		name: "request-half-read", promise: "a request that is read while its connection is handed over is not lost",
+		file: "host/internal/system/handover/conn.go",
+		old:  "	for c.interrupted && c.reading != nil {",
+		new:  "	for !c.interrupted && c.reading != nil {",
+		pkg:  "./host/internal/system/handover", run: "^TestRequestIsReadWhileItIsParked$",
+	},
+	{
+		name: "call-begun-too-late", promise: "a call is not begun by a program that is about to be replaced",
+		file: "host/internal/system/handover/conn.go",
+		old:  "	if c.frozen || c.interrupted {\n		return false\n",
+		new:  "	if c.frozen && c.busy {\n		return false\n",
+		pkg:  "./host/internal/system/handover", run: "^TestEveryRequestIsAnsweredOnce$",
+	},
+}
