@@ -80,7 +80,8 @@ func (s *server) openLedger(ctx context.Context) error {
 	return nil
 }
 
-// transferLead makes another server lead, if this one does and there is one: otherwise calls would wait for an election.
+// transferLead makes another server lead, if this one does and there is one. Otherwise calls would wait for an
+// election.
 func (s *server) transferLead(ctx context.Context) {
 	if !s.cluster.Leader() {
 		return

@@ -117,11 +117,11 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	a.log.Info("the agent's calls were held back", "freeze", held.Sub(began), "close", closed.Sub(held),
 		"rehearsal", time.Since(closed))
 	if err == nil {
-		err = kept.Exec(next.Program, *a.outcome.Load())
+		err = kept.Exec(ctx, next.Program, *a.outcome.Load())
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	return errors.Join(err, kept.Exec("/proc/self/exe", *a.outcome.Load()))
+	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load()))
 }
 
 // holdCalls makes another server lead, and holds calls back when none is being answered.

@@ -43,7 +43,7 @@ func (s *Server) handOver(next http.Handler) http.Handler {
 		if conn == nil {
 			ends, why = s.closing, errStopping
 		}
-		defer context.AfterFunc(ends, func() { cancel(why) })()
+		defer context.AfterFunc(ends, func() { cancel(why) })() //nolint:contextcheck // ends is no request's
 		u := &undecided{ResponseWriter: w, leave: func() bool {
 			if !errors.Is(context.Cause(ctx), why) {
 				return false

@@ -34,6 +34,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
@@ -429,6 +430,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 			"p.sock"), HTTPAddress: "127.0.0.1:0", Logger: log, Metrics: prometheus.NewRegistry(),
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
+		Upgraded: func() *handover.Outcome { return nil },
 		Plugins: onePlugin{},
 		Uses: func() (all []catalog.Use) {
 			for _, d := range registry.List() {

@@ -272,7 +272,8 @@ func TestSocket(t *testing.T) {
 	again.Close()
 	file := filepath.Join(t.TempDir(), "file")
 	check.NoError(t, os.WriteFile(file, []byte("precious"), 0o600))
-	if _, err := listenUnix(h.ctx, handover.NewSockets(nil), file, -1); err == nil || !strings.Contains(err.Error(), "not a socket") {
+	_, err = listenUnix(h.ctx, handover.NewSockets(nil), file, -1)
+	if err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file in the socket's place: %v", err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// TestClusterIsUpgraded replaces the program of each agent of a cluster, the leader's too, while all of them are called.
-// No call fails, and a program on a node writes on into its volume.
+// TestClusterIsUpgraded replaces the program of each agent of a cluster, the leader's too, while all of them are
+// called. No call fails, and a program on a node writes on into its volume.
 func TestClusterIsUpgraded(t *testing.T) {
 	t.Parallel()
 	program := func(version string) []byte {

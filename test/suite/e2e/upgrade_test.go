@@ -54,13 +54,15 @@ func (h upgradable) alive(t *testing.T) string {
 	t.Helper()
 	s, err := h.Status()
 	must(t, err)
-	mounts := slices.DeleteFunc(h.VolumeMounts(), func(m string) bool { return !strings.Contains(m, "/per-workload/kept/") })
+	mounts := slices.DeleteFunc(h.VolumeMounts(),
+		func(m string) bool { return !strings.Contains(m, "/per-workload/kept/") })
 	if len(mounts) != 1 {
 		t.Fatalf("the volume in use is mounted at %q, want one path", mounts)
 	}
 	mounted, err := os.Stat(mounts[0])
 	must(t, err)
-	return fmt.Sprint(s.GetPid(), s.GetPlugins()[0].GetPid(), s.GetDrivers()[0].GetPid(), mounted.Sys().(*syscall.Stat_t).Dev)
+	return fmt.Sprint(s.GetPid(), s.GetPlugins()[0].GetPid(), s.GetDrivers()[0].GetPid(),
+		mounted.Sys().(*syscall.Stat_t).Dev)
 }
 
 // load calls the API in several ways, each in a loop of its own.
@@ -244,8 +246,10 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 		{"it exits", script("echo no such flag >&2; exit 3"), 4, "exit status 3: no such flag"},
 		{"it says nothing", script("exec sleep 1000"), 4, "within 10s"},
 		{"it is older", script(fmt.Sprintf(hello, 1) + "read go"), 4, "up to level 1"},
-		{"it exits when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; echo damaged >&2; exit 1"),
-			1, "exit status 1: damaged"},
+		{
+			"it exits when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; echo damaged >&2; exit 1"), 1,
+			"exit status 1: damaged",
+		},
 		{"it hangs when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; exec sleep 1000"), 1, "has not come up within"},
 		{"it is killed when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; kill -9 $$"), 1, "killed"},
 		{"it cannot be executed when it has come up", script(fmt.Sprintf(hello, 99) +

@@ -157,25 +157,26 @@ func (s *Sockets) take() (all []inherited, err error) {
 		l := s.listeners[name]
 		fd, err := duplicate(l.Listener.(listening))
 		if err != nil {
-			return nil, errors.Join(err, closeAll(all))
+			closeAll(all)
+			return nil, err
 		}
 		all = append(all, inherited{passed: passed{Name: name, Address: l.address}, fd: fd})
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.locks)) {
 		fd, err := duplicate(s.locks[name])
 		if err != nil {
-			return nil, errors.Join(err, closeAll(all))
+			closeAll(all)
+			return nil, err
 		}
 		all = append(all, inherited{passed: passed{Name: name}, fd: fd})
 	}
 	return all, nil
 }
 
-func closeAll(all []inherited) error {
+func closeAll(all []inherited) {
 	for _, i := range all {
 		i.close()
 	}
-	return nil
 }
 
 // Kept are the sockets and locks of an agent, which stay open while its parts are closed.
@@ -195,8 +196,8 @@ const settleTime = time.Second
 
 // Exec replaces this program by another one, with the same arguments, which gets what was kept. It returns only if it
 // fails; then Exec may be called again.
-func (k *Kept) Exec(program string, o Outcome) error {
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+func (k *Kept) Exec(ctx context.Context, program string, o Outcome) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	b := bundle{Outcome: &o}
 	var fds []int

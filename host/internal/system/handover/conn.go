@@ -181,16 +181,15 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 
 // note keeps what was read. c.mu is held.
 func (c *Conn) note(p []byte, room int) {
-	switch {
-	case c.http2 || len(p) == 0:
+	if c.http2 || len(p) == 0 {
 		return
 	}
 	c.idles = false
-	switch {
-	case c.busy && room == 1: // net/http looks whether the client is gone
+	if c.busy && room == 1 { // net/http looks whether the client is gone
 		c.next = append(c.next, p...)
 		return
-	case c.over:
+	}
+	if c.over {
 		return
 	}
 	if c.read = append(c.read, p...); len(c.read) > maxReplay {

@@ -98,7 +98,7 @@ type Successor struct {
 func (s *Sockets) Rehearse(ctx context.Context, program, flag string, self Hello, logs io.Writer,
 ) (_ *Successor, err error) {
 	files, err := s.take()
-	defer func() { _ = closeAll(files) }()
+	defer func() { closeAll(files) }()
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,8 @@ func (s *Sockets) Rehearse(ctx context.Context, program, flag string, self Hello
 		return nil, errors.Join(fmt.Errorf("start %s: %w", program, err), reports.Close())
 	}
 	next := &Successor{
-		Program: program, file: file, cmd: cmd, begin: begin, reports: json.NewDecoder(reports), said: said, ended: make(chan struct{}),
+		Program: program, file: file, cmd: cmd, begin: begin, reports: json.NewDecoder(reports), said: said,
+		ended: make(chan struct{}),
 	}
 	go func() {
 		next.err = cmd.Wait()
@@ -163,7 +164,8 @@ func (s *Successor) Try(ctx context.Context, patience time.Duration) error {
 // Same fails if the program's path does not lead to what has come up.
 func (s *Successor) Same() error {
 	now, err := os.Stat(s.Program)
-	if err == nil && !(os.SameFile(now, s.file) && now.ModTime().Equal(s.file.ModTime()) && now.Size() == s.file.Size()) {
+	same := err == nil && os.SameFile(now, s.file) && now.ModTime().Equal(s.file.ModTime()) && now.Size() == s.file.Size()
+	if err == nil && !same {
 		err = fmt.Errorf("%s was replaced while it was tried: upgrade again", s.Program)
 	}
 	return err
