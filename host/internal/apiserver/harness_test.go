@@ -431,7 +431,7 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 		Name: "n1", Version: "0.0-test", Datacenter: "dc1", DataDir: dir, StartedAt: time.Now(),
 		Health: func() []string { return nil }, Leftovers: func() []string { return []string{"/left"} },
 		Upgraded: func() *handover.Outcome { return nil },
-		Plugins: onePlugin{},
+		Plugins:  onePlugin{},
 		Uses: func() (all []catalog.Use) {
 			for _, d := range registry.List() {
 				all = append(all, catalog.Use{Of: fmt.Sprintf("csi_driver %q", d.ID), ID: d.ID, Kind: storage.Kind})

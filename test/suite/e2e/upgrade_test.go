@@ -252,11 +252,15 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 		},
 		{"it hangs when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; exec sleep 1000"), 1, "has not come up within"},
 		{"it is killed when it is to come up", script(fmt.Sprintf(hello, 99) + "read go; kill -9 $$"), 1, "killed"},
-		{"it cannot be executed when it has come up", script(fmt.Sprintf(hello, 99) +
-			`read go; chmod -x "$0"; printf '{"up":true}\n' >&3; exec sleep 1000`), 1, "permission denied"},
-		{"it is replaced when it has come up", script(fmt.Sprintf(hello, 99) +
-			`read go; cp "$0" "$0.new"; mv "$0.new" "$0"; printf '{"up":true}\n' >&3; exec sleep 1000`), 1,
-			"was replaced"},
+		{
+			"it cannot be executed when it has come up", script(fmt.Sprintf(hello, 99) +
+				`read go; chmod -x "$0"; printf '{"up":true}\n' >&3; exec sleep 1000`), 1, "permission denied",
+		},
+		{
+			"it is replaced when it has come up", script(fmt.Sprintf(hello, 99) +
+				`read go; cp "$0" "$0.new"; mv "$0.new" "$0"; printf '{"up":true}\n' >&3; exec sleep 1000`), 1,
+			"was replaced",
+		},
 	} {
 		h.Install(bad.program)
 		h.Pannier = cli
