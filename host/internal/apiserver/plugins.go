@@ -24,6 +24,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -45,6 +46,12 @@ func (s pluginService) SwapPlugin(ctx context.Context,
 	if percent := req.Msg.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
 			return nil, invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
+		}
+		if name := req.Msg.GetName(); slices.ContainsFunc(s.cfg.Plugins.Status(), func(p supervisor.Status) bool {
+			return p.Name == name && p.Kind == frontend.Kind
+		}) {
+			return nil, connect.NewError(connect.CodeFailedPrecondition,
+				fmt.Errorf("plugin %q: a front door can have no canary: one process accepts all connections", name))
 		}
 		swap = func(ctx context.Context, name string, _ *time.Duration) (supervisor.Status, error) {
 			return s.cfg.Plugins.Canary(ctx, name, int(percent))

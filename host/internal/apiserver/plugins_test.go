@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/frontend"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -192,6 +193,20 @@ func TestPluginsLife(t *testing.T) {
 	if log := p.log.String(); !strings.Contains(log, "PinPlugin object=fixture") {
 		t.Errorf("a pin is not logged:\n%s", log)
 	}
+}
+
+// front has a front door that runs, and answers to nothing else.
+type front struct{ Plugins }
+
+func (front) Status() []supervisor.Status {
+	return []supervisor.Status{{Name: "page", Kind: frontend.Kind}}
+}
+
+// A front door has no calls of which a canary could get a part.
+func TestAFrontDoorHasNoCanary(t *testing.T) {
+	h := openHost(t, func(c *Config) { c.Plugins = front{} })
+	_, err := h.client.Plugins.SwapPlugin(h.ctx, request(&hostv1.SwapPluginRequest{Name: "page", CanaryPercent: 10}))
+	wantError(t, err, connect.CodeFailedPrecondition, "a front door can have no canary")
 }
 
 // A plugin is removed when it has neither a file nor workloads that depend on it.
