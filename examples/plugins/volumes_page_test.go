@@ -3,6 +3,7 @@ package plugins_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -140,39 +141,53 @@ func (d *door) load() (end func() int64) {
 	return end
 }
 
-// begin opens a connection with half of a request, and waits until the serving process has it. finish sends the rest
-// and reads the answer.
-func (d *door) begin() (finish func() error) {
+// client is a connection to the page on which requests are written by hand.
+type client struct {
+	net.Conn
+	answers *bufio.Reader
+}
+
+// connect opens a connection and makes a request, so that the serving process has accepted it.
+func (d *door) connect() *client {
 	d.t.Helper()
 	conn := must((&net.Dialer{}).DialContext(d.t.Context(), "tcp", d.address))(d.t)
 	d.t.Cleanup(func() { _ = conn.Close() })
-	// A first request shows that the connection was accepted.
-	ask := func(text string) error {
-		_, err := io.WriteString(conn, text)
+	must(0, conn.SetDeadline(time.Now().Add(2*testhost.Wait)))(d.t)
+	c := &client{conn, bufio.NewReader(conn)}
+	must(io.WriteString(c, "GET / HTTP/1.1\r\nHost: page\r\n\r\n"))(d.t)
+	must(0, c.answer())(d.t)
+	return c
+}
+
+// answer reads an answer, which must be 200.
+func (c *client) answer() error {
+	res, err := http.ReadResponse(c.answers, nil)
+	if err != nil {
 		return err
 	}
-	answers := bufio.NewReader(conn)
-	answer := func() error {
-		_ = conn.SetReadDeadline(time.Now().Add(testhost.Wait))
-		res, err := http.ReadResponse(answers, nil)
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		_, err = io.Copy(io.Discard, res.Body)
-		if err == nil && res.StatusCode != http.StatusOK {
-			err = fmt.Errorf("the answer is %s", res.Status)
-		}
-		return err
+	defer res.Body.Close()
+	_, err = io.Copy(io.Discard, res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("the answer is %s", res.Status)
 	}
-	must(0, ask("GET / HTTP/1.1\r\nHost: page\r\n\r\n"))(d.t)
-	must(0, answer())(d.t)
-	must(0, ask("GET / HTTP/1.1\r\nHost: page\r\n"))(d.t)
+	return err
+}
+
+// begin sends a request to the serving process, but for the end of its body, without which there is no answer. finish
+// sends that and reads the answer, after the process has closed its idle connections.
+func (d *door) begin() (finish func() error) {
+	d.t.Helper()
+	begun := d.connect()
+	must(io.WriteString(begun, "GET / HTTP/1.1\r\nHost: page\r\nContent-Length: 4\r\n\r\n12"))(d.t)
+	idle := d.connect()
 	return func() error {
-		if err := ask("\r\n"); err != nil {
+		if _, err := idle.answers.ReadByte(); !errors.Is(err, io.EOF) {
+			return fmt.Errorf("the idle connection: %w", err)
+		}
+		if _, err := io.WriteString(begun, "34"); err != nil {
 			return err
 		}
-		return answer()
+		return begun.answer()
 	}
 }
 

@@ -52,7 +52,8 @@ const (
 )
 
 // ServeHTTP serves HTTP on a listener until ctx ends. Then it stops accepting, tells clients to use another connection
-// with each answer, waits a second for them to notice, and finishes the requests that still run.
+// with each answer, waits a second for them to notice, and finishes the requests that still run. One whose header has
+// not arrived by then is not answered: it came on a kept connection, and clients repeat it (RFC 9112, section 9.3.1).
 func ServeHTTP(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	var closing atomic.Bool
 	server := &http.Server{

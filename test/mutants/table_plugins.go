@@ -78,7 +78,7 @@ var plugins = []mutant{
 		name: "socket-of-each-process", promise: "a plugin's listening socket outlives its processes",
 		file: "host/internal/pluginhost/hostservices/sockets.go",
 		old:  "		if all && (!is || has.as != want) {\n",
-		new:  "		if all {\n			_ = has.file.Close()\n			has = open{}\n",
+		new:  "		if is = all; is {\n			_ = has.file.Close()\n			has = open{}\n",
 		pkg:  "./examples/plugins", run: "^TestASocketOutlivesItsProcesses$",
 	},
 	{
