@@ -56,7 +56,7 @@ type server struct {
 }
 
 func (s *server) Ready(ctx context.Context, _ *frontendv1.ReadyRequest) (*frontendv1.ReadyResponse, error) {
-	if r, ok := s.impl.(Readier); ok {
+	if r, ok := sdk.As[Readier](s.impl); ok {
 		if err := r.Ready(ctx, host()); err != nil {
 			return nil, withCode(err)
 		}
