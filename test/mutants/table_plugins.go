@@ -181,15 +181,15 @@ var plugins = []mutant{
 	},
 	{
 		name: "half-a-file", promise: "a plugin's file is not run before it is complete",
-		file: "host/internal/pluginhost/supervisor/whole.go",
+		file: "host/internal/system/program/whole.go",
 		old:  "	if !bytes.Equal(magic, []byte(elf.ELFMAG)) {\n",
 		new:  "	if bytes.Equal(magic, []byte(elf.ELFMAG)) {\n",
 		pkg:  supervisorPkg, run: "^TestHalfAFileIsNotStarted$",
 	},
 	{
 		name: "file-being-written", promise: "a plugin's file is not run while it is being written",
-		file: "host/internal/pluginhost/supervisor/whole.go",
-		old:  "	case errors.Is(err, unix.EAGAIN):\n		return errWriting\n",
+		file: "host/internal/system/program/whole.go",
+		old:  "	case errors.Is(err, unix.EAGAIN):\n		return ErrWriting\n",
 		new:  "	case errors.Is(err, unix.EAGAIN):\n		return nil\n",
 		pkg:  supervisorPkg, run: "^TestHalfAFileIsNotRun$",
 	},

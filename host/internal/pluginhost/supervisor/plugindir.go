@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -162,7 +163,7 @@ func arrivedWhole(path string) bool {
 		return false
 	}
 	defer f.Close()
-	return checkWhole(f) == nil
+	return program.CheckWhole(f) == nil
 }
 
 // openRegular opens a file without waiting for anything.

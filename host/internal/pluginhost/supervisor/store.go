@@ -2,22 +2,18 @@ package supervisor
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
 
 	"github.com/hashicorp/go-version"
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/atomicfile"
-	"github.com/pannier/pannier/internal/trusted"
 )
 
 // store holds verified copies of executables, at <sha256>/<name>. A plugin runs from its copy: the plugin
@@ -41,7 +37,7 @@ type binary struct {
 // add copies an executable and checks it against checksum unless that is empty. The copy is kept at least until
 // unpin is called.
 func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err error) {
-	temp, sha, err := s.copy(src)
+	temp, sha, err := program.Copy(src, s.dir)
 	if err != nil {
 		return binary{}, nil, err
 	}
@@ -74,7 +70,7 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 	}
 	unpin = s.pin(sha)
 	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
-	got, err := hashFile(bin.path)
+	got, err := program.Sum(bin.path)
 	if err == nil && got != sha {
 		err = fmt.Errorf("%w: %s has sha256:%s", errChecksum, bin.path, got)
 	}
@@ -114,59 +110,6 @@ func (s *store) has(sha, name string) bool {
 }
 
 var errChecksum = errors.New("checksum mismatch")
-
-// copy copies src to a temporary file and hashes the bytes that it copied, so that the checksum is right even if
-// the file is overwritten meanwhile.
-func (s *store) copy(src string) (temp, sha string, err error) {
-	if err := trusted.File(src); err != nil {
-		return "", "", fmt.Errorf("open the plugin: %w", err)
-	}
-	// O_NONBLOCK: only a regular file is accepted, and it is checked after it is open.
-	in, err := os.OpenFile(src, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return "", "", fmt.Errorf("open the plugin: %w", err)
-	}
-	defer in.Close()
-	before, err := in.Stat()
-	if err != nil {
-		return "", "", fmt.Errorf("look at %s: %w", src, err)
-	}
-	if !before.Mode().IsRegular() {
-		return "", "", fmt.Errorf("%s is not a regular file", src)
-	}
-	out, err := os.CreateTemp(s.dir, ".copy-")
-	if err != nil {
-		return "", "", fmt.Errorf("copy the plugin: %w", err)
-	}
-	defer func() {
-		err = errors.Join(err, out.Close())
-		if err != nil {
-			_ = os.Remove(out.Name())
-		}
-	}()
-	sum := sha256.New()
-	if _, err := io.Copy(io.MultiWriter(out, sum), in); err != nil {
-		return "", "", fmt.Errorf("copy %s: %w", src, err)
-	}
-	after, err := in.Stat()
-	if err == nil && (after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime())) {
-		err = errWriting
-	}
-	if err == nil {
-		err = checkWritten(in)
-	}
-	if err == nil { // of what will run, whatever becomes of the file
-		err = checkComplete(out, before.Size())
-	}
-	if err != nil {
-		return "", "", fmt.Errorf("%s: %w", src, err)
-	}
-	// Readable by all, as in the plugin directory: a plugin may run as another user.
-	if err := errors.Join(out.Chmod(0o555), out.Sync()); err != nil {
-		return "", "", fmt.Errorf("copy %s: %w", src, err)
-	}
-	return out.Name(), hex.EncodeToString(sum.Sum(nil)), nil
-}
 
 // place keeps a copy and what proves where it comes from.
 func (s *store) place(temp, path string, proof signing.Proof) error {
@@ -220,22 +163,4 @@ func inode(info os.FileInfo) uint64 {
 		return st.Ino
 	}
 	return 0
-}
-
-// hashFile returns the checksum that add would compute, without making a copy.
-func hashFile(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return hashOf(f)
-}
-
-func hashOf(r io.Reader) (string, error) {
-	sum := sha256.New()
-	if _, err := io.Copy(sum, r); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
 }

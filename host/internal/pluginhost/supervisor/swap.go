@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/program"
 )
 
 // Swap is one change, or attempted change, of the process that callers use.
@@ -367,6 +368,9 @@ func (i *instance) candidate() (src source, problems []error, err error) {
 	}
 }
 
+// isWriting says that the file is still being written.
+func isWriting(err error) bool { return errors.Is(err, program.ErrWriting) }
+
 // isGone says that a file was removed after the directory had been read. A link that leads nowhere is still there.
 func isGone(err error) bool {
 	failed := (*fs.PathError)(nil)
@@ -503,8 +507,8 @@ func sumWhole(path string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	if err := checkWhole(f); err != nil {
+	if err := program.CheckWhole(f); err != nil {
 		return "", err
 	}
-	return hashOf(f)
+	return program.SumOf(f)
 }

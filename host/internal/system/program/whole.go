@@ -1,4 +1,4 @@
-package supervisor
+package program
 
 import (
 	"bytes"
@@ -14,12 +14,10 @@ import (
 	"github.com/pannier/pannier/host/internal/system/machine"
 )
 
-// errWriting says that another process has a file open for writing, or changed it while it was read.
-var errWriting = errors.New("it is still being written")
+// ErrWriting says that another process has a file open for writing, or changed it while it was read.
+var ErrWriting = errors.New("it is still being written")
 
-func isWriting(err error) bool { return errors.Is(err, errWriting) }
-
-// checkWritten returns errWriting if a process has the file open for writing. On file systems that cannot tell, it
+// checkWritten returns ErrWriting if a process has the file open for writing. On file systems that cannot tell, it
 // returns nil; a file is then taken when the directory has settled.
 func checkWritten(f *os.File) error {
 	var fs unix.Statfs_t
@@ -37,7 +35,7 @@ func checkWritten(f *os.File) error {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 		return err
 	case errors.Is(err, unix.EAGAIN):
-		return errWriting
+		return ErrWriting
 	default:
 		return nil // no leases here, or the file belongs to another user
 	}
@@ -74,8 +72,8 @@ func checkComplete(r io.ReaderAt, size int64) error {
 	return nil
 }
 
-// checkWhole returns why an executable must not be run now.
-func checkWhole(f *os.File) error {
+// CheckWhole returns why an executable must not be run now: ErrWriting, or that it is incomplete.
+func CheckWhole(f *os.File) error {
 	if err := checkWritten(f); err != nil {
 		return err
 	}
