@@ -79,6 +79,11 @@ func (s driverService) GetDriver(ctx context.Context,
 ) (*connect.Response[hostv1.GetDriverResponse], error) {
 	shown, err := s.shownDriver(ctx, req.Msg.GetId())
 	if err == nil {
+		for _, p := range []*hostv1.Driver{shown, shown.GetController()} {
+			if path, err := s.cfg.Drivers.Log(shown.GetId(), drivers.Type(p.GetType())); err == nil && p != nil {
+				p.LastOutput = lastOutput(path)
+			}
+		}
 		ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 		defer cancel()
 		if room, ok := s.cfg.Controllers.CapacityHere(ctx, req.Msg.GetId()); ok {
@@ -88,6 +93,22 @@ func (s driverService) GetDriver(ctx context.Context,
 		}
 	}
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
+}
+
+// DriverLog streams what a driver's processes printed.
+func (s driverService) DriverLog(ctx context.Context, req *connect.Request[hostv1.DriverLogRequest],
+	stream *connect.ServerStream[hostv1.DriverLogResponse],
+) error {
+	path, err := s.cfg.Drivers.Log(req.Msg.GetId(), drivers.Type(req.Msg.GetType()))
+	if err != nil {
+		return err
+	}
+	err = streamLog(ctx, path, int(req.Msg.GetRecent()), req.Msg.GetFollow(), func() error { return stream.Send(nil) },
+		func(line string) error { return stream.Send(&hostv1.DriverLogResponse{Line: line}) })
+	if err != nil {
+		return fmt.Errorf("read the log of driver %q: %w", req.Msg.GetId(), err)
+	}
+	return nil
 }
 
 // shownDriver returns a driver as this node has it or, if only other nodes have it, as the ledger has it. If no node
@@ -193,6 +214,12 @@ func showProcess(shown *hostv1.Driver, here drivers.Driver) {
 	shown.Provider, shown.ProviderVersion = here.Fingerprint.Provider, here.Fingerprint.Version
 	shown.Pid, shown.Restarts = int64(here.PID), int32(here.Restarts)
 	shown.ConfigurationWaits = here.Waiting
+	shown.ProgramSha256, shown.ProgramProblem = here.Program, here.ProgramProblem
+	for _, w := range here.Swaps {
+		shown.Swaps = append(shown.Swaps, &hostv1.DriverSwap{
+			At: timestamp(w.At), FromSha256: w.From, ToSha256: w.To, Rollback: w.Rollback, Why: w.Why,
+		})
+	}
 }
 
 // named is a capability with its CSI name.

@@ -31,6 +31,14 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 		c.hideHolders(m.GetGroups())
 	case *hostv1.StatusResponse:
 		c.hideStatus(m)
+	case *hostv1.GetDriverResponse:
+		if c.may(acl.Agent, acl.Read) != nil { // drivers print about all namespaces
+			for _, p := range []*hostv1.Driver{m.GetDriver(), m.GetDriver().GetController()} {
+				if p != nil {
+					p.LastOutput = nil
+				}
+			}
+		}
 	case *hostv1.GetNodeResponse:
 		m.Workloads = keep(m.GetWorkloads(), func(w *hostv1.NodeWorkload) bool { return c.sees(w, acl.ListWorkloads) })
 		m.Claims = keep(m.GetClaims(), func(k *hostv1.Claim) bool { return c.sees(k, acl.CSIReadVolume) })

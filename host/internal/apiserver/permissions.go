@@ -57,6 +57,7 @@ var needs = map[string]need{
 	v1.DriverServiceRestartDriverProcedure:    change(to(acl.Plugin, acl.Write), forced(to(acl.Operator, acl.Write))),
 	v1.DriverServiceListDriversProcedure:      query(to(acl.Plugin, acl.List)),
 	v1.DriverServiceGetDriverProcedure:        query(to(acl.Plugin, acl.Read)),
+	v1.DriverServiceDriverLogProcedure:        query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 
 	v1.DeviceServiceListDevicesProcedure: query(to(acl.Node, acl.Read)),
 	v1.DeviceServiceDeviceStatsProcedure: query(to(acl.Node, acl.Read)),

@@ -96,7 +96,7 @@ var who = map[string][]string{
 		v1.VolumeServiceListSnapshotsProcedure, v1.VolumeServiceGetGroupSnapshotProcedure,
 		v1.WorkloadServiceGetWorkloadProcedure, v1.DriverServiceListDriversProcedure, v1.DriverServiceGetDriverProcedure,
 		v1.DeviceServiceListDevicesProcedure, v1.DeviceServiceDeviceStatsProcedure, v1.PluginServiceListPluginsProcedure,
-		v1.PluginServicePluginLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure,
+		v1.PluginServicePluginLogProcedure, v1.DriverServiceDriverLogProcedure, v1.AgentServiceStatusProcedure, v1.NodeServiceListNodesProcedure,
 		v1.NodeServiceGetNodeProcedure,
 		v1.MemberServiceListMembersProcedure, v1.OperatorServiceListPeersProcedure, v1.OperatorServiceGetAutopilotProcedure,
 		v1.OperatorServiceAutopilotHealthProcedure, v1.SecretsServiceGetSecretsStatusProcedure,

@@ -1,14 +1,11 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -299,15 +296,6 @@ func shownSide(s supervisor.Side) *hostv1.PluginGeneration {
 	return &hostv1.PluginGeneration{Generation: s.Generation, Version: s.Version, Sha256: s.SHA256}
 }
 
-const (
-	// maxLogLines is how many lines of a plugin's log can be asked for at once.
-	maxLogLines = 10_000
-	// maxLogLine is the length in bytes beyond which a line is sent in parts.
-	maxLogLine = 64 << 10
-	// logInterval is the pause between two reads of a log that is followed.
-	logInterval = 200 * time.Millisecond
-)
-
 // PluginLog streams what a plugin's processes printed.
 func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv1.PluginLogRequest],
 	stream *connect.ServerStream[hostv1.PluginLogResponse],
@@ -316,128 +304,18 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 	if err := claim.CheckID(name); err != nil {
 		return invalid("plugin", "name", err.Error())
 	}
-	if recent < 0 || recent > maxLogLines {
-		return invalid("plugin log", "recent", fmt.Sprintf("must be 0 to %d", maxLogLines))
-	}
 	path, err := s.cfg.Plugins.Log(name)
-	var file *os.File
-	if err == nil {
-		file, err = os.Open(path)
-	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // not started yet
 	}
 	if err != nil {
 		return err
 	}
-	defer file.Close()
-	l := &logFile{file: file, buf: make([]byte, maxLogLine), send: func(line []byte) error {
-		return stream.Send(&hostv1.PluginLogResponse{Line: strings.ToValidUTF8(string(line), "\uFFFD")})
-	}}
-	if l.offset, err = lastLines(file, recent); err != nil {
-		return fmt.Errorf("read the log of plugin %q: %w", name, err)
-	}
-	if err := stream.Send(nil); err != nil { // send the headers now: the first line may be far off
-		return err
-	}
-	if err := l.read(ctx, req.Msg.GetFollow()); err != nil {
+	err = streamLog(ctx, path, recent, req.Msg.GetFollow(), func() error { return stream.Send(nil) }, func(line string) error {
+		return stream.Send(&hostv1.PluginLogResponse{Line: line})
+	})
+	if err != nil {
 		return fmt.Errorf("read the log of plugin %q: %w", name, err)
 	}
 	return nil
-}
-
-// logFile reads a growing file, which the supervisor truncates now and then.
-type logFile struct {
-	file    *os.File
-	offset  int64 // of the next read
-	buf     []byte
-	pending []byte // an incomplete last line
-	send    func(line []byte) error
-}
-
-// read sends the lines up to the end of the file and, with follow, new ones until ctx ends.
-func (l *logFile) read(ctx context.Context, follow bool) error {
-	tick := time.NewTicker(logInterval)
-	defer tick.Stop()
-	for {
-		n, err := l.file.ReadAt(l.buf, l.offset)
-		l.offset += int64(n)
-		if err := l.lines(l.buf[:n]); err != nil {
-			return err
-		}
-		switch {
-		case err != nil && !errors.Is(err, io.EOF):
-			return err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err == nil:
-			continue
-		case !follow:
-			return l.flush()
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-		}
-		if info, err := l.file.Stat(); err == nil && info.Size() < l.offset {
-			l.offset, l.pending = 0, nil
-		}
-	}
-}
-
-// lines sends the complete lines in data and keeps the rest.
-func (l *logFile) lines(data []byte) error {
-	l.pending = append(l.pending, data...)
-	for {
-		end, skip := bytes.IndexByte(l.pending, '\n'), 1
-		if end > maxLogLine || end < 0 && len(l.pending) > maxLogLine {
-			end, skip = maxLogLine, 0
-		}
-		if end < 0 {
-			return nil
-		}
-		if err := l.send(l.pending[:end]); err != nil {
-			return err
-		}
-		l.pending = l.pending[end+skip:]
-	}
-}
-
-func (l *logFile) flush() error {
-	if len(l.pending) == 0 {
-		return nil
-	}
-	line := l.pending
-	l.pending = nil
-	return l.send(line)
-}
-
-// lastLines returns the offset at which the last n lines of a file begin.
-func lastLines(f *os.File, n int) (int64, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	end := info.Size()
-	if n == 0 {
-		return end, nil
-	}
-	buf := make([]byte, maxLogLine)
-	for at := end; at > 0; {
-		part := buf[:min(int64(len(buf)), at)]
-		at -= int64(len(part))
-		if _, err := f.ReadAt(part, at); err != nil && !errors.Is(err, io.EOF) {
-			return 0, err
-		}
-		for i := len(part) - 1; i >= 0; i-- {
-			// The newline at the end of the file begins no line.
-			if part[i] != '\n' || at+int64(i) == end-1 {
-				continue
-			}
-			if n--; n == 0 {
-				return at + int64(i) + 1, nil
-			}
-		}
-	}
-	return 0, nil
 }

@@ -19,7 +19,7 @@ import (
 
 func (a *app) driverCommand() *cobra.Command {
 	return a.noun("driver", "CSI drivers on this node",
-		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverStatus())
+		a.driverRegister(), a.driverDeregister(), a.driverRestart(), a.driverLogs(), a.driverHistory(), a.driverStatus())
 }
 
 func (a *app) driverRegister() *cobra.Command {
@@ -184,6 +184,11 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 		t.row("Source", d.GetSource())
 		if d.GetPid() != 0 {
 			t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+		}
+		t.row("Program", shortSum(d.GetProgramSha256()))
+		t.row("Program's file", d.GetProgramProblem())
+		for _, line := range d.GetLastOutput() {
+			t.row("Printed", logLine(line))
 		}
 	}
 	process(d)

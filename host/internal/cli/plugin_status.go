@@ -413,32 +413,58 @@ is shown as it was printed, in a message.`,
 		Example: "pannier plugin logs csi-bridge -follow",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			if recent < 0 || recent > maxLogLines {
-				return &usageError{err: fmt.Errorf("-recent: from 0 to %d", maxLogLines)}
+			if err := checkRecent(recent); err != nil {
+				return err
 			}
 			stream, err := client.Plugins.PluginLog(ctx,
 				connect.NewRequest(&hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow}))
 			if err != nil {
 				return hintPlugin(err)
 			}
-			defer stream.Close()
-			for stream.Receive() {
-				if err := a.showLogLine(stream.Msg()); err != nil {
-					return err
-				}
-			}
-			if ctx.Err() != nil {
-				return nil // Following ends by an interrupt.
-			}
-			return hintPlugin(stream.Err())
+			return hintPlugin(showLog(ctx, a, stream))
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new lines")
-	cmd.Flags().Int32Var(&recent, "recent", 100, "how many of the last lines to show first, at most 10000")
+	logFlags(cmd, &recent, &follow)
 	return cmd
 }
 
-func (a *app) showLogLine(m *hostv1.PluginLogResponse) error {
+// logFlags are those of the commands that show a log.
+func logFlags(cmd *cobra.Command, recent *int32, follow *bool) {
+	cmd.Flags().BoolVarP(follow, "follow", "f", false, "go on with new lines")
+	cmd.Flags().Int32Var(recent, "recent", 100, "how many of the last lines to show first, at most 10000")
+}
+
+func checkRecent(recent int32) error {
+	if recent < 0 || recent > maxLogLines {
+		return &usageError{err: fmt.Errorf("-recent: from 0 to %d", maxLogLines)}
+	}
+	return nil
+}
+
+// logResponse is a message with a line of a log.
+type logResponse interface {
+	proto.Message
+	GetLine() string
+}
+
+// showLog shows the lines of a log until the stream or ctx ends.
+func showLog[T any, M interface {
+	*T
+	logResponse
+}](ctx context.Context, a *app, stream *connect.ServerStreamForClient[T]) error {
+	defer stream.Close()
+	for stream.Receive() {
+		if err := a.showLogLine(M(stream.Msg())); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return nil // following ends by an interrupt
+	}
+	return stream.Err()
+}
+
+func (a *app) showLogLine(m logResponse) error {
 	if a.format == formatJSON {
 		return a.printJSON(m, "")
 	}

@@ -61,6 +61,12 @@ type Driver struct {
 	Left []int
 	// ChangedAt is when Healthy last changed, or else when the driver appeared.
 	ChangedAt time.Time
+	// Program is the checksum of the copy that the process runs from; empty: it has none.
+	Program string
+	// ProgramProblem says why another program than the one in its file runs, or goes on to run; empty: it does not.
+	ProgramProblem string
+	// Swaps of its program, the newest last, at most 20.
+	Swaps []Swap
 
 	dir     string // <data_dir>/csi/<id>
 	checked bool   // its health has been reported once

@@ -60,6 +60,19 @@ func driverMain(args []string) {
 	flags.StringVar(&d.name, "name", "", "")
 	eat := flags.Int("eat", 0, "MiB of memory")
 	flags.Parse(args)
+	switch mode := trailer(); {
+	case mode == "die":
+		fmt.Fprintln(os.Stderr, "this build is broken")
+		os.Exit(3)
+	case mode == "die later":
+		go func() {
+			<-probed
+			time.Sleep(50 * time.Millisecond) // its health is seen first
+			os.Exit(4)
+		}()
+	case mode != "":
+		d.version = mode
+	}
 	eaten = make([]byte, *eat<<20)
 	for i := 0; i < len(eaten); i += os.Getpagesize() {
 		eaten[i] = 1
@@ -80,6 +93,25 @@ func driverMain(args []string) {
 }
 
 var eaten []byte // of the driver
+
+var (
+	probed    = make(chan struct{}) // closed by its first Probe
+	wasProbed = sync.OnceFunc(func() { close(probed) })
+)
+
+// trailer returns what withTrailer has put at the end of this program.
+func trailer() string {
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	end := self[max(0, len(self)-100):]
+	at := strings.LastIndex(string(end), "\n#trailer ")
+	if at < 0 {
+		return ""
+	}
+	return strings.TrimSpace(string(end[at+len("\n#trailer "):]))
+}
 
 // csiDriver implements what the registry reads from a driver.
 type csiDriver struct {
@@ -114,6 +146,7 @@ func (d *csiDriver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*
 }
 
 func (d *csiDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	wasProbed()
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(!d.notReady)}, nil
 }
 
@@ -247,7 +280,8 @@ var testTiming = timing{
 	restartMin:       20 * time.Millisecond, restartMax: 500 * time.Millisecond, stable: 10 * time.Second,
 	retryMin: 5 * time.Millisecond, retryMax: 50 * time.Millisecond, unknownAfter: 300 * time.Millisecond,
 	leaveEvery: 10 * time.Millisecond, stopGrace: 5 * time.Second, measureEvery: 10 * time.Millisecond,
-	tendEvery: 10 * time.Millisecond, leftGrace: time.Minute,
+	programEvery: 10 * time.Millisecond,
+	tendEvery:    10 * time.Millisecond, leftGrace: time.Minute,
 }
 
 // newHost makes a host on dataDir. It is closed with the test, including its processes, and its events and log are

@@ -25,6 +25,7 @@ var (
 	errForced  = errors.New("it is deregistered by force")
 	errRestart = errors.New("a restart was asked for")
 	errChanged = errors.New("its configuration has changed")
+	errProgram = errors.New("its program has changed")
 )
 
 // instance is one driver, or its controller apart, under one spec, and the owner of its goroutines.
@@ -40,6 +41,7 @@ type instance struct {
 	fresh       bool      // this host started proc
 	unusedSince time.Time // of a driver with processes in rec.Left; zero: it is in use
 	printed     int64     // size of the log when this host started proc
+	programs    programs
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -79,7 +81,7 @@ func newInstance(r *Registry, rec record) *instance {
 	i.ctx, i.cancel = context.WithCancelCause(context.Background())
 	i.state = "waiting for the driver's first answer"
 	i.driver = Driver{
-		Spec: rec.Spec, Message: i.state, ChangedAt: time.Now(),
+		Spec: rec.Spec, Message: i.state, ChangedAt: time.Now(), Swaps: rec.Swaps,
 		dir: dir(r.cfg.DataDir, rec.Spec.key()),
 	}
 	return i
@@ -216,7 +218,7 @@ func (i *instance) event(kind, message string, details map[string]string) {
 	})
 	log := i.log.Info
 	switch kind {
-	case "unhealthy", "exited", "failed", "crash-loop", "kept", "configuration-waits":
+	case "unhealthy", "exited", "failed", "crash-loop", "kept", "configuration-waits", "rolled-back", "program-waits":
 		log = i.log.Warn
 	}
 	log(kind, "message", message)

@@ -2,11 +2,8 @@ package drivers
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -22,6 +19,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
 )
 
@@ -37,6 +35,7 @@ func (i *instance) supervise(ctx context.Context) {
 	onStable := func() {
 		soon = 0
 		restart.Reset()
+		i.proved()
 		i.update(func(d *Driver) { d.CrashLoop = false })
 	}
 	for {
@@ -53,7 +52,15 @@ func (i *instance) supervise(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if why == errProgram.Error() && i.proc == nil {
+			soon = 0
+			continue
+		}
 		soon++
+		if i.rollBack(why, soon) {
+			soon = 0
+			continue
+		}
 		wait := restart.NextBackOff()
 		i.ended(why, soon, wait)
 		if !sleep(ctx, wait) {
@@ -101,6 +108,8 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 	}
 	tend := time.NewTicker(i.r.timing.tendEvery)
 	defer tend.Stop()
+	program := time.NewTicker(i.r.timing.programEvery)
+	defer program.Stop()
 	for {
 		select {
 		case <-stable.C:
@@ -115,6 +124,10 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 			}
 		case <-tend.C:
 			i.tend(ctx)
+		case <-program.C:
+			if i.changedProgram() {
+				return errProgram.Error(), false
+			}
 		case <-i.proc.Done():
 			return "", false
 		case <-ctx.Done():
@@ -258,7 +271,8 @@ func (i *instance) find(ctx context.Context) error {
 
 // startProcess starts the command. The process is recorded before it starts and after.
 func (i *instance) startProcess(ctx context.Context) error {
-	if err := i.spec.checkProgram(); err != nil {
+	run, err := i.program()
+	if err != nil {
 		return err
 	}
 	if err := i.clearSocket(); err != nil {
@@ -269,14 +283,15 @@ func (i *instance) startProcess(ctx context.Context) error {
 		return err
 	}
 	spec := process.Spec{
-		Token: process.NewToken(), Path: i.spec.Command[0], Args: i.spec.Command[1:],
+		Token: process.NewToken(), Path: run.path, Name: i.spec.Command[0], Args: i.spec.Command[1:],
 		Env:     env,
 		Dir:     "/",
 		User:    i.spec.User,
 		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
 		NoNewPrivs: true, Limits: i.spec.Limits,
 	}
-	i.rec.Launch = &launch{Runs: runs(i.spec), Process: spec.Intent()}
+	i.rec.Launch = &launch{Runs: runs(i.spec), Process: spec.Intent(), SHA256: run.sha}
+	i.rec.Ran = run.sha
 	if err := i.save(); err != nil {
 		i.rec.Launch = nil
 		return err
@@ -299,27 +314,30 @@ func (i *instance) startProcess(ctx context.Context) error {
 }
 
 // checkProgram refuses a program that others than the host's own users could replace, or one with
-// another checksum. Nobody else can change the file between this and its start.
+// another checksum.
 func (s Spec) checkProgram() error {
-	program := s.Command[0]
-	if err := trusted.File(program); err != nil {
+	file := s.Command[0]
+	if err := trusted.File(file); err != nil {
 		return fmt.Errorf("the program: %w", err)
 	}
 	if s.Checksum == "" {
 		return nil
 	}
-	f, err := os.Open(program)
+	sha, err := program.Sum(file)
 	if err != nil {
 		return fmt.Errorf("the program: %w", err)
 	}
-	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
+	if err := s.checkSum(sha); err != nil {
 		return fmt.Errorf("the program: %w", err)
 	}
-	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != s.Checksum {
-		return fmt.Errorf("the program %s has the checksum %s, and the configuration wants %s: install the right one, or "+
-			"change checksum", program, got, s.Checksum)
+	return nil
+}
+
+// checkSum returns why a program with that checksum may not run.
+func (s Spec) checkSum(sha string) error {
+	if got := "sha256:" + sha; s.Checksum != "" && got != s.Checksum {
+		return fmt.Errorf("%s has the checksum %s, and the configuration wants %s: install the right one, or change checksum",
+			s.Command[0], got, s.Checksum)
 	}
 	return nil
 }
@@ -387,6 +405,8 @@ func (i *instance) begun(kind, message string) {
 		}
 		i.startedOnce = true
 		i.answered, i.wasHealthy, i.starting = false, false, kind == "started"
+		i.programs.last = i.rec.Launch.SHA256
+		d.Program, d.Swaps = i.rec.Launch.SHA256, i.rec.Swaps
 		d.PID, d.Started = i.proc.PID(), i.proc.Ref().StartTime
 		i.state = "waiting for the driver's first answer"
 	})

@@ -26,6 +26,14 @@ type record struct {
 	// Left are earlier processes of the driver of which something is left, such as children that serve mounts. It is
 	// ended when the driver is not in use any more.
 	Left []process.Ref `json:"left,omitempty"`
+	// Program is the file that the copies are of (see programs.go), Ran the checksum of the one that was started last, and
+	// Good of the one to go back to.
+	Program string `json:"program,omitempty"`
+	Ran     string `json:"ran,omitempty"`
+	Good    string `json:"good,omitempty"`
+	// Refused are copies that failed while Good worked, with the reason.
+	Refused map[string]string `json:"refused,omitempty"`
+	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
 }
 
 // runningAs returns a new spec with the settings of the process that runs, and the names of those that differ.
@@ -50,6 +58,8 @@ func (r record) runningAs(spec Spec) (effective Spec, changed []string) {
 type launch struct {
 	Runs    string      `json:"runs"` // digest of what was started: see runs
 	Process process.Ref `json:"process"`
+	// SHA256 is the checksum of the copy that it runs from; empty: it runs from its file.
+	SHA256 string `json:"sha256,omitempty"`
 }
 
 const recordVersion = 1
@@ -102,6 +112,9 @@ func forget(dataDir, key string) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forget driver %q: %w", key, err)
 		}
+	}
+	if err := os.RemoveAll(copiesDir(dataDir, key)); err != nil {
+		return fmt.Errorf("forget driver %q: %w", key, err)
 	}
 	folder := dir(dataDir, key)
 	if err := os.Remove(folder); err == nil || errors.Is(err, fs.ErrNotExist) {

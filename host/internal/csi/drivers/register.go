@@ -165,6 +165,19 @@ func (r *Registry) deregister(i *instance, force bool) error {
 	return r.drop(i, message)
 }
 
+// Log returns the path of the file that a driver's processes print to: of the type part, or of the first if that is
+// empty. Errors: ErrNotFound; ErrNotRun.
+func (r *Registry) Log(id string, part Type) (string, error) {
+	parts, err := r.parts(id, part)
+	if err != nil {
+		return "", err
+	}
+	if len(parts[0].spec.Command) == 0 {
+		return "", fmt.Errorf("%w: %q has no command, so its output is where it runs", ErrNotRun, id)
+	}
+	return parts[0].logPath(), nil
+}
+
 // drop removes an instance that has ended, with its files; r.changes is held.
 func (r *Registry) drop(i *instance, message string) error {
 	err := forget(r.cfg.DataDir, i.spec.key())

@@ -97,6 +97,7 @@ type timing struct {
 	leaveEvery       time.Duration // between two checks whether a driver should leave
 	stopGrace        time.Duration // between SIGTERM and SIGKILL
 	measureEvery     time.Duration // between two checks of a process's limits
+	programEvery     time.Duration // between two looks at the file of its program
 	tendEvery        time.Duration // between two looks at what earlier processes have left
 	leftGrace        time.Duration // for that to end by itself once the driver is not in use
 }
@@ -112,6 +113,7 @@ var defaultTiming = timing{
 	leaveEvery:       time.Second,
 	stopGrace:        10 * time.Second,
 	measureEvery:     time.Second,
+	programEvery:     500 * time.Millisecond,
 	tendEvery:        5 * time.Second,
 	leftGrace:        time.Minute,
 }

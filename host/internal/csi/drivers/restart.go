@@ -2,6 +2,7 @@ package drivers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,7 +82,9 @@ func (i *instance) consequence() string {
 
 // next ends the instance and puts its successor in its place. r.changes is held. The caller may be i.apply.
 func (i *instance) next(cause error) *instance {
-	i.endRun(cause)
+	if i.endRun(cause); errors.Is(cause, errRestart) {
+		i.rec.Refused = nil
+	}
 	n := i.successor()
 	i.r.add(n)
 	return n

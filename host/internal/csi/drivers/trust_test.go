@@ -103,7 +103,9 @@ func TestDriverGainsNoPrivileges(t *testing.T) {
 	secret, proof := filepath.Join(bin, "secret"), filepath.Join(dir, "proof")
 	check.NoError(t, os.WriteFile(secret, []byte("of root"), 0o600))
 
-	h := open(t, shortDir(t), Spec{
+	dataDir := shortDir(t)
+	check.NoError(t, os.Chmod(dataDir, 0o711)) //nolint:gosec // as the agent makes it: the user must reach the copy
+	h := open(t, dataDir, Spec{
 		ID: "a", User: nobody, Endpoint: "unix://" + dir + "/csi.sock",
 		Command: []string{"/bin/sh", "-c", bin + "/cat " + secret + " >" + proof},
 	})

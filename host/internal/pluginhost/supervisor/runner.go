@@ -19,6 +19,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/program"
 )
 
 // pluginRunner is go-plugin's view of a plugin's process: one that it starts, or one that it reattaches to.
@@ -67,7 +68,7 @@ func (r *pluginRunner) Start(ctx context.Context) error {
 	_ = writer.Close()
 	if err != nil {
 		_ = reader.Close()
-		return explainExec(err, r.spec.Path)
+		return program.ExplainExec(err, r.spec.Path)
 	}
 	failpoint.Here("process", "forked")
 	r.proc, r.stdout = proc, reader

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -27,6 +28,7 @@ type Spec struct {
 	// Token identifies this run, see NewToken. The process and its descendants have it in their environment.
 	Token string
 	Path  string   // absolute
+	Name  string   // what the program is told that it is (argv[0]); default: Path
 	Args  []string // without the program's name
 	Env   []string // the whole environment, as KEY=value: nothing is inherited
 	Dir   string   // working directory; default "/"
@@ -168,7 +170,7 @@ func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.P
 func command(spec Spec, log *os.File, cred *syscall.Credential) *exec.Cmd {
 	cmd := &exec.Cmd{
 		Path:        spec.Path,
-		Args:        append([]string{spec.Path}, spec.Args...),
+		Args:        append([]string{cmp.Or(spec.Name, spec.Path)}, spec.Args...),
 		Env:         append(append([]string(nil), spec.Env...), envToken+"="+spec.Token),
 		Dir:         "/",
 		Stdout:      log,

@@ -84,8 +84,8 @@ func CheckWhole(f *os.File) error {
 	return checkComplete(f, info.Size())
 }
 
-// explainExec adds to the error of a start which machine a program is for.
-func explainExec(err error, path string) error {
+// ExplainExec adds to the error of a start which machine a program is for.
+func ExplainExec(err error, path string) error {
 	if !errors.Is(err, unix.ENOEXEC) {
 		return err
 	}

@@ -61,6 +61,8 @@ const (
 	DriverServiceListDriversProcedure = "/pannier.host.v1.DriverService/ListDrivers"
 	// DriverServiceGetDriverProcedure is the fully-qualified name of the DriverService's GetDriver RPC.
 	DriverServiceGetDriverProcedure = "/pannier.host.v1.DriverService/GetDriver"
+	// DriverServiceDriverLogProcedure is the fully-qualified name of the DriverService's DriverLog RPC.
+	DriverServiceDriverLogProcedure = "/pannier.host.v1.DriverService/DriverLog"
 	// PluginServiceListPluginsProcedure is the fully-qualified name of the PluginService's ListPlugins
 	// RPC.
 	PluginServiceListPluginsProcedure = "/pannier.host.v1.PluginService/ListPlugins"
@@ -300,6 +302,8 @@ type DriverServiceClient interface {
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
 	// GetDriver returns one driver.
 	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	// DriverLog streams the output of the processes of a driver that the agent runs, line by line.
+	DriverLog(context.Context, *connect.Request[v1.DriverLogRequest]) (*connect.ServerStreamForClient[v1.DriverLogResponse], error)
 }
 
 // NewDriverServiceClient constructs a client for the pannier.host.v1.DriverService service. By
@@ -343,6 +347,12 @@ func NewDriverServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(driverServiceMethods.ByName("GetDriver")),
 			connect.WithClientOptions(opts...),
 		),
+		driverLog: connect.NewClient[v1.DriverLogRequest, v1.DriverLogResponse](
+			httpClient,
+			baseURL+DriverServiceDriverLogProcedure,
+			connect.WithSchema(driverServiceMethods.ByName("DriverLog")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -353,6 +363,7 @@ type driverServiceClient struct {
 	restartDriver    *connect.Client[v1.RestartDriverRequest, v1.RestartDriverResponse]
 	listDrivers      *connect.Client[v1.ListDriversRequest, v1.ListDriversResponse]
 	getDriver        *connect.Client[v1.GetDriverRequest, v1.GetDriverResponse]
+	driverLog        *connect.Client[v1.DriverLogRequest, v1.DriverLogResponse]
 }
 
 // RegisterDriver calls pannier.host.v1.DriverService.RegisterDriver.
@@ -380,6 +391,11 @@ func (c *driverServiceClient) GetDriver(ctx context.Context, req *connect.Reques
 	return c.getDriver.CallUnary(ctx, req)
 }
 
+// DriverLog calls pannier.host.v1.DriverService.DriverLog.
+func (c *driverServiceClient) DriverLog(ctx context.Context, req *connect.Request[v1.DriverLogRequest]) (*connect.ServerStreamForClient[v1.DriverLogResponse], error) {
+	return c.driverLog.CallServerStream(ctx, req)
+}
+
 // DriverServiceHandler is an implementation of the pannier.host.v1.DriverService service.
 type DriverServiceHandler interface {
 	// RegisterDriver adds a driver that is already running, or updates a driver that was added this way.
@@ -395,6 +411,8 @@ type DriverServiceHandler interface {
 	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
 	// GetDriver returns one driver.
 	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	// DriverLog streams the output of the processes of a driver that the agent runs, line by line.
+	DriverLog(context.Context, *connect.Request[v1.DriverLogRequest], *connect.ServerStream[v1.DriverLogResponse]) error
 }
 
 // NewDriverServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -434,6 +452,12 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(driverServiceMethods.ByName("GetDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
+	driverServiceDriverLogHandler := connect.NewServerStreamHandler(
+		DriverServiceDriverLogProcedure,
+		svc.DriverLog,
+		connect.WithSchema(driverServiceMethods.ByName("DriverLog")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.DriverService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case DriverServiceRegisterDriverProcedure:
@@ -446,6 +470,8 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 			driverServiceListDriversHandler.ServeHTTP(w, r)
 		case DriverServiceGetDriverProcedure:
 			driverServiceGetDriverHandler.ServeHTTP(w, r)
+		case DriverServiceDriverLogProcedure:
+			driverServiceDriverLogHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -473,6 +499,10 @@ func (UnimplementedDriverServiceHandler) ListDrivers(context.Context, *connect.R
 
 func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.GetDriver is not implemented"))
+}
+
+func (UnimplementedDriverServiceHandler) DriverLog(context.Context, *connect.Request[v1.DriverLogRequest], *connect.ServerStream[v1.DriverLogResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.DriverLog is not implemented"))
 }
 
 // PluginServiceClient is a client for the pannier.host.v1.PluginService service.

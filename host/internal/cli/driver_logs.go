@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"context"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func hintDriver(err error) error {
+	return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+}
+
+func (a *app) driverLogs() *cobra.Command {
+	req := &hostv1.DriverLogRequest{}
+	cmd := &cobra.Command{
+		Use: "logs ID", Short: "Show what the processes of a driver that the agent runs printed",
+		Long: `Show what the processes of a driver that the agent runs printed, and with -follow new lines
+as they come.`,
+		Example: "pannier driver logs local -follow",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			req.Id = args[0]
+			if err := checkRecent(req.Recent); err != nil {
+				return err
+			}
+			stream, err := client.Drivers.DriverLog(ctx, connect.NewRequest(req))
+			if err != nil {
+				return hintDriver(err)
+			}
+			return hintDriver(showLog(ctx, a, stream))
+		}),
+	}
+	logFlags(cmd, &req.Recent, &req.Follow)
+	cmd.Flags().StringVar(&req.Type, "type", "", "the process of this `TYPE`, where node and controller are apart")
+	return cmd
+}
+
+func (a *app) driverHistory() *cobra.Command {
+	return &cobra.Command{
+		Use: "history ID", Short: "Show how the program of a driver that the agent runs was changed",
+		Long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last, and
+why it went back to the one before. With -o json each is one line.`,
+		Example: "pannier driver history local",
+		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: args[0]}))
+			if err != nil {
+				return hintDriver(err)
+			}
+			d := resp.Msg.GetDriver()
+			swaps := append(d.GetSwaps(), d.GetController().GetSwaps()...)
+			if a.format == formatJSON {
+				return printLines(a, swaps)
+			}
+			if len(swaps) == 0 {
+				a.note("the program of driver %q was not changed", args[0])
+				return nil
+			}
+			t := newTable("AT", "FROM", "TO", "RESULT")
+			for _, s := range swaps {
+				result := cell{"swapped", green}
+				if s.GetRollback() {
+					result = cell{"rolled back: " + s.GetWhy(), yellow}
+				}
+				t.row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), result)
+			}
+			return a.show(t)
+		}),
+	}
+}

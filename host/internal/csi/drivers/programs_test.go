@@ -1,0 +1,142 @@
+package drivers
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// install writes the test's driver to a file, with a trailer that says how it behaves (see driverMain). In place: the
+// file is overwritten instead of replaced.
+func install(t *testing.T, file, trailer string, inPlace bool) {
+	t.Helper()
+	self, err := os.Executable()
+	check.NoError(t, err)
+	data, err := os.ReadFile(self)
+	check.NoError(t, err)
+	data = append(data, "\n#trailer "+trailer+"\n"...)
+	if inPlace {
+		f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+		check.NoError(t, err)
+		_, err = f.Write(data)
+		check.NoError(t, err)
+		check.NoError(t, f.Close())
+		return
+	}
+	check.NoError(t, os.WriteFile(file+".tmp", data, 0o755)) //nolint:gosec // it is a program
+	check.NoError(t, os.Rename(file+".tmp", file))
+}
+
+// programmed opens a driver in use whose program is a file of its own.
+func programmed(t *testing.T) (h *host, file string, spec Spec) {
+	t.Helper()
+	dataDir := shortDir(t)
+	file = filepath.Join(dataDir, "a-driver")
+	install(t, file, "1.0", false)
+	spec = supervised("a")
+	spec.Command[0] = file
+	h = newHost(t, dataDir)
+	h.setUsers(heldBy)
+	h.open(spec)
+	if d := h.healthy("a"); d.Fingerprint.Version != "1.0" || d.Program == "" {
+		t.Fatalf("got %+v", d)
+	}
+	return h, file, spec
+}
+
+func (h *host) version(want string) Driver {
+	h.t.Helper()
+	return h.wait("a", "version "+want, func(d Driver) bool { return d.Healthy && d.Fingerprint.Version == want })
+}
+
+// A program that is overwritten in place does not disturb its process, and takes over, also if no host ran meanwhile.
+func TestChangedProgramTakesOver(t *testing.T) {
+	h, file, spec := programmed(t)
+	first, err := h.Get("a")
+	check.NoError(t, err)
+	install(t, file, "2.0", true)
+	second := h.version("2.0")
+	if second.PID == first.PID || second.Program == first.Program || second.Restarts != 1 || second.CrashLoop {
+		t.Errorf("%+v follows %+v", second, first)
+	}
+	if n := len(second.Swaps); n != 1 || second.Swaps[0].From != first.Program || second.Swaps[0].To != second.Program {
+		t.Errorf("swaps: %+v", second.Swaps)
+	}
+	check.NoError(t, h.Close(false))
+	install(t, file, "3.0", false)
+	again := newHost(t, h.dataDir)
+	again.setUsers(heldBy)
+	again.open(spec)
+	third := again.version("3.0")
+	if third.PID == second.PID || len(third.Swaps) != 2 {
+		t.Errorf("%+v follows %+v", third, second)
+	}
+	entries, err := os.ReadDir(filepath.Join(h.dataDir, "drivers", "a"))
+	if err != nil || len(entries) > 2 {
+		t.Errorf("copies: %v, %v", entries, err)
+	}
+	// What kills the process has the same program started again, from its copy, even without its file.
+	check.NoError(t, os.Remove(file))
+	check.NoError(t, syscall.Kill(third.PID, syscall.SIGKILL))
+	fourth := again.wait("a", "started again", func(d Driver) bool { return d.Healthy && d.PID != third.PID })
+	if !strings.Contains(fourth.ProgramProblem, "no such file") {
+		t.Errorf("the file is gone: %+v", fourth)
+	}
+}
+
+// A program that does not get healthy, or ends again and again, is refused, and the one before it runs again. It is
+// tried again when an operator asks for it.
+func TestBrokenProgramIsRolledBack(t *testing.T) {
+	for _, broken := range []string{"die", "die later"} {
+		t.Run(broken, func(t *testing.T) {
+			h, file, spec := programmed(t)
+			first, err := h.Get("a")
+			check.NoError(t, err)
+			install(t, file, broken, true)
+			rolledBack := func(d Driver) bool {
+				n := len(d.Swaps)
+				return d.Healthy && d.Program == first.Program && n > 0 && d.Swaps[n-1].Rollback
+			}
+			second := h.wait("a", "rolled back", rolledBack)
+			why := second.Swaps[len(second.Swaps)-1].Why
+			if second.Fingerprint.Version != "1.0" || !strings.Contains(why, "exit status") ||
+				broken == "die" && !strings.Contains(why, "this build is broken") {
+				t.Errorf("%+v follows %+v", second, first)
+			}
+			h.mustHaveHappened("swapped", "rolled-back", "healthy")
+
+			// The next host does not try it again.
+			check.NoError(t, h.Close(false))
+			again := newHost(t, h.dataDir)
+			again.setUsers(heldBy)
+			again.open(spec)
+			d := again.wait("a", "looked at", func(d Driver) bool { return d.Healthy && d.ProgramProblem != "" })
+			if d.PID != second.PID || !strings.Contains(d.ProgramProblem, "was refused") {
+				t.Errorf("%+v follows %+v", d, second)
+			}
+			install(t, file, "2.0", false)
+			if d := again.version("2.0"); d.ProgramProblem != "" {
+				t.Errorf("got %+v", d)
+			}
+		})
+	}
+}
+
+// A program that the configuration does not allow, or that others can write to, does not take over.
+func TestProgramThatMayNotRun(t *testing.T) {
+	h, file, _ := programmed(t)
+	first, err := h.Get("a")
+	check.NoError(t, err)
+	install(t, file, "2.0", false)
+	second := h.version("2.0")
+	check.NoError(t, os.Chmod(file, 0o777)) //nolint:gosec // that is the point
+	check.NoError(t, os.WriteFile(file, []byte("half a program"), 0))
+	d := h.wait("a", "looked at", func(d Driver) bool { return d.ProgramProblem != "" })
+	if d.PID != second.PID || !strings.Contains(d.ProgramProblem, "chmod") || !d.Healthy {
+		t.Errorf("%+v follows %+v after %+v", d, second, first)
+	}
+}
