@@ -68,6 +68,27 @@ var plugins = []mutant{
 		pkg:  "./test/suite/e2e", run: "^TestReloadOfDrivers$",
 	},
 	{
+		name: "driver-in-place", promise: "a driver's program can be overwritten while it runs",
+		file: "host/internal/csi/drivers/programs.go",
+		old:  "	run := runnable{path: i.copyPath(sha), sha: sha}\n",
+		new:  "	run := runnable{path: i.copyPath(sha), sha: sha}\n	defer func() { made.path = i.spec.Command[0] }()\n",
+		pkg:  driversPkg, run: "^TestChangedProgramTakesOver$",
+	},
+	{
+		name: "broken-driver-kept", promise: "a driver's program that fails is rolled back",
+		file: "host/internal/csi/drivers/programs.go",
+		old:  "healthy && times < crashLoop {\n",
+		new:  "healthy && times >= crashLoop {\n",
+		pkg:  driversPkg, run: "^TestBrokenProgramIsRolledBack$",
+	},
+	{
+		name: "driver-with-mounts-replaced", promise: "a driver that serves file systems in use is not replaced",
+		file: "host/internal/csi/drivers/programs.go",
+		old:  "	if i.inUse() && process.ServesMounts(i.proc.PID()) {\n",
+		new:  "	if !i.inUse() && process.ServesMounts(i.proc.PID()) {\n",
+		pkg:  driversPkg, run: "^TestProgramThatServesMountsWaits$",
+	},
+	{
 		name: "state-of-another", promise: "a plugin reads its own state only",
 		file: "host/internal/pluginhost/hostservices/state.go",
 		old:  "(\"plugin-state/\" + plugin)",

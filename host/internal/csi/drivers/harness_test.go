@@ -59,7 +59,15 @@ func driverMain(args []string) {
 	flags.BoolVar(&d.controller, "controller", false, "")
 	flags.StringVar(&d.name, "name", "", "")
 	eat := flags.Int("eat", 0, "MiB of memory")
+	fuse := flags.Bool("fuse", false, "hold /dev/fuse, as a process that serves file systems does")
 	flags.Parse(args)
+	if *fuse {
+		f, err := os.Open("/dev/fuse")
+		if err != nil {
+			panic(err)
+		}
+		defer f.Close()
+	}
 	switch mode := trailer(); {
 	case mode == "die":
 		fmt.Fprintln(os.Stderr, "this build is broken")

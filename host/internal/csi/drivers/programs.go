@@ -160,7 +160,7 @@ func (i *instance) choose() (runnable, error) {
 }
 
 // take makes a verified copy of the file.
-func (i *instance) take() (runnable, error) {
+func (i *instance) take() (made runnable, err error) {
 	top := copiesDir(i.r.cfg.DataDir, i.spec.key())
 	mode := os.FileMode(0o700)
 	if i.spec.User != "" {

@@ -32,12 +32,12 @@ func install(t *testing.T, file, trailer string, inPlace bool) {
 }
 
 // programmed opens a driver in use whose program is a file of its own.
-func programmed(t *testing.T) (h *host, file string, spec Spec) {
+func programmed(t *testing.T, args ...string) (h *host, file string, spec Spec) {
 	t.Helper()
 	dataDir := shortDir(t)
 	file = filepath.Join(dataDir, "a-driver")
 	install(t, file, "1.0", false)
-	spec = supervised("a")
+	spec = supervised("a", args...)
 	spec.Command[0] = file
 	h = newHost(t, dataDir)
 	h.setUsers(heldBy)
@@ -138,5 +138,24 @@ func TestProgramThatMayNotRun(t *testing.T) {
 	d := h.wait("a", "looked at", func(d Driver) bool { return d.ProgramProblem != "" })
 	if d.PID != second.PID || !strings.Contains(d.ProgramProblem, "chmod") || !d.Healthy {
 		t.Errorf("%+v follows %+v after %+v", d, second, first)
+	}
+}
+
+// A process that serves file systems in use is replaced when they are not in use any more.
+func TestProgramThatServesMountsWaits(t *testing.T) {
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skipf("needs /dev/fuse (%v); not covered: a driver that serves mounts when its program changes", err)
+	}
+	h, file, _ := programmed(t, "-fuse")
+	first, err := h.Get("a")
+	check.NoError(t, err)
+	install(t, file, "2.0", false)
+	d := h.wait("a", "looked at", func(d Driver) bool { return d.ProgramProblem != "" || d.PID != first.PID })
+	if d.PID != first.PID || !strings.Contains(d.ProgramProblem, "serves file systems") {
+		t.Errorf("%+v follows %+v", d, first)
+	}
+	h.setUsers()
+	if d := h.version("2.0"); d.ProgramProblem != "" {
+		t.Errorf("got %+v", d)
 	}
 }

@@ -13,6 +13,8 @@
 //     configuration. Neither is removed while a volume is mounted through it.
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
+// A process runs from a verified copy of its program, and is replaced when the program's file has changed (programs.go).
+//
 // What must stay true:
 //
 //   - A driver's process is never started twice and never lost: driver.json in the driver's folder
@@ -20,8 +22,8 @@
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
 //   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
 //   - Processes outlive a crash of the host. Only Close with stop or after StopStarted, a
-//     deregistration, a restart by request, or a changed configuration of a driver that is not in
-//     use ends one.
+//     deregistration, a restart by request, a changed program, or a changed configuration of a driver
+//     that is not in use ends one.
 //   - While a driver is in use, its children that serve mounts outlive its process, however that
 //     ends. The record lists them, and they are ended when the driver is not in use any more.
 //   - The package knows neither go-plugin nor raft, and does not speak CSI.
