@@ -77,8 +77,8 @@ var plugins = []mutant{
 	{
 		name: "broken-driver-kept", promise: "a driver's program that fails is rolled back",
 		file: "host/internal/csi/drivers/programs.go",
-		old:  "healthy && times < crashLoop {\n",
-		new:  "healthy && times >= crashLoop {\n",
+		old:  " || !i.hasCopy(i.rec.Good) || ",
+		new:  " || i.hasCopy(i.rec.Good) || ",
 		pkg:  driversPkg, run: "^TestBrokenProgramIsRolledBack$",
 	},
 	{
