@@ -81,7 +81,7 @@ func (s driverService) GetDriver(ctx context.Context,
 	if err == nil {
 		for _, p := range []*hostv1.Driver{shown, shown.GetController()} {
 			if path, err := s.cfg.Drivers.Log(shown.GetId(), drivers.Type(p.GetType())); err == nil && p != nil {
-				p.LastOutput = lastOutput(path)
+				p.LastOutput = lastOutput(ctx, path)
 			}
 		}
 		ctx, cancel := context.WithTimeout(ctx, statsTimeout)

@@ -53,8 +53,8 @@ func streamLog(ctx context.Context, path string, recent int, follow bool, begin 
 const shownLines = 5
 
 // lastOutput returns the last lines of a log; none if it cannot be read.
-func lastOutput(path string) (lines []string) {
-	_ = streamLog(context.Background(), path, shownLines, false, func() error { return nil }, func(line string) error {
+func lastOutput(ctx context.Context, path string) (lines []string) {
+	_ = streamLog(ctx, path, shownLines, false, func() error { return nil }, func(line string) error {
 		lines = append(lines, line)
 		return nil
 	})

@@ -311,9 +311,8 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 	if err != nil {
 		return err
 	}
-	err = streamLog(ctx, path, recent, req.Msg.GetFollow(), func() error { return stream.Send(nil) }, func(line string) error {
-		return stream.Send(&hostv1.PluginLogResponse{Line: line})
-	})
+	err = streamLog(ctx, path, recent, req.Msg.GetFollow(), func() error { return stream.Send(nil) },
+		func(line string) error { return stream.Send(&hostv1.PluginLogResponse{Line: line}) })
 	if err != nil {
 		return fmt.Errorf("read the log of plugin %q: %w", name, err)
 	}

@@ -66,7 +66,7 @@ func driverMain(args []string) {
 		if err != nil {
 			panic(err)
 		}
-		defer f.Close()
+		held = f
 	}
 	switch mode := trailer(); {
 	case mode == "die":
@@ -100,7 +100,10 @@ func driverMain(args []string) {
 	os.Exit(0)
 }
 
-var eaten []byte // of the driver
+var (
+	eaten []byte   // of the driver
+	held  *os.File // by the driver
+)
 
 var (
 	probed    = make(chan struct{}) // closed by its first Probe

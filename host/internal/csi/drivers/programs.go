@@ -18,8 +18,8 @@ import (
 )
 
 // A driver runs from a verified copy of its program, <data_dir>/drivers/<id>/<sha256>/<name>, so its file can be
-// overwritten. When the file has changed, the process is replaced, and calls wait meanwhile. A new program that does not
-// get healthy, or ends again and again, is refused, and the copy that worked before takes over again.
+// overwritten. When the file has changed, the process is replaced, and calls wait meanwhile. A new program that does
+// not get healthy, or ends again and again, is refused, and the copy that worked before takes over again.
 
 // Swap is one change of a driver's program.
 type Swap struct {
@@ -86,8 +86,8 @@ func (i *instance) hasCopy(sha string) bool {
 	return err == nil
 }
 
-// runsInPlace says whether a program has to run from its file: it finds other files beside that, as scripts and programs
-// with $ORIGIN in their library path do.
+// runsInPlace says whether a program has to run from its file: it finds other files beside that, as scripts and
+// programs with $ORIGIN in their library path do.
 func runsInPlace(file string) bool {
 	f, err := os.Open(file)
 	if err != nil {

@@ -13,7 +13,8 @@
 //     configuration. Neither is removed while a volume is mounted through it.
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
-// A process runs from a verified copy of its program, and is replaced when the program's file has changed (programs.go).
+// A process runs from a verified copy of its program, and is replaced when the program's file has changed
+// (programs.go).
 //
 // What must stay true:
 //

@@ -15,9 +15,9 @@ import (
 	"github.com/pannier/pannier/internal/trusted"
 )
 
-// Copy copies a program to a temporary file, .copy-*, in dir, and hashes the bytes that it copied, so that the checksum,
-// 64 hex digits, is right even if the file is overwritten meanwhile. Errors: trusted.Error; ErrWriting; the program is
-// incomplete.
+// Copy copies a program to a temporary file, .copy-*, in dir, and hashes the bytes that it copied, so that the
+// checksum, 64 hex digits, is right even if the file is overwritten meanwhile. Errors: trusted.Error; ErrWriting; the
+// program is incomplete.
 func Copy(src, dir string) (temp, sha string, err error) {
 	if err := trusted.File(src); err != nil {
 		return "", "", fmt.Errorf("open the program: %w", err)
