@@ -17,7 +17,6 @@ import (
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -252,7 +251,7 @@ func awaitClaims(t *testing.T, through, of *testhost.Host, state string) {
 func driverOf(t *testing.T, h *testhost.Host) int {
 	t.Helper()
 	for _, pid := range h.Processes() {
-		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); exe == testbin.Build(t, "test/lib/shareddriver") {
+		if exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); filepath.Base(exe) == "shareddriver" {
 			return pid
 		}
 	}

@@ -303,7 +303,7 @@ func (i *instance) startProcess(ctx context.Context) error {
 	proc, err := process.Start(spec)
 	if err != nil {
 		i.rec.Launch = nil
-		return err
+		return program.ExplainExec(err, spec.Path)
 	}
 	i.proc = proc
 	i.rec.Launch.Process = proc.Ref()
