@@ -260,6 +260,15 @@ func TestASocketOutlivesItsProcesses(t *testing.T) {
 	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
 	killed()
 
+	// So does the agent's next program.
+	before = plugin(t, d.Host, "volumes-page")
+	d.Run("agent", "upgrade")
+	end = d.load()
+	d.swap()
+	t.Logf("%d requests were answered", end())
+	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
+	killed()
+
 	d.Run("agent", "stop", "-plugins")
 	d.AwaitEnd()
 	if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err == nil {
