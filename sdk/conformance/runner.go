@@ -43,7 +43,8 @@ func (p *program) Start(context.Context) error {
 	defer writer.Close()
 	p.cmd = &exec.Cmd{
 		Path: p.path, Args: append([]string{p.path}, p.args...), Env: append(p.env, envMark+"="+p.mark), Dir: "/",
-		Stdout: writer, Stderr: log, ExtraFiles: p.files, SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
+		Stdout: writer, Stderr: log, ExtraFiles: p.files,
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}, // also if the kit is killed
 	}
 	if err := p.start(); err != nil {
 		_ = reader.Close()

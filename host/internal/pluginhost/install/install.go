@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
@@ -19,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/internal/trusted"
+	"github.com/pannier/pannier/sdk/conformance"
 )
 
 // staging is the name of the directory in the plugin directory in which a plugin is checked.
@@ -238,21 +238,16 @@ func (i *installation) fetch(ctx context.Context, b *bundle, name, path string) 
 func (i *installation) tryOut(ctx context.Context, path string, f file, signed *version.Version) (*version.Version,
 	error,
 ) {
-	name, says, err := probe(ctx, path, i.Args[f.asset.Name])
-	// Another child between fork and exec may still have the file open for writing (execve(2)).
-	for try := 0; errors.Is(err, unix.ETXTBSY) && try < 100; try++ {
-		time.Sleep(5 * time.Millisecond)
-		name, says, err = probe(ctx, path, i.Args[f.asset.Name])
-	}
+	info, err := conformance.Inspect(ctx, path, i.Args[f.asset.Name]...)
 	if err != nil {
 		return nil, fmt.Errorf("it does not work as a plugin: %w", err)
 	}
-	if name != f.asset.Name {
+	if name := info.GetName(); name != f.asset.Name {
 		return nil, fmt.Errorf("it reports that it is the plugin %q: its file must be called so", name)
 	}
-	v, err := version.NewSemver(says)
+	v, err := version.NewSemver(info.GetVersion())
 	if err != nil {
-		return nil, fmt.Errorf("it reports the version %q, which is none such as 1.2.3", says)
+		return nil, fmt.Errorf("it reports the version %q, which is none such as 1.2.3", info.GetVersion())
 	}
 	for _, want := range []*version.Version{f.version, signed} {
 		if want != nil && v.Compare(want) != 0 {

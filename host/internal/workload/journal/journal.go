@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/ristretto/v2/z"
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/internal/errcode"
@@ -47,6 +49,10 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithNumCompactors(2).
 		WithCompactL0OnClose(true)
 	db, err := badger.Open(opts) // the error says if another process has it open
+	for try := 0; try < 5 && err != nil && strings.Contains(err.Error(), z.NewFile.Error()); try++ {
+		// A process was killed after it had made a file, and before it gave it its size. Badger has done so now.
+		db, err = badger.Open(opts)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
 	}

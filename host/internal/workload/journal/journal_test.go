@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/host/internal/workload/journal"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 type record struct{ N int }
@@ -43,6 +45,20 @@ func all(t *testing.T, j *journal.Journal) map[string]int {
 		t.Fatal(err)
 	}
 	return got
+}
+
+// A process was killed between the creation of a file and its first write.
+func TestFilesThatWereOnlyMade(t *testing.T) {
+	for _, name := range []string{"00077.mem", "000077.vlog"} {
+		dir := t.TempDir()
+		j := open(t, dir)
+		check.NoError(t, j.Update(func(tx *journal.Tx) error { return numbers.Put(tx, "a", &record{1}) }))
+		check.NoError(t, j.Close())
+		check.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		if got := all(t, open(t, dir)); got["a"] != 1 {
+			t.Errorf("%s: the journal has %v", name, got)
+		}
+	}
 }
 
 func TestUpdateIsAllOrNothing(t *testing.T) {
