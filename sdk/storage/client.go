@@ -50,6 +50,11 @@ func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOpti
 	}
 }
 
+func (c *client) Drivers(ctx context.Context) ([]Driver, error) {
+	res, err := c.rpc.Drivers(ctx, &storagev1.DriversRequest{})
+	return each(res.GetDrivers(), driverFrom), err
+}
+
 func (c *client) ValidateVolume(ctx context.Context, d Driver, req ValidateRequest) ([]string, error) {
 	res, err := c.rpc.ValidateVolume(ctx, &storagev1.ValidateVolumeRequest{
 		Driver:       driverTo(d),

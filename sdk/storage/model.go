@@ -6,7 +6,8 @@ import "time"
 type Driver struct {
 	// ID is the driver's id in the host, used in messages.
 	ID string
-	// Endpoint is its socket on the host: unix:///path, or a bare path.
+	// Endpoint is its socket on the host: unix:///path, or a bare path. Of one that the plugin brings it is what the
+	// plugin said (DriverBringer).
 	Endpoint string
 }
 

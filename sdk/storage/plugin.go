@@ -57,6 +57,15 @@ func (s *server) Fingerprint(req *storagev1.FingerprintRequest,
 	})
 }
 
+func (s *server) Drivers(ctx context.Context, _ *storagev1.DriversRequest) (*storagev1.DriversResponse, error) {
+	b, err := optional[DriverBringer](s.impl, "bring drivers")
+	if err != nil {
+		return nil, err
+	}
+	all, err := b.Drivers(ctx)
+	return &storagev1.DriversResponse{Drivers: each(all, driverTo)}, err
+}
+
 func (s *server) ValidateVolume(ctx context.Context,
 	req *storagev1.ValidateVolumeRequest,
 ) (*storagev1.ValidateVolumeResponse, error) {

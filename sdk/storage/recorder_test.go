@@ -47,6 +47,11 @@ func (r *recorder) Fingerprint(ctx context.Context, d Driver, opts FingerprintOp
 	return ctx.Err()
 }
 
+func (r *recorder) Drivers(context.Context) ([]Driver, error) {
+	r.note(Driver{})
+	return answer[[]Driver](r)
+}
+
 func (r *recorder) ValidateVolume(_ context.Context, d Driver, req ValidateRequest) ([]string, error) {
 	r.note(d, req)
 	return answer[[]string](r)

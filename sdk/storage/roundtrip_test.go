@@ -49,6 +49,11 @@ var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want
 		return arguments{d, []any{req}}, want, got, err
 	},
 	"VolumeStats": request(Client.VolumeStats),
+	"Drivers": func(c Client, r *recorder, g *gen) (arguments, any, any, error) {
+		want := will[[]Driver](r, g)
+		got, err := c.Drivers(g.ctx)
+		return arguments{}, want, got, err
+	},
 
 	"CreateGroupSnapshot": inGroup(Client.CreateGroupSnapshot),
 	"DeleteGroupSnapshot": command(Client.DeleteGroupSnapshot),

@@ -1,6 +1,7 @@
 // Package storage is the kind "storage": CSI volumes. An author implements Storage and those of the optional
 // interfaces that the driver's fingerprint tells of (Attacher, Stager, Provisioner, CapacityReader, VolumeReader,
-// Modifier, Expander, Snapshotter, GroupSnapshotter, StatsReader), and serves it with sdk.Main(storage.Plugin(...)).
+// Modifier, Expander, Snapshotter, GroupSnapshotter, StatsReader), or DriverBringer, and serves it with
+// sdk.Main(storage.Plugin(...)).
 // The protocol is pannier.plugin.storage.v1. A plugin keeps no state: each call names its driver and carries
 // everything that it needs.
 package storage
@@ -112,6 +113,17 @@ type StatsReader interface {
 	VolumeStats(ctx context.Context, d Driver, req StatsRequest) (Stats, error)
 }
 
+// DriverBringer is implemented by a plugin that is its own driver: the host's configuration needs no csi_driver block
+// for the drivers that it brings. Optional.
+type DriverBringer interface {
+	// Drivers names them, of the plugin's configuration: at most 100, with different ids. The endpoint, of at most 1024
+	// bytes, means nothing to the host, which gives it back with each call. The host asks each process of the plugin once,
+	// when it serves, and asks again if that fails. A driver that is not named any more is removed once no workload uses
+	// it: until then the plugin must still release its volumes. A csi_driver block of the same id comes first, with its own
+	// endpoint. Each driver needs a node service.
+	Drivers(ctx context.Context) ([]Driver, error)
+}
+
 // EventRetries is the type of the event (sdk.Emit) that a plugin emits while it repeats a call to a driver, with the
 // driver's id as its subject; the host shows its message as what the step of a workload waits for. DetailVolume is
 // the key of the volume's external id in its details.
@@ -134,4 +146,5 @@ type Client interface {
 	Snapshotter
 	GroupSnapshotter
 	StatsReader
+	DriverBringer
 }

@@ -306,6 +306,13 @@ var plugins = []mutant{
 		pkg:  "./host/internal/system/process", run: "^TestStopKeepingMounts$",
 	},
 	{
+		name: "brought-removed-in-use", promise: "a driver that its plugin brings no more stays while it is in use",
+		file: "host/internal/csi/drivers/instance.go",
+		old:  "len(users) > 0 && !i.unused {",
+		new:  "len(users) > 0 && !i.unused && i.spec.Source != SourcePlugin {",
+		pkg:  driversPkg, run: "^TestBroughtDrivers$",
+	},
+	{
 		name: "left-forgotten", promise: "what a driver leaves behind is known after a restart of the agent, and ended",
 		file: "host/internal/csi/drivers/left.go",
 		old:  "	i.rec.Left = append(i.rec.Left, ref)\n",

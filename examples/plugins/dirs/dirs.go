@@ -22,7 +22,17 @@ type dirs struct {
 	mounts sync.Mutex
 }
 
-// root returns the directory with a driver's volumes: its endpoint in the agent's csi_driver block.
+// Drivers implements storage.DriverBringer: with a root in its configuration the plugin needs no csi_driver block.
+func (d *dirs) Drivers(context.Context) ([]storage.Driver, error) {
+	root := d.Get().Root
+	if root == "" {
+		return nil, nil
+	}
+	return []storage.Driver{{ID: name, Endpoint: root}}, nil
+}
+
+// root returns the directory with a driver's volumes: that of the plugin's configuration, or the endpoint of a csi_driver
+// block.
 func root(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
 
 // folder returns the directory of a volume.

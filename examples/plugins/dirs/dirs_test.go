@@ -30,12 +30,28 @@ func TestConfigurationNamesTheWrongKey(t *testing.T) {
 	p := plugintest.Serve(t, storage.Plugin(&dirs{}))
 	for config, want := range map[string]string{
 		`{"mode":"rwx"}`: "mode", `{"mdoe":"0755"}`: "mdoe",
+		`{"root":"srv"}`: "root", `{"root":"/srv/../etc"}`: "root",
 		`[]`: "configuration",
 	} {
 		err := p.Configure(t.Context(), config)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", config, err)
 		}
+	}
+}
+
+func TestTheDriverThatItBrings(t *testing.T) {
+	p := plugintest.Serve(t, storage.Plugin(&dirs{}))
+	client := storage.NewClient(p.Conn)
+	if all, err := client.Drivers(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("without a root: %v, %v", all, err)
+	}
+	if err := p.Configure(t.Context(), `{"root":"/srv/dirs"}`); err != nil {
+		t.Fatal(err)
+	}
+	all, err := client.Drivers(t.Context())
+	if err != nil || len(all) != 1 || all[0] != (storage.Driver{ID: "dirs", Endpoint: "/srv/dirs"}) {
+		t.Errorf("%v, %v", all, err)
 	}
 }
 

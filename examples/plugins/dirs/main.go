@@ -7,6 +7,9 @@ import (
 	"github.com/pannier/pannier/sdk/storage"
 )
 
+// name of the plugin, and of the driver that it brings.
+const name = "dirs"
+
 func main() {
-	sdk.Main(sdk.Info{Name: "dirs", Version: "1.0.0"}, storage.Plugin(&dirs{}))
+	sdk.Main(sdk.Info{Name: name, Version: "1.0.0"}, storage.Plugin(&dirs{}))
 }

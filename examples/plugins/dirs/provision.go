@@ -16,8 +16,9 @@ import (
 
 // These interfaces are optional. The host finds out by the methods which of them dirs implements.
 var (
-	_ storage.Provisioner = (*dirs)(nil)
-	_ storage.StatsReader = (*dirs)(nil)
+	_ storage.Provisioner   = (*dirs)(nil)
+	_ storage.StatsReader   = (*dirs)(nil)
+	_ storage.DriverBringer = (*dirs)(nil)
 )
 
 // Create makes a directory. If it exists already, it is the volume of an earlier attempt.

@@ -1,6 +1,6 @@
 id        = "notes"
 type      = "csi"
-plugin_id = "shared"
+plugin_id = "dirs"
 
 capability {
   access_mode     = "single-node-writer"

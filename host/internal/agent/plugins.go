@@ -104,13 +104,19 @@ func sockets(f *config.Frontend) (all []string) {
 	return all
 }
 
-// uses returns what of the configuration calls plugins, and the drivers that were registered at run time.
+// uses returns what of the configuration calls plugins, and the drivers that were registered at run time or that
+// plugins bring.
 func (a *agent) uses() (all []catalog.Use) {
 	all = slices.Concat(driverUses(a.blocks.Load()), consulUses(a.cfg))
 	if a.drivers != nil {
 		for _, d := range a.drivers.List() {
-			if d.Source == drivers.SourceRegistered {
+			switch d.Source {
+			case drivers.SourceRegistered:
 				all = append(all, driverUse(d.Spec))
+			case drivers.SourcePlugin:
+				u := driverUse(d.Spec)
+				u.Of = fmt.Sprintf("driver %q", d.ID)
+				all = append(all, u)
 			}
 		}
 	}

@@ -146,6 +146,7 @@ func (a *agent) startDrivers(ctx context.Context, deps workload.Deps) error {
 		return err
 	}
 	close(a.driversUp)
+	a.closers.loop(ctx, a.followBrought)
 	return nil
 }
 

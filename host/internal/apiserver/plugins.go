@@ -267,7 +267,7 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 			shown.Serves = append(shown.Serves, u.Of)
 		}
 	}
-	shown.Unused = catalog.Unused(p, all, uses)
+	shown.Unused, shown.UnusedDrivers = catalog.Unused(p, all, uses), s.cfg.Drivers.Unused(p.Name)
 	for _, w := range p.Swaps {
 		shown.Swaps = append(shown.Swaps, &hostv1.PluginSwap{
 			At: timestamp(w.At), From: shownSide(w.From), To: shownSide(w.To), Took: durationpb.New(w.Took),

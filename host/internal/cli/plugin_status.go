@@ -189,7 +189,7 @@ func (a *app) showPlugins(plugins []*hostv1.Plugin) error {
 		return err
 	}
 	for _, p := range plugins {
-		notes := []string{p.GetFileProblem(), p.GetConfigProblem(), "", ""}
+		notes := append([]string{p.GetFileProblem(), p.GetConfigProblem(), "", ""}, p.GetUnusedDrivers()...)
 		if unused := p.GetUnused(); unused != "" {
 			notes[2] = "it is not used: " + unused
 		}
@@ -241,6 +241,9 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	t.row("Degraded", p.GetDegraded())
 	t.row("Serves", strings.Join(p.GetServes(), ", "))
 	t.row("Unused", p.GetUnused())
+	for _, d := range p.GetUnusedDrivers() {
+		t.row("Unused", d)
+	}
 	if at := p.GetDebuggedAt(); at != "" {
 		t.row("Debugged", "its calls go to "+at)
 	}

@@ -20,6 +20,8 @@ var (
 	ErrNotFound = errcode.NotFound.New("driver not found")
 	// ErrDeclared: the driver is declared in the configuration and cannot be changed at run time.
 	ErrDeclared = errcode.FailedPrecondition.New("driver is declared in the configuration")
+	// ErrBrought: the driver's storage plugin brings it.
+	ErrBrought = errcode.FailedPrecondition.New("driver is brought by its plugin")
 	// ErrInUse: volumes are mounted through the driver.
 	ErrInUse = errcode.FailedPrecondition.New("driver is in use")
 	// ErrNotRun: the host does not run the driver's process.
@@ -49,7 +51,7 @@ type Driver struct {
 	Restarts int
 	// CrashLoop is set while the process keeps ending soon after its start.
 	CrashLoop bool
-	// Retired is set for a driver that is gone from the configuration and is kept only because
+	// Retired is set for a driver that is gone from the configuration, or that its plugin brings no more, and is kept only because
 	// volumes are mounted through it.
 	Retired bool
 	// Waiting is set while a changed configuration waits until the driver is not in use; Message says how to apply it.

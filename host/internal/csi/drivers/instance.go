@@ -59,7 +59,7 @@ type instance struct {
 
 	// Set before start. known: the driver's socket existed once, or must have before the host
 	// started; until then a registered driver has not stopped, it has not started yet. retired: gone
-	// from the configuration. unused: retired with no volume mounted through it, so it need not be
+	// from the configuration, or brought by its plugin no more. unused: retired with no volume mounted through it, so it need not be
 	// started.
 	known, retired, unused bool
 
@@ -250,6 +250,9 @@ func (i *instance) reasonToLeave(goneSince *time.Time) string {
 	healthy := i.driver.Healthy
 	i.known = i.known || i.wasHealthy // it may have stopped again since the last look
 	i.r.mu.Unlock()
+	if i.retired && i.spec.Source == SourcePlugin {
+		return fmt.Sprintf("plugin %q does not bring it any more", i.spec.Plugin)
+	}
 	if i.retired {
 		return "it is not in the configuration any more"
 	}

@@ -2,6 +2,7 @@ package drivers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,24 +42,35 @@ func (r *Registry) replace(ctx context.Context, spec Spec) error {
 	if before != nil && sameSpec(before.spec, spec) {
 		return nil
 	}
+	how := "registered at run time"
+	if before != nil && before.spec.Source == SourceRegistered {
+		how = "registered again with other settings"
+	}
+	if err := r.put(before, spec, how); err != nil {
+		return err
+	}
+	return r.settle()
+}
+
+// put puts an instance with the spec in the place of another one, if there is one; r.changes is held.
+func (r *Registry) put(before *instance, spec Spec, how string) error {
 	if err := (record{Spec: spec}).save(r.cfg.DataDir); err != nil {
 		return err
 	}
-	i := newInstance(r, record{Spec: spec})
-	if before == nil {
-		i.event("registered", "registered at run time, at "+spec.Endpoint, nil)
-	} else {
+	i, kind := newInstance(r, record{Spec: spec}), "registered"
+	if before != nil {
 		if err := before.end(errLeave); err != nil {
 			return err
 		}
-		i.event("updated", "registered again with other settings, at "+spec.Endpoint, nil)
+		kind = "updated"
 	}
+	i.event(kind, how+", at "+spec.Endpoint, nil)
 	r.add(i)
 	return nil
 }
 
 func sameSpec(a, b Spec) bool {
-	return a.Type == b.Type && a.Endpoint == b.Endpoint && a.Plugin == b.Plugin && a.MountDir == b.MountDir &&
+	return a.Source == b.Source && a.Type == b.Type && a.Endpoint == b.Endpoint && a.Plugin == b.Plugin && a.MountDir == b.MountDir &&
 		a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
 }
 
@@ -131,6 +143,12 @@ func (r *Registry) Deregister(ctx context.Context, id string, part Type, force b
 	if err != nil {
 		return err
 	}
+	for _, i := range parts {
+		if !i.retired && r.brings(i.spec.Plugin, id) && i.spec.Source == SourcePlugin {
+			return fmt.Errorf("deregister driver %q: %w: change the configuration of plugin %q, or remove the plugin", id,
+				ErrBrought, i.spec.Plugin)
+		}
+	}
 	parts = slices.DeleteFunc(parts, func(i *instance) bool { return i.spec.Source == SourceConfig && !i.retired })
 	if len(parts) == 0 {
 		return fmt.Errorf("deregister driver %q: %w: remove its csi_driver block and restart the agent", id, ErrDeclared)
@@ -183,7 +201,7 @@ func (r *Registry) drop(i *instance, message string) error {
 	err := forget(r.cfg.DataDir, i.spec.key())
 	r.remove(i)
 	i.event("deregistered", message, nil)
-	return err
+	return errors.Join(err, r.settle())
 }
 
 func (r *Registry) instance(key string) *instance {

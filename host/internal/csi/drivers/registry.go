@@ -9,8 +9,8 @@
 //   - run starts the process, or finds the one that an earlier host started, and restarts it when it
 //     exits. Beside it, watch holds the fingerprint stream. A driver without a command has only
 //     watch.
-//   - leave removes a registered driver that has stopped, and one that is gone from the
-//     configuration. Neither is removed while a volume is mounted through it.
+//   - leave removes a registered driver that has stopped, one that is gone from the
+//     configuration, and one that its plugin brings no more (brought.go). None is removed while a volume is mounted through it.
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
 // A process runs from a verified copy of its program, and is replaced when the program's file has changed
@@ -84,6 +84,7 @@ type Registry struct {
 
 	mu        sync.Mutex
 	instances map[string]*instance // by Spec.key
+	told      map[string]told      // by plugin
 	changed   notify.Broadcast
 	closed    bool
 }
@@ -129,7 +130,7 @@ func New(cfg Config) *Registry {
 	return &Registry{
 		cfg: cfg, timing: defaultTiming,
 		changes:   make(chan struct{}, 1),
-		instances: map[string]*instance{},
+		instances: map[string]*instance{}, told: map[string]told{},
 	}
 }
 
@@ -173,16 +174,16 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 		r.add(i)
 	}
 	for _, key := range slices.Sorted(maps.Keys(records)) {
-		r.add(r.undeclared(records[key]))
+		rec := records[key]
+		r.add(r.undeclared(rec, rec.Spec.Source == SourceConfig))
 	}
 	return nil
 }
 
-// undeclared makes the instance of a driver that is not in the configuration.
-func (r *Registry) undeclared(rec record) *instance {
+// undeclared makes the instance of a driver that is not in the configuration; retired, it leaves when it is not in use.
+func (r *Registry) undeclared(rec record, retired bool) *instance {
 	i := newInstance(r, rec)
-	i.known = true
-	i.retired = i.spec.Source == SourceConfig
+	i.known, i.retired = true, retired
 	i.unused = i.retired && !i.inUse()
 	i.driver.Retired = i.retired
 	return i

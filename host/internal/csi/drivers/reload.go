@@ -60,6 +60,7 @@ func (r *Registry) Reload(ctx context.Context, declared []Spec) (map[string]stri
 		errs = append(errs, err)
 		changed[d.ID] = joinTexts(changed[d.ID], waits)
 	}
+	errs = append(errs, r.settle())
 	return changed, errors.Join(errs...)
 }
 
@@ -103,7 +104,7 @@ func (r *Registry) redeclare(before *instance, spec Spec) (waits string, err err
 	return waits, err
 }
 
-// retire makes a declared driver leave as soon as it is not in use; r.changes is held.
+// retire makes a driver that is not declared, or brought by its plugin, any more leave as soon as it is not in use; r.changes is held.
 func (r *Registry) retire(i *instance) (waits string, err error) {
 	if i.suspended {
 		i.retired = true
@@ -112,7 +113,7 @@ func (r *Registry) retire(i *instance) (waits string, err error) {
 	if err := i.end(errLeave); err != nil {
 		return "", err
 	}
-	next := r.undeclared(i.rec)
+	next := r.undeclared(i.rec, true)
 	next.follows(i)
 	r.add(next)
 	if users := r.users(i.spec); len(users) > 0 {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -26,10 +27,11 @@ const (
 // Source says where a driver's spec comes from.
 type Source string
 
-// The sources: a csi_driver block, or a registration at run time.
+// The sources: a csi_driver block, a registration at run time, or the driver's storage plugin, which brings it.
 const (
 	SourceConfig     Source = "config"
 	SourceRegistered Source = "registered"
+	SourcePlugin     Source = "plugin"
 )
 
 // The defaults of a Spec.
@@ -56,6 +58,7 @@ type Spec struct {
 	Apart bool `json:"apart,omitempty"`
 	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
 	// default: csi.sock in its folder, <data_dir>/csi/<id>, or that of a controller apart, <data_dir>/csi/<id>/controller.
+	// Of SourcePlugin it is what the plugin told, and means something to the plugin alone.
 	Endpoint string `json:"endpoint"`
 	// Plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
 	Plugin string `json:"plugin,omitempty"`
@@ -106,10 +109,9 @@ func (s Spec) withDefaults(dataDir string) Spec {
 	if s.Type == "" {
 		s.Type = TypeMonolith
 	}
-	if s.Endpoint == "" {
-		s.Endpoint = filepath.Join(dir(dataDir, s.key()), "csi.sock")
+	if s.Source != SourcePlugin {
+		s.Endpoint = "unix://" + cmp.Or(s.socket(), filepath.Join(dir(dataDir, s.key()), "csi.sock"))
 	}
-	s.Endpoint = "unix://" + s.socket()
 	if s.MountDir != "" || s.StagePublishBaseDir != "" {
 		if s.MountDir == "" {
 			s.MountDir = defaultMountDir
@@ -153,8 +155,8 @@ func (s Spec) Validate() error {
 			fail("the plugin's name %w", err)
 		}
 	}
-	if err := checkSocket(s.socket()); err != nil {
-		fail("endpoint %q: %w", s.Endpoint, err)
+	if err := s.checkEndpoint(); err != nil {
+		fail("endpoint %.200q: %w", s.Endpoint, err)
 	}
 	if s.MountDir != "" && !cleanAbs(s.MountDir) {
 		fail("mount_dir %q is not a clean absolute path", s.MountDir)
@@ -207,6 +209,16 @@ func (s Spec) checkCommand() error {
 				return fmt.Errorf("user %q is not known on this machine", s.User)
 			}
 		}
+	}
+	return nil
+}
+
+func (s Spec) checkEndpoint() error {
+	if s.Source != SourcePlugin {
+		return checkSocket(s.socket())
+	}
+	if len(s.Endpoint) > maxBroughtEndpoint || strings.ContainsFunc(s.Endpoint, unicode.IsControl) {
+		return fmt.Errorf("it has %d bytes; at most %d are taken, and no control characters", len(s.Endpoint), maxBroughtEndpoint)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -201,6 +202,25 @@ func (c *Catalog) pick(ctx context.Context, kind, preferred string) (name string
 	default:
 		return "", fmt.Errorf("%w: none of the %d plugins is of kind %s", supervisor.ErrUnknown, len(all), kind)
 	}
+}
+
+// AwaitStorage waits until the storage plugins that serve differ from seen. It returns them with their generations. One
+// of seen that is down is among them as it was, and one that was removed is not.
+func (c *Catalog) AwaitStorage(ctx context.Context, seen map[string]uint64) (serving map[string]uint64, err error) {
+	err = c.plugins.Await(ctx, func(all []supervisor.Status) bool {
+		serving = map[string]uint64{}
+		for _, s := range all {
+			before, known := seen[s.Name]
+			switch {
+			case s.Kind == storage.Kind && s.State == supervisor.Running:
+				serving[s.Name] = s.Generation
+			case known:
+				serving[s.Name] = before
+			}
+		}
+		return !maps.Equal(serving, seen)
+	})
+	return serving, err
 }
 
 // deviceKind has no preferred plugin: each device plugin reports its own devices.

@@ -36,6 +36,9 @@ func newBridge(log hclog.Logger, timing driver.Timing) *Bridge {
 // Close closes the connections to all drivers. It may be repeated.
 func (b *Bridge) Close() error { return b.pool.Close() }
 
+// Drivers implements storage.DriverBringer: a bridge brings none.
+func (*Bridge) Drivers(context.Context) ([]storage.Driver, error) { return nil, nil }
+
 // do runs op on the driver d.
 func do[T any](ctx context.Context, b *Bridge, d storage.Driver, op driver.Op,
 	attempt func(context.Context, *driver.Conn) (T, error),

@@ -938,7 +938,7 @@ type Driver struct {
 	// type is node, controller or monolith.
 	Type     string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	// source is "config" or "registered".
+	// source is "config", "registered", or "plugin" of a driver that its plugin brings.
 	Source          string            `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"`
 	Healthy         bool              `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	Message         string            `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
@@ -2150,7 +2150,9 @@ type Plugin struct {
 	// canary is a process that gets a part of the calls beside the one that serves; unset: there is none.
 	Canary *PluginCanary `protobuf:"bytes,27,opt,name=canary,proto3" json:"canary,omitempty"`
 	// debugged_at is the socket of the process that gets its calls, which its author debugs; empty: none.
-	DebuggedAt    string `protobuf:"bytes,28,opt,name=debugged_at,json=debuggedAt,proto3" json:"debugged_at,omitempty"`
+	DebuggedAt string `protobuf:"bytes,28,opt,name=debugged_at,json=debuggedAt,proto3" json:"debugged_at,omitempty"`
+	// unused_drivers says which of the drivers that a storage plugin brings are not used, and why.
+	UnusedDrivers []string `protobuf:"bytes,29,rep,name=unused_drivers,json=unusedDrivers,proto3" json:"unused_drivers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2379,6 +2381,13 @@ func (x *Plugin) GetDebuggedAt() string {
 		return x.DebuggedAt
 	}
 	return ""
+}
+
+func (x *Plugin) GetUnusedDrivers() []string {
+	if x != nil {
+		return x.UnusedDrivers
+	}
+	return nil
 }
 
 // PluginCanary is a process of a plugin that gets a part of the calls.
@@ -3902,7 +3911,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
 	"\x12ListPluginsRequest\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
-	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xfa\a\n" +
+	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xa1\b\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x18\n" +
@@ -3937,7 +3946,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\bversions\x18\x1a \x03(\v2\x1e.pannier.host.v1.PluginVersionR\bversions\x125\n" +
 	"\x06canary\x18\x1b \x01(\v2\x1d.pannier.host.v1.PluginCanaryR\x06canary\x12\x1f\n" +
 	"\vdebugged_at\x18\x1c \x01(\tR\n" +
-	"debuggedAt\x1a:\n" +
+	"debuggedAt\x12%\n" +
+	"\x0eunused_drivers\x18\x1d \x03(\tR\runusedDrivers\x1a:\n" +
 	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x02\n" +

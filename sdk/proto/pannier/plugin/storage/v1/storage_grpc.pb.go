@@ -28,6 +28,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	StorageService_Fingerprint_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/Fingerprint"
+	StorageService_Drivers_FullMethodName             = "/pannier.plugin.storage.v1.StorageService/Drivers"
 	StorageService_ValidateVolume_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/ValidateVolume"
 	StorageService_Attach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Attach"
 	StorageService_Detach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Detach"
@@ -60,6 +61,9 @@ type StorageServiceClient interface {
 	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
 	// healthy = false, never an error.
 	Fingerprint(ctx context.Context, in *FingerprintRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintResponse], error)
+	// Drivers names the drivers that the plugin brings itself, of its own configuration. The host asks each process of the
+	// plugin once, when it serves. Unimplemented: none.
+	Drivers(ctx context.Context, in *DriversRequest, opts ...grpc.CallOption) (*DriversResponse, error)
 	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(ctx context.Context, in *ValidateVolumeRequest, opts ...grpc.CallOption) (*ValidateVolumeResponse, error)
@@ -134,6 +138,16 @@ func (c *storageServiceClient) Fingerprint(ctx context.Context, in *FingerprintR
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StorageService_FingerprintClient = grpc.ServerStreamingClient[FingerprintResponse]
+
+func (c *storageServiceClient) Drivers(ctx context.Context, in *DriversRequest, opts ...grpc.CallOption) (*DriversResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DriversResponse)
+	err := c.cc.Invoke(ctx, StorageService_Drivers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
 
 func (c *storageServiceClient) ValidateVolume(ctx context.Context, in *ValidateVolumeRequest, opts ...grpc.CallOption) (*ValidateVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -363,6 +377,9 @@ type StorageServiceServer interface {
 	// polls the driver every interval and reconnects by itself; an unreachable driver is a fingerprint with
 	// healthy = false, never an error.
 	Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error
+	// Drivers names the drivers that the plugin brings itself, of its own configuration. The host asks each process of the
+	// plugin once, when it serves. Unimplemented: none.
+	Drivers(context.Context, *DriversRequest) (*DriversResponse, error)
 	// ValidateVolume compares the requested capabilities with what the driver confirms
 	// (ValidateVolumeCapabilities). FailedPrecondition lists every difference.
 	ValidateVolume(context.Context, *ValidateVolumeRequest) (*ValidateVolumeResponse, error)
@@ -421,6 +438,9 @@ type UnimplementedStorageServiceServer struct{}
 
 func (UnimplementedStorageServiceServer) Fingerprint(*FingerprintRequest, grpc.ServerStreamingServer[FingerprintResponse]) error {
 	return status.Error(codes.Unimplemented, "method Fingerprint not implemented")
+}
+func (UnimplementedStorageServiceServer) Drivers(context.Context, *DriversRequest) (*DriversResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drivers not implemented")
 }
 func (UnimplementedStorageServiceServer) ValidateVolume(context.Context, *ValidateVolumeRequest) (*ValidateVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ValidateVolume not implemented")
@@ -519,6 +539,24 @@ func _StorageService_Fingerprint_Handler(srv interface{}, stream grpc.ServerStre
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type StorageService_FingerprintServer = grpc.ServerStreamingServer[FingerprintResponse]
+
+func _StorageService_Drivers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DriversRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(StorageServiceServer).Drivers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: StorageService_Drivers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(StorageServiceServer).Drivers(ctx, req.(*DriversRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _StorageService_ValidateVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ValidateVolumeRequest)
@@ -923,6 +961,10 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "pannier.plugin.storage.v1.StorageService",
 	HandlerType: (*StorageServiceServer)(nil),
 	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Drivers",
+			Handler:    _StorageService_Drivers_Handler,
+		},
 		{
 			MethodName: "ValidateVolume",
 			Handler:    _StorageService_ValidateVolume_Handler,
