@@ -27,6 +27,8 @@ func Poll(ctx context.Context, opts FingerprintOptions, report func(Fingerprint)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
+		}
+		if ctx.Err() != nil { // both may have happened
 			return ctx.Err()
 		}
 	}

@@ -117,10 +117,10 @@ type StatsReader interface {
 // for the drivers that it brings. Optional.
 type DriverBringer interface {
 	// Drivers names them, of the plugin's configuration: at most 100, with different ids. The endpoint, of at most 1024
-	// bytes, means nothing to the host, which gives it back with each call. The host asks each process of the plugin once,
-	// when it serves, and asks again if that fails. A driver that is not named any more is removed once no workload uses
-	// it: until then the plugin must still release its volumes. A csi_driver block of the same id comes first, with its own
-	// endpoint. Each driver needs a node service.
+	// bytes, means nothing to the host, which gives it back with each call; empty: the host makes one up. The host asks
+	// each process of the plugin once, when it serves, and asks again if that fails. A driver that is not named any more
+	// is removed once no workload uses it: until then the plugin must still release its volumes. A csi_driver block of
+	// the same id comes first, with its own endpoint. Each driver needs a node service.
 	Drivers(ctx context.Context) ([]Driver, error)
 }
 

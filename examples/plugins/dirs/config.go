@@ -9,7 +9,7 @@ import (
 
 // config is the body of the agent's plugin "dirs" { config { } } block.
 type config struct {
-	Root string `json:"root" doc:"the folder of the volumes, for a driver with the plugin's name; without it a csi_driver block is needed"`
+	Root string `json:"root" doc:"the folder of the volumes of the driver dirs; none: csi_driver blocks name folders"`
 	Mode string `json:"mode" default:"0755" doc:"the mode of the directories that it makes, in octal"`
 
 	mode fs.FileMode

@@ -31,7 +31,7 @@ func (d *dirs) Drivers(context.Context) ([]storage.Driver, error) {
 	return []storage.Driver{{ID: name, Endpoint: root}}, nil
 }
 
-// root returns the directory with a driver's volumes: that of the plugin's configuration, or the endpoint of a csi_driver
+// root returns the directory with a driver's volumes: the root of the configuration, or the endpoint of a csi_driver
 // block.
 func root(d storage.Driver) string { return strings.TrimPrefix(d.Endpoint, "unix://") }
 

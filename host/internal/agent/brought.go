@@ -61,7 +61,8 @@ func (a *agent) askDrivers(ctx context.Context, plugin string) (answered bool) {
 	}
 	if err != nil && status.Code(err) != codes.Unimplemented {
 		if ctx.Err() == nil {
-			a.log.Warn("a storage plugin does not say which drivers it brings; it is asked again", "plugin", plugin, "error", err)
+			a.log.Warn("a storage plugin does not say which drivers it brings; it is asked again", "plugin", plugin,
+				"error", err)
 		}
 		return false
 	}

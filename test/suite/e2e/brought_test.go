@@ -91,7 +91,8 @@ capability {
 		configured(fmt.Sprintf("root = %q", root)), root))
 	h.Run("agent", "reload")
 	h.Eventually("the plugin's own driver is not used", func() error {
-		if out := h.Run("plugin", "status", "dirs"); !strings.Contains(out, `its driver "dirs" is not used: the csi_driver block`) {
+		out := h.Run("plugin", "status", "dirs")
+		if !strings.Contains(out, `its driver "dirs" is not used: the csi_driver block`) {
 			return errors.New(out)
 		}
 		return nil

@@ -100,6 +100,7 @@ func (r *Registry) settle() error {
 		t.unused = unused
 		r.mu.Lock()
 		r.told[plugin] = t
+		r.changed.Notify()
 		r.mu.Unlock()
 	}
 	return errors.Join(errs...)
@@ -108,8 +109,8 @@ func (r *Registry) settle() error {
 // bring takes in one driver that a plugin brings, or says why it is not used; r.changes is held.
 func (r *Registry) bring(plugin string, d storage.Driver) (why string, err error) {
 	spec := Spec{ID: d.ID, Endpoint: d.Endpoint, Plugin: plugin, Source: SourcePlugin}.withDefaults(r.cfg.DataDir)
-	if err := spec.Validate(); err != nil {
-		return err.Error(), nil
+	if wrong := spec.Validate(); wrong != nil {
+		return wrong.Error(), nil
 	}
 	before := r.instance(spec.key())
 	switch {
@@ -117,12 +118,14 @@ func (r *Registry) bring(plugin string, d storage.Driver) (why string, err error
 		return fmt.Sprintf("a controller is registered as %q: run \"pannier driver deregister %s\" to use the plugin's", d.ID,
 			d.ID), nil
 	case before == nil:
+	case before.spec.Source == SourceConfig && before.retired:
+		return "the one that was declared is kept until it is not in use", nil
 	case before.spec.Source == SourceConfig:
 		return "the csi_driver block of that id comes first: take that out of the configuration to use the plugin's", nil
 	case before.spec.Source == SourceRegistered:
-		return fmt.Sprintf("a driver is registered as %q: run \"pannier driver deregister %s\" to use the plugin's", d.ID, d.ID),
-			nil
-	case before.spec.Plugin != plugin && !(before.retired && len(r.users(spec)) == 0):
+		return fmt.Sprintf("a driver is registered as %q: run \"pannier driver deregister %s\" to use the plugin's", d.ID,
+			d.ID), nil
+	case before.spec.Plugin != plugin && (!before.retired || len(r.users(spec)) > 0):
 		return fmt.Sprintf("plugin %q has brought it first: give one of them another id", before.spec.Plugin), nil
 	case sameSpec(before.spec, spec) && !before.retired:
 		return "", nil

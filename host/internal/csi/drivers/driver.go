@@ -51,8 +51,8 @@ type Driver struct {
 	Restarts int
 	// CrashLoop is set while the process keeps ending soon after its start.
 	CrashLoop bool
-	// Retired is set for a driver that is gone from the configuration, or that its plugin brings no more, and is kept only because
-	// volumes are mounted through it.
+	// Retired is set for a driver that is gone from the configuration, or that its plugin brings no more, and is kept
+	// only because volumes are mounted through it.
 	Retired bool
 	// Waiting is set while a changed configuration waits until the driver is not in use; Message says how to apply it.
 	Waiting bool

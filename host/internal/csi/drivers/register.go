@@ -70,8 +70,8 @@ func (r *Registry) put(before *instance, spec Spec, how string) error {
 }
 
 func sameSpec(a, b Spec) bool {
-	return a.Source == b.Source && a.Type == b.Type && a.Endpoint == b.Endpoint && a.Plugin == b.Plugin && a.MountDir == b.MountDir &&
-		a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
+	return a.Source == b.Source && a.Type == b.Type && a.Endpoint == b.Endpoint && a.Plugin == b.Plugin &&
+		a.MountDir == b.MountDir && a.StagePublishBaseDir == b.StagePublishBaseDir && a.HealthTimeout == b.HealthTimeout
 }
 
 // mayRegister refuses to replace a driver of the configuration, to reuse another driver's socket,

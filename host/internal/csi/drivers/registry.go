@@ -10,7 +10,8 @@
 //     exits. Beside it, watch holds the fingerprint stream. A driver without a command has only
 //     watch.
 //   - leave removes a registered driver that has stopped, one that is gone from the
-//     configuration, and one that its plugin brings no more (brought.go). None is removed while a volume is mounted through it.
+//     configuration, and one that its plugin brings no more (brought.go). None is removed while a
+//     volume is mounted through it.
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
 // A process runs from a verified copy of its program, and is replaced when the program's file has changed

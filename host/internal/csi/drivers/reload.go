@@ -104,7 +104,8 @@ func (r *Registry) redeclare(before *instance, spec Spec) (waits string, err err
 	return waits, err
 }
 
-// retire makes a driver that is not declared, or brought by its plugin, any more leave as soon as it is not in use; r.changes is held.
+// retire makes a driver that is not declared any more, or not brought by its plugin, leave as soon as it is not in use;
+// r.changes is held.
 func (r *Registry) retire(i *instance) (waits string, err error) {
 	if i.suspended {
 		i.retired = true

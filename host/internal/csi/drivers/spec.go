@@ -58,7 +58,7 @@ type Spec struct {
 	Apart bool `json:"apart,omitempty"`
 	// Endpoint is the driver's socket on the host, as unix:///path or a bare path;
 	// default: csi.sock in its folder, <data_dir>/csi/<id>, or that of a controller apart, <data_dir>/csi/<id>/controller.
-	// Of SourcePlugin it is what the plugin told, and means something to the plugin alone.
+	// Of SourcePlugin it is what the plugin told, if it told one, and means something to the plugin alone.
 	Endpoint string `json:"endpoint"`
 	// Plugin is the storage plugin that the driver is reached through; empty: csi-bridge, or the only one.
 	Plugin string `json:"plugin,omitempty"`
@@ -109,7 +109,7 @@ func (s Spec) withDefaults(dataDir string) Spec {
 	if s.Type == "" {
 		s.Type = TypeMonolith
 	}
-	if s.Source != SourcePlugin {
+	if s.Source != SourcePlugin || s.Endpoint == "" {
 		s.Endpoint = "unix://" + cmp.Or(s.socket(), filepath.Join(dir(dataDir, s.key()), "csi.sock"))
 	}
 	if s.MountDir != "" || s.StagePublishBaseDir != "" {

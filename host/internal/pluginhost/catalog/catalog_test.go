@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -324,6 +325,25 @@ func TestWhichDevicePlugins(t *testing.T) {
 	}
 	if _, _, err := c.AwaitDevicePlugins(ctx, names, nil); err != nil {
 		t.Errorf("one has come up: %v", err)
+	}
+}
+
+func TestWhichStoragePluginsServe(t *testing.T) {
+	p := &plugins{list: []supervisor.Status{
+		{Name: "a", Kind: storage.Kind, State: supervisor.Running, Generation: 3},
+		{Name: "new", Kind: storage.Kind, State: supervisor.BackingOff, Generation: 1},
+		{Name: "down", State: supervisor.BackingOff, Generation: 8},
+		{Name: "d", Kind: device.Kind, State: supervisor.Running, Generation: 1},
+	}}
+	want := map[string]uint64{"a": 3, "down": 7}
+	got, err := New(p).AwaitStorage(t.Context(), map[string]uint64{"a": 2, "down": 7, "removed": 1})
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v; want %v", got, err, want)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if got, err := New(p).AwaitStorage(ctx, want); !errors.Is(err, context.DeadlineExceeded) || !maps.Equal(got, want) {
+		t.Errorf("nothing has changed, and it does not wait: %v, %v", got, err)
 	}
 }
 
