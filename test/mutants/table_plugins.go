@@ -250,6 +250,20 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestSwappedAfterTheCheck$",
 	},
 	{
+		name: "copy-of-another", promise: "what was verified is what runs, also if the file changes after the look at it",
+		file: "host/internal/pluginhost/supervisor/swap.go",
+		old:  "	if l == nil || l.source != src {\n",
+		new:  "	if l == nil {\n",
+		pkg:  supervisorPkg, run: "^TestALookMakesTheCopy$",
+	},
+	{
+		name: "untaken-copy", promise: "the copy of a file that is not taken is removed",
+		file: "host/internal/pluginhost/supervisor/swap.go",
+		old:  "		_ = os.Remove(l.temp) // else the next host does\n",
+		new:  "",
+		pkg:  supervisorPkg, run: "^TestALookMakesTheCopy$",
+	},
+	{
 		name: "device-twice", promise: "a device is given once, whichever plugins report it",
 		file: "host/internal/devices/registry.go",
 		old:  "	return [2]key{{\"group \" + group, id}, {\"plugin \" + plugin, id}}\n",

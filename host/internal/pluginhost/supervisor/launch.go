@@ -83,6 +83,8 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	}
 	if src.path == "" {
 		bin, unpin, err = i.sup.store.use(src.sha, i.name, checksum)
+	} else if temp := i.look.take(src); temp != "" {
+		bin, unpin, err = i.sup.store.addCopy(temp, src.sha, src.path, i.name, checksum)
 	} else {
 		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)
 	}

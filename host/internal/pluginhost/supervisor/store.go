@@ -41,6 +41,11 @@ func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err e
 	if err != nil {
 		return binary{}, nil, err
 	}
+	return s.addCopy(temp, sha, src, name, checksum)
+}
+
+// addCopy is add with a copy that program.Copy has made of src, which is gone afterwards.
+func (s *store) addCopy(temp, sha, src, name, checksum string) (bin binary, unpin func(), err error) {
 	defer os.Remove(temp) // already gone if the rename was reached
 	if checksum != "" && sha != checksum {
 		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha,

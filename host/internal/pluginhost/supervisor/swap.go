@@ -57,6 +57,7 @@ var errSame = errors.New("it runs already")
 // replace brings the binary that should run up beside gen, moves callers to it, and leaves gen to finish their
 // calls within grace. If it fails, callers notice nothing: gen still serves, and nothing of the new process is left.
 func (i *instance) replace(ctx context.Context, gen *generation, grace *time.Duration) (*generation, error) {
+	defer i.copying()()
 	src, err := i.choose()
 	if err != nil {
 		return nil, err
@@ -464,7 +465,7 @@ func (i *instance) sum(path string) (string, error) {
 	if now.sha = was.sha; ok && now == was {
 		return was.sha, nil
 	}
-	if now.sha, err = sumWhole(path); err != nil {
+	if now.sha, err = i.read(path); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	i.sums[path] = now
@@ -500,8 +501,39 @@ type proven struct {
 	err   error
 }
 
-// sumWhole returns the checksum of an executable that is complete.
-func sumWhole(path string) (string, error) {
+// look is the copy that the last look at a new file has made, so that the file is read only once if it is chosen.
+type look struct {
+	source
+	temp string // empty: there is no copy
+}
+
+// copying makes i copy the new files that it looks at, until done, which removes the copy if it was not taken.
+func (i *instance) copying() (done func()) {
+	i.look = &look{}
+	return func() {
+		i.look.drop()
+		i.look = nil
+	}
+}
+
+// take returns the copy of a source, for the caller to remove; empty: there is none.
+func (l *look) take(src source) (temp string) {
+	if l == nil || l.source != src {
+		return ""
+	}
+	temp, l.temp = l.temp, ""
+	return temp
+}
+
+func (l *look) drop() {
+	if l.temp != "" {
+		_ = os.Remove(l.temp) // else the next host does
+		l.temp = ""
+	}
+}
+
+// read returns the checksum of an executable that is complete.
+func (i *instance) read(path string) (string, error) {
 	f, err := openRegular(path)
 	if err != nil {
 		return "", err
@@ -509,6 +541,13 @@ func sumWhole(path string) (string, error) {
 	defer f.Close()
 	if err := program.CheckWhole(f); err != nil {
 		return "", err
+	}
+	if i.look != nil {
+		i.look.drop()
+		if temp, sha, err := program.Copy(path, i.sup.store.dir); err == nil {
+			*i.look = look{source: source{sha: sha, path: path}, temp: temp}
+			return sha, nil
+		} // otherwise the start, which copies it again, says why
 	}
 	return program.SumOf(f)
 }
