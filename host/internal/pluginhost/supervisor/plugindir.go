@@ -135,6 +135,7 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			s.unsettled.Store(true)
 			settled.Reset(settleTime)
 			if event.Has(fsnotify.Create) && arrivedWhole(event.Name) {
+				s.recheckFile(event.Name)
 				s.rescan()
 			}
 		case err := <-watcher.Errors: // the queue overflowed
@@ -217,6 +218,21 @@ func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool) {
 		}
 	}
 	return added
+}
+
+// recheckFile makes the plugin of a file that is known already check which binary should run. The kernel lets nobody
+// list a directory until a rename in it has freed what it replaced, which takes as long as hashing it.
+func (s *Supervisor) recheckFile(path string) {
+	if trusted.Dir(s.cfg.PluginDir) != nil {
+		return // rescan says why
+	}
+	s.imu.RLock()
+	defer s.imu.RUnlock()
+	for name, files := range s.found {
+		if i := s.instances[name]; i != nil && slices.ContainsFunc(files, func(f file) bool { return f.path == path }) {
+			i.recheck()
+		}
+	}
 }
 
 // rescan reads the plugin directory, starts new plugins, and makes all instances check which binary should run.
