@@ -55,8 +55,8 @@
 //
 // Swaps. A call is due every millisecond and its time counts from then. After ten seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
-// is the time above the median of the first ten seconds. The time until a new generation serves
-// includes the 100 ms for which the directory must be quiet.
+// is the time above the median of the first ten seconds. A renamed file is taken at once, so the
+// time until a new generation serves has no wait in it.
 //
 // Binaries that fail. 25 new binaries for each kind come up well and answer every call with
 // Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end
