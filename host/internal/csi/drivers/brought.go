@@ -110,7 +110,7 @@ func (r *Registry) settle() error {
 func (r *Registry) bring(plugin string, d storage.Driver) (why string, err error) {
 	spec := Spec{ID: d.ID, Endpoint: d.Endpoint, Plugin: plugin, Source: SourcePlugin}.withDefaults(r.cfg.DataDir)
 	if wrong := spec.Validate(); wrong != nil {
-		return wrong.Error(), nil
+		return wrong.Error(), nil //nolint:nilerr // it is the answer
 	}
 	before := r.instance(spec.key())
 	switch {
