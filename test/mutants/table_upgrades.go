@@ -17,6 +17,20 @@ var upgrades = []mutant{
 		pkg:  "./host/internal/system/handover", run: "^TestRequestIsReadWhileItIsParked$",
 	},
 	{
+		name: "half-request-refused", promise: "a request that was read in part is answered by the next program",
+		file: "host/internal/system/handover/conn.go",
+		old:  "	if c.interrupted && !c.wrote {\n",
+		new:  "	if c.interrupted && c.over {\n",
+		pkg:  "./host/internal/system/handover", run: "^TestHalfReadRequestIsParked$",
+	},
+	{
+		name: "preface-lost", promise: "a connection of HTTP/2 that is handed over keeps its beginning",
+		file: "host/internal/system/handover/conn.go",
+		old:  "preface) && !c.busy && !c.interrupted {",
+		new:  "preface) && !c.busy {",
+		pkg:  "./host/internal/system/handover", run: "^TestRequestIsReadWhileItIsParked$",
+	},
+	{
 		name: "call-begun-too-late", promise: "a call is not begun by a program that is about to be replaced",
 		file: "host/internal/system/handover/conn.go",
 		old:  "	if c.frozen || c.interrupted {\n		return false\n",

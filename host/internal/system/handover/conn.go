@@ -194,14 +194,20 @@ func (c *Conn) note(p []byte, room int) {
 	}
 	if c.read = append(c.read, p...); len(c.read) > maxReplay {
 		c.read, c.over = nil, true
-	} else if len(c.read) >= len(preface) && bytes.HasPrefix(c.read, preface) && !c.busy {
+	} else if bytes.HasPrefix(c.read, preface) && !c.busy && !c.interrupted {
 		c.read, c.http2 = nil, true
 	}
 }
 
-// Write sends a part of an answer.
+// Write sends a part of an answer. It fails while the connection is to be parked and nothing was sent: of a request
+// whose first line or a header was read in part when Read failed, net/http takes the part for the whole, and would
+// answer 400.
 func (c *Conn) Write(p []byte) (int, error) {
 	c.mu.Lock()
+	if c.interrupted && !c.wrote {
+		c.mu.Unlock()
+		return 0, os.ErrDeadlineExceeded
+	}
 	c.wrote = true
 	c.mu.Unlock()
 	return c.socket.Write(p)
