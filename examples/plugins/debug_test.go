@@ -43,7 +43,7 @@ func TestPluginThatIsDebugged(t *testing.T) {
 
 	root := t.TempDir()
 	h := testhost.New(t, fmt.Sprintf(
-		"csi_driver \"shared\" {\n  endpoint = \"unix://%s\"\n}\nplugin \"dirs\" {\n  config {\n    mode = \"0701\"\n  }\n}\n", root))
+		"csi_driver \"dirs\" {\n  endpoint = \"unix://%s\"\n}\nplugin \"dirs\" {\n  config {\n    mode = \"0701\"\n  }\n}\n", root))
 	install(t, h, "dirs", must(os.ReadFile(program))(t))
 	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t)
 	h.Env = append(h.Env, env)

@@ -48,7 +48,7 @@ func serves(t *testing.T, name, program string) {
 	t.Helper()
 	testbin.RequireRoot(t, "a volume of the example plugin "+name)
 	root := t.TempDir()
-	h := testhost.New(t, fmt.Sprintf("csi_driver \"shared\" {\n  endpoint = \"unix://%s\"\n}\n", root))
+	h := testhost.New(t, fmt.Sprintf("csi_driver \"dirs\" {\n  endpoint = \"unix://%s\"\n}\n", root))
 	data := must(os.ReadFile(program))(t)
 	install(t, h, name, data)
 	must(0, os.Remove(filepath.Join(h.PluginDir, "csi-bridge")))(t) // otherwise csi-bridge would be used

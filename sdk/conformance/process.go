@@ -168,10 +168,15 @@ func (p *process) end() {
 	p.client.Kill()
 }
 
-// lastWords returns the end of the process's log.
+// lastWords returns the end of the process's log, or why it panicked.
 func (p *process) lastWords() string {
 	text, _ := os.ReadFile(p.log)
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for _, line := range lines {
+		if strings.HasPrefix(line, "panic: ") { // a stack follows
+			return fmt.Sprintf("; it printed %.300q", line)
+		}
+	}
 	last := lines[len(lines)-1]
 	if last == "" {
 		return ""

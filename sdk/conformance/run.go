@@ -17,6 +17,9 @@ import (
 // together is how many checks run in parallel: most of the time they wait.
 const together = 6
 
+// maxBase is the longest path of a directory for temporary files below which sockets can have their address.
+const maxBase = 50
+
 // Run checks the binary and reports. It returns an error only if the configuration makes checking impossible; the
 // plugin's faults are in the report.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
@@ -43,7 +46,11 @@ func newRun(cfg Config) (*run, error) {
 		return nil, err
 	}
 	// A short path, because a Unix socket's address has at most 107 bytes (unix(7)).
-	dir, err := os.MkdirTemp("", "pnc-")
+	base := os.TempDir()
+	if len(base) > maxBase {
+		base = "/tmp"
+	}
+	dir, err := os.MkdirTemp(base, "pnc-")
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir) // as in the table of mounts
 	}
