@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -85,7 +86,15 @@ func describeTree(dir string) ([]string, error) {
 	return lines, err
 }
 
+// noFork keeps files of a volume from a child that is just being forked, and has them until its exec: the plugin could
+// not unmount the volume then. It returns what ends that.
+func noFork() func() {
+	syscall.ForkLock.RLock()
+	return syscall.ForkLock.RUnlock
+}
+
 func writeFile(path string, content []byte) error {
+	defer noFork()()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -104,6 +113,7 @@ func writeFile(path string, content []byte) error {
 
 // has checks that the kit's file has the content. when says what happened since it was written.
 func (v *volume) has(target string, content []byte, when string) error {
+	defer noFork()()
 	got, err := os.ReadFile(filepath.Join(v.target(target), file))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
