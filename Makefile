@@ -8,12 +8,12 @@ SHELL := /bin/bash
 
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
 PROGRAMS := host/cmd/pannier drivers/csi-local
-PLUGINS  := csi-bridge sids consul-services envoy-bootstrap
+PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume
 BIN      := bin
 
 VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
 # This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
-GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-X main.version=$(VERSION)'
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X main.version=$(VERSION)'
 
 # gotestsum's last line has the number of tests that ran, failed and were skipped. `make lint` vets the tests, so this
 # does not. They are linked without debugging tables, which is faster.
@@ -28,7 +28,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/go-licenses tools/golangci-lint tools/minisign
+MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -51,8 +51,20 @@ ARCHIVE = pannier_$(VERSION)_$(shell go env GOOS)_$(shell go env GOARCH)
 dist: export GOTOOLCHAIN = go$(shell sed -n 's/^go //p' go.mod)
 dist: ## Write the archive of a release into dist/: programs, licences, SBOMs; and dist/SHA256SUMS
 	@rm -rf dist/$(ARCHIVE)
-	@$(MAKE) --no-print-directory build BIN=dist/$(ARCHIVE)
+	@$(MAKE) --no-print-directory build BIN=dist/$(ARCHIVE) LDFLAGS='-s -w'
 	@tools/dist $(ARCHIVE) $(VERSION) $(PROGRAMS:%=./%) $(PLUGINS:%=./plugins/%)
+
+# For another machine, completions are written by a program for this one.
+NATIVE := GOOS=$(shell go env GOHOSTOS) GOARCH=$(shell go env GOHOSTARCH)
+
+.PHONY: packages
+packages: dist ## Make a deb, an rpm and an apk of the archive of a release, in dist/; and dist/SHA256SUMS
+	@$(NATIVE) $(MAKE) --no-print-directory man
+	@work=$$(mktemp -d) && trap 'rm -r "$$work"' EXIT && tar -C "$$work" -x -f dist/$(ARCHIVE).tar.gz && \
+		export MAN=bin/man COMMAND="$$work/native" && \
+		$(NATIVE) CGO_ENABLED=0 go build -o "$$COMMAND" ./host/cmd/pannier && \
+		tools/packages "$$work/$(ARCHIVE)" '$(VERSION)' dist deb rpm apk
+	@cd dist && sha256sum -- *.tar.gz *.deb *.rpm *.apk | tee SHA256SUMS
 
 .PHONY: sign
 sign: ## Sign dist/SHA256SUMS with the minisign key in the file KEY
@@ -68,19 +80,24 @@ demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its v
 	$(GO_BUILD) -o bin/ ./test/lib/shareddriver
 	go run ./test/demo -bin bin -cluster
 
+.PHONY: demo-docker
+demo-docker: build ## Show one volume for containers of two hosts with a dockerd each: refused, cut off, moved (root, docker.io)
+	$(GO_BUILD) -o bin/ ./test/lib/shareddriver
+	go run ./test/demo -bin bin -docker
+
 .PHONY: demo-mesh
 demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
 # Clusters of real agents have elections and timeouts, which fail on a busy machine. Their tests run one package after
 # the other, after all other tests.
-CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security
+CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume
 
 # These packages take longest. They start first, so that none of them runs alone at the end.
 LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
-test: hostpath consul node-plugin ## Run all tests (root, for those of mounts)
+test: hostpath consul node-plugin python-plugin ## Run all tests (root, for those of mounts)
 	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
 	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
 
@@ -143,6 +160,10 @@ consul: ## Build the Consul of the tests into the cache (about four minutes, onc
 node-plugin: ## Build the example plugin in JavaScript into the cache, where there is node
 	@examples/plugins/node-dirs/build >/dev/null || { code=$$?; ((code == 3)) || exit $$code; }
 
+.PHONY: python-plugin
+python-plugin: ## Build the example plugin in Python into the cache, where there is a Python with grpcio or apt-get
+	@examples/plugins/python-dirs/build >/dev/null || { code=$$?; ((code == 3)) || exit $$code; }
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz test for FUZZTIME (10s)
 	@tools/fuzz $(FUZZTIME)
@@ -161,8 +182,11 @@ lint: ## Check the Go code, its import rules and the protobuf files
 	"$$(tools/tool buf)" lint
 
 .PHONY: proto
-proto: ## Generate Go code from the protobuf files, beside them
+proto: DESCRIPTORS = "$$(tools/tool buf)" build --as-file-descriptor-set --exclude-source-info
+proto: ## Generate Go code from the protobuf files, beside them, and descriptors for other languages
 	@tools/generate $(PROTO_ROOTS)
+	@$(DESCRIPTORS) sdk/proto -o sdk/proto/descriptors.binpb
+	@$(DESCRIPTORS) sdk/api/proto -o sdk/api/proto/api.binpb
 
 .PHONY: docs
 docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, the mutants in docs/guarantees.md, the attacks in docs/operations/security.md
@@ -173,7 +197,7 @@ docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, t
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man
-	@go test -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man
+	@go test -trimpath -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man >/dev/null
 
 .PHONY: generate-check
 generate-check: proto ## Fail when the committed generated code is not what the protobuf files say

@@ -12,6 +12,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/raft"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -121,6 +123,9 @@ func (n *Node) executeTogether(ctx context.Context, commands []command.Command) 
 		}
 		entries, of = append(entries, entry), append(of, i)
 	}
+	ctx, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/pannier/pannier/cluster").
+		Start(ctx, "raft apply", trace.WithAttributes(attribute.Int("pannier.commands", len(entries))))
+	defer span.End()
 	for i, o := range n.submit(ctx, entries) {
 		outcomes[of[i]] = o
 	}

@@ -67,6 +67,7 @@ csi_driver "remote" {
     TOKEN  = "file:///etc/pannier/remote.token" # read at each start of the driver
   }
   checksum = "sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae" # default: any
+  overlap  = true # a new program is tried next to the old one; default: false
   limits {
     memory     = "1GiB" # default: no limits
     open_files = 4096
@@ -74,7 +75,8 @@ csi_driver "remote" {
   }
 }
 
-# One whose controller is another process than its node service. Each may have command, env, user, checksum and limits.
+# One whose controller is another process than its node service. Each may have command, env, user, checksum,
+# overlap and limits.
 csi_driver "cloud" {
   command = ["/usr/lib/csi/cloud", "-node", "--endpoint=${endpoint}"]
   controller {
@@ -170,6 +172,11 @@ acl {
 # Who called what. There is no such file by default.
 audit {
   path = "/var/log/pannier/audit.log"
+}
+
+# Exports traces of calls to an OTLP/HTTP collector. They are off by default.
+traces {
+  endpoint = "http://127.0.0.1:4318"
 }
 
 # Encrypts this host's copy of the ledger: head -c 32 /dev/urandom | base64

@@ -14,7 +14,7 @@
 // and Logger for details that help to find a fault. None of them may contain a secret.
 //
 // HostState is a small state that the host keeps for the plugin; NewCounter, NewGauge and NewHistogram make metrics
-// that the host exposes.
+// that the host exposes, and Span spans in the trace of the host's call.
 //
 // A plugin must not keep state that has to last: its process can be replaced between any two calls. DESIGN.md
 // gives the reasons for the design.

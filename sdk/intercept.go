@@ -35,7 +35,7 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	defer end()
 	defer i.rescue(info.FullMethod, &err)
-	resp, err = handler(ctx, req)
+	resp, err = handler(traced(ctx), req)
 	return resp, toStatus(err)
 }
 
@@ -59,7 +59,7 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 		}
 		defer end()
 	}
-	ctx, cancel := context.WithCancel(ss.Context())
+	ctx, cancel := context.WithCancel(traced(ss.Context()))
 	defer cancel()
 	done := make(chan struct{})
 	var result error // the handler's; read once done is closed

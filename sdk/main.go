@@ -147,7 +147,7 @@ func (s *server) register(version int, srv *grpc.Server) error {
 	if version >= wire.Version3 && s.forward == nil {
 		host := newHostService(toHost, metrics, listeners)
 		pluginv1.RegisterHostServiceServer(srv, host)
-		s.life.flush = append(s.life.flush, host.finish)
+		s.life.flush = append(s.life.flush, recorded.send, host.finish)
 	}
 	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
 	s.plugin.Register(srv)

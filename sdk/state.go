@@ -28,7 +28,10 @@ import (
 type State struct{ rpc pluginv1.StateServiceClient }
 
 // HostState returns this plugin's state.
-var HostState = sync.OnceValue(func() *State {
+var HostState = sync.OnceValue(func() *State { return &State{rpc: pluginv1.NewStateServiceClient(hostConn())} })
+
+// hostConn returns the connection for calls of the host's services.
+var hostConn = sync.OnceValue(func() *grpc.ClientConn {
 	conn, err := grpc.NewClient("passthrough:///host",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the connection below has TLS
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return DialHost(ctx) }),
@@ -40,7 +43,7 @@ var HostState = sync.OnceValue(func() *State {
 	if err != nil {
 		panic(err) // the target is a constant
 	}
-	return &State{rpc: pluginv1.NewStateServiceClient(conn)}
+	return conn
 })
 
 // Get returns the value of a key; found is false if there is none.

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"aead.dev/minisign"
 
@@ -20,12 +21,12 @@ import (
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
-// The steps of docs/plugins.md for each kind, and for a plugin in JavaScript: made by the command outside the
+// The steps of docs/plugins.md for each kind, and for a plugin in each other language: made by the command outside the
 // repository, built, proved, signed, installed, found by an agent that takes only what is signed, and swapped for the
 // next version.
 func TestNewPlugins(t *testing.T) {
 	t.Parallel()
-	testbin.RequireRoot(t, "volumes of a plugin in JavaScript")
+	testbin.RequireRoot(t, "volumes of plugins in other languages")
 	public, private, err := minisign.GenerateKey(rand.Reader)
 	must(0, err)(t)
 	made, releases := t.TempDir(), t.TempDir()
@@ -54,48 +55,49 @@ func TestNewPlugins(t *testing.T) {
 		must(0, os.WriteFile(path+".minisig", signature, 0o644))(t)
 		return path
 	}
-	goBuild := func(name string) *exec.Cmd { return exec.Command("go", "build", "-C", dir(name), ".") }
-	jsBuild := func(name string) *exec.Cmd { return exec.Command("make", "-C", dir(name), "build") }
 	all := map[string]struct {
 		kind, source string
-		lang         []string
-		build        func(name string) *exec.Cmd
-		driver       []string
+		lang         string
 	}{
-		"my-storage":      {"storage", "main.go", nil, goBuild, nil},
-		"my-identity":     {"identity", "main.go", nil, goBuild, nil},
-		"my-registration": {"registration", "main.go", nil, goBuild, nil},
-		"my-bootstrap":    {"bootstrap", "main.go", nil, goBuild, nil},
-		"my-device":       {"device", "main.go", nil, goBuild, nil},
-		"my-frontend":     {"frontend", "main.go", nil, goBuild, nil},
-		"my-js-storage": {
-			"storage", "main.js", []string{"-lang", "node"}, jsBuild, []string{"-driver", "unix://" + t.TempDir()},
-		},
+		"my-storage":      {"storage", "main.go", "go"},
+		"my-identity":     {"identity", "main.go", "go"},
+		"my-registration": {"registration", "main.go", "go"},
+		"my-bootstrap":    {"bootstrap", "main.go", "go"},
+		"my-device":       {"device", "main.go", "go"},
+		"my-frontend":     {"frontend", "main.go", "go"},
+		"my-js-storage":   {"storage", "main.js", "node"},
+		"my-py-storage":   {"storage", "__main__.py", "python"},
 	}
-	modules := nodeModules(t)
 	var installing sync.Mutex
 	for name, p := range all {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if p.lang == nil {
-				p.lang = []string{"-sdk", testbin.Root()}
-			} else if modules == "" {
-				t.Skip("there is no node or npm; not covered: a new plugin in JavaScript")
+			newArgs := []string{"plugin", "new", p.kind, dir(name), "-lang", p.lang}
+			testArgs := []string{"plugin", "test", "-kind", p.kind, filepath.Join(dir(name), name)}
+			var tools []string
+			if p.lang == "go" {
+				run(t, h.Command(append(newArgs, "-sdk", testbin.Root())...))
+			} else {
+				run(t, h.Command(newArgs...))
+				tools = toolsOf(t, p.lang, dir(name))
+				testArgs = append(testArgs, "-driver", "unix://"+t.TempDir())
 			}
-			run(t, h.Command(append([]string{"plugin", "new", p.kind, dir(name)}, p.lang...)...))
-			if p.lang[0] == "-lang" { // what npm ci makes of the lock file
-				must(0, os.Symlink(modules, filepath.Join(dir(name), "node_modules")))(t)
-				run(t, exec.Command("touch", modules)) // newer than the lock file
+			build := func() {
+				cmd := exec.Command("make", "-C", dir(name), "build")
+				if p.lang == "go" {
+					cmd = exec.Command("go", "build", "-C", dir(name), ".")
+				}
+				cmd.Env = append(os.Environ(), tools...)
+				run(t, cmd)
 			}
-			run(t, p.build(name))
-			run(t, h.Command(append(append([]string{"plugin", "test", "-kind", p.kind}, p.driver...),
-				filepath.Join(dir(name), name))...))
+			build()
+			run(t, h.Command(testArgs...))
 			config := "-config=" + h.Path("agent.hcl")
 			for _, version := range []string{"0.1.0", "0.2.0"} {
 				source := filepath.Join(dir(name), p.source)
 				text := must(os.ReadFile(source))(t)
 				must(0, os.WriteFile(source, bytes.ReplaceAll(text, []byte("0.1.0"), []byte(version)), 0o644))(t)
-				run(t, p.build(name))
+				build()
 				file := release(t, name, version)
 				installing.Lock() // a second installation at a time is refused
 				out, err := h.Command("plugin", "install", config, file).CombinedOutput()
@@ -125,21 +127,30 @@ func TestNewPlugins(t *testing.T) {
 	})
 }
 
-// nodeModules returns the modules of the lock file of node-dirs, or "" without node.
-func nodeModules(t *testing.T) string {
+// toolsOf provides what the build of a new plugin in another language takes from the network, as it is in the cache.
+// It returns variables for the environment of the build.
+func toolsOf(t *testing.T, lang, dir string) (env []string) {
 	t.Helper()
-	if exec.Command("sh", "-c", "command -v node && command -v npm").Run() != nil {
-		return ""
+	switch lang {
+	case "node": // what npm ci makes of the lock file
+		cache := filepath.Dir(filepath.Dir(built(t, "node-dirs")))
+		lock := sha256.Sum256(must(os.ReadFile("node-dirs/package-lock.json"))(t))
+		modules := filepath.Join(cache, fmt.Sprintf("modules-%x", lock[:8]), "node_modules")
+		must(0, os.Symlink(modules, filepath.Join(dir, "node_modules")))(t)
+		now := time.Now()
+		must(0, os.Chtimes(modules, now, now))(t) // newer than the lock file
+	case "python":
+		env = []string{"PYTHON=" + printed(t, "python-dirs/python")}
 	}
-	lock := sha256.Sum256(must(os.ReadFile("node-dirs/package-lock.json"))(t))
-	return filepath.Join(filepath.Dir(filepath.Dir(built(t))), fmt.Sprintf("modules-%x", lock[:8]), "node_modules")
+	return env
 }
 
 func TestExamplesAreProved(t *testing.T) {
 	t.Parallel()
 	for name, build := range map[string]func(*testing.T) string{
-		"dirs":      func(t *testing.T) string { return testbin.BuildDir(t, "dirs") },
-		"node-dirs": built,
+		"dirs":        func(t *testing.T) string { return testbin.BuildDir(t, "dirs") },
+		"node-dirs":   func(t *testing.T) string { return built(t, "node-dirs") },
+		"python-dirs": func(t *testing.T) string { return built(t, "python-dirs") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			testbin.RequireRoot(t, "volumes of "+name)

@@ -33,26 +33,32 @@ func TestVolumesPageTestsItself(t *testing.T) {
 	}
 }
 
-// door is a host with the volumes page.
+// door is a host with the volumes page, in Go or in another language.
 type door struct {
 	*testhost.Host
 	t       *testing.T
+	name    string
 	address string
 	program []byte
 }
 
-// newDoor prepares a host with ACLs and the page, which may do what policy says.
+// newDoor prepares a host with ACLs and the page, which may do what the policy volumes-page says.
 func newDoor(t *testing.T) *door {
 	t.Helper()
-	testbin.RequireRoot(t, "an agent with the example plugin volumes-page")
+	return newDoorOf(t, "volumes-page", testbin.BuildDir(t, "volumes-page"))
+}
+
+func newDoorOf(t *testing.T, name, program string) *door {
+	t.Helper()
+	testbin.RequireRoot(t, "an agent with the example plugin "+name)
 	l := must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	d := &door{t: t, address: l.Addr().String()}
+	d := &door{t: t, name: name, address: l.Addr().String()}
 	must(0, l.Close())(t)
 	d.Host = testhost.New(t, fmt.Sprintf(`
 acl {
   enabled = true
 }
-plugin "volumes-page" {
+plugin %q {
   listen "http" {
     address = %q
   }
@@ -60,9 +66,9 @@ plugin "volumes-page" {
     policy = "volumes-page"
   }
 }
-%s`, d.address, testhost.LocalDriver(t)))
-	d.program = must(os.ReadFile(testbin.BuildDir(t, "volumes-page")))(t)
-	install(t, d.Host, "volumes-page", d.program)
+%s`, name, d.address, testhost.LocalDriver(t)))
+	d.program = must(os.ReadFile(program))(t)
+	install(t, d.Host, name, d.program)
 	return d
 }
 
@@ -194,16 +200,29 @@ func (d *door) begin() (finish func() error) {
 // swap installs another binary, and returns the plugin when that serves.
 func (d *door) swap() (now *hostv1.Plugin) {
 	d.t.Helper()
-	before := plugin(d.t, d.Host, "volumes-page")
+	before := plugin(d.t, d.Host, d.name)
 	d.program = append(d.program, "\n// another binary\n"...)
-	install(d.t, d.Host, "volumes-page", d.program)
+	install(d.t, d.Host, d.name, d.program)
 	d.Eventually("the page is swapped", func() error {
-		if now = plugin(d.t, d.Host, "volumes-page"); now.GetSha256() == before.GetSha256() {
+		if now = plugin(d.t, d.Host, d.name); now.GetSha256() == before.GetSha256() {
 			return fmt.Errorf("it is %v", now)
 		}
 		return nil
 	})
 	return now
+}
+
+// kill ends the serving process. Nobody accepts connections then: a request waits for the next process.
+func (d *door) kill() {
+	d.t.Helper()
+	before := plugin(d.t, d.Host, d.name)
+	must(0, syscall.Kill(int(before.GetPid()), syscall.SIGKILL))(d.t)
+	if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err != nil {
+		d.t.Errorf("a request after the process was killed: %v", err)
+	}
+	if now := plugin(d.t, d.Host, d.name); now.GetPid() == before.GetPid() {
+		d.t.Errorf("the plugin is still %v", now)
+	}
 }
 
 func TestNoRequestIsLostInSwaps(t *testing.T) {
@@ -233,19 +252,7 @@ func TestASocketOutlivesItsProcesses(t *testing.T) {
 	t.Parallel()
 	d := newDoor(t)
 	d.up()
-	killed := func() {
-		t.Helper()
-		before := plugin(t, d.Host, "volumes-page")
-		must(0, syscall.Kill(int(before.GetPid()), syscall.SIGKILL))(t)
-		// Nobody accepts connections now. They wait for the next process.
-		if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err != nil {
-			t.Errorf("a request after the process was killed: %v", err)
-		}
-		if now := plugin(t, d.Host, "volumes-page"); now.GetPid() == before.GetPid() {
-			t.Errorf("the plugin is still %v", now)
-		}
-	}
-	killed()
+	d.kill()
 
 	// The next agent takes the socket from the process that has it.
 	before := plugin(t, d.Host, "volumes-page")
@@ -258,7 +265,7 @@ func TestASocketOutlivesItsProcesses(t *testing.T) {
 	d.swap()
 	t.Logf("%d requests were answered", end())
 	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
-	killed()
+	d.kill()
 
 	// So does the agent's next program.
 	before = plugin(t, d.Host, "volumes-page")
@@ -267,7 +274,7 @@ func TestASocketOutlivesItsProcesses(t *testing.T) {
 	d.swap()
 	t.Logf("%d requests were answered", end())
 	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
-	killed()
+	d.kill()
 
 	d.Run("agent", "stop", "-plugins")
 	d.AwaitEnd()

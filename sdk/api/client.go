@@ -50,12 +50,18 @@ const TokenHeader = "X-Pannier-Token"
 type Option func(*settings)
 
 type settings struct {
-	token string
-	tls   TLS
+	token        string
+	tls          TLS
+	interceptors []connect.Interceptor
 }
 
 // WithToken sends the secret of an ACL token with all calls. It is not sent over http://, where anyone could read it.
 func WithToken(secret string) Option { return func(s *settings) { s.token = secret } }
+
+// WithInterceptors has interceptors make all calls, such as those of connectrpc.com/otelconnect, which trace them.
+func WithInterceptors(interceptors ...connect.Interceptor) Option {
+	return func(s *settings) { s.interceptors = append(s.interceptors, interceptors...) }
+}
 
 // New returns a client for an agent's address: unix:///path, https://host:port or http://host:port. It does not
 // connect yet: if the agent cannot be reached the first call fails.
@@ -101,7 +107,7 @@ func New(address string, options ...Option) (*Client, error) {
 	if network == "unix" || secure {
 		httpClient.token = set.token
 	}
-	return newClient(httpClient, baseURL), nil
+	return newClient(httpClient, baseURL, set.interceptors...), nil
 }
 
 // NewOver returns a client that makes its connections by dial, for HTTP/2 without TLS. Calls wait for dial.
@@ -114,8 +120,8 @@ func NewOver(dial func(ctx context.Context) (net.Conn, error)) *Client {
 	}}}, "http://pannier")
 }
 
-func newClient(httpClient doer, baseURL string) *Client {
-	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage))
+func newClient(httpClient doer, baseURL string, interceptors ...connect.Interceptor) *Client {
+	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage), connect.WithInterceptors(interceptors...))
 	return &Client{
 		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, call),
 		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, call),

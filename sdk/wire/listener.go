@@ -18,16 +18,20 @@ func ListenerFile(l net.Listener) (file *os.File, err error) {
 	if !ok {
 		return nil, fmt.Errorf("a %T has no socket", l)
 	}
-	raw, err := conn.SyscallConn()
+	return Duplicate(conn, l.Addr().String())
+}
+
+// Duplicate returns a second descriptor of a socket or file, which a program that is executed does not inherit. It does
+// not change whether the file blocks, as File does.
+func Duplicate(of syscall.Conn, name string) (*os.File, error) {
+	raw, err := of.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	var copyErr error
-	err = raw.Control(func(fd uintptr) {
-		var n int
-		if n, copyErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); copyErr == nil {
-			file = os.NewFile(uintptr(n), l.Addr().String())
-		}
-	})
-	return file, errors.Join(err, copyErr)
+	fd := -1
+	failed := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) })
+	if err = errors.Join(failed, err); err != nil {
+		return nil, fmt.Errorf("duplicate a descriptor: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
 }

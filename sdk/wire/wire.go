@@ -144,6 +144,27 @@ func CutEvent(e *pluginv1.Event) {
 	e.Details = details
 }
 
+// Bounds of a span: bytes of its name, of each attribute's key and value, and of its error, and the attributes.
+const (
+	MaxSpanName       = 128
+	MaxSpanAttribute  = 256
+	MaxSpanAttributes = 32
+	MaxSpanError      = 1024
+)
+
+// CutSpan cuts a span's texts to their bounds, as CutEvent does, and keeps the first attributes by key.
+func CutSpan(s *pluginv1.Span) {
+	s.Name, s.Error = Cut(s.GetName(), MaxSpanName), Cut(s.GetError(), MaxSpanError)
+	attributes := make(map[string]string, min(len(s.GetAttributes()), MaxSpanAttributes))
+	for _, key := range slices.Sorted(maps.Keys(s.GetAttributes())) {
+		if len(attributes) == MaxSpanAttributes {
+			break
+		}
+		attributes[Cut(key, MaxSpanAttribute)] = Cut(s.GetAttributes()[key], MaxSpanAttribute)
+	}
+	s.Attributes = attributes
+}
+
 // Cut cuts a text to a size in bytes, at the end of a character, and replaces what is not UTF-8.
 func Cut(text string, size int) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))

@@ -7,7 +7,7 @@ import (
 
 // clusterStory runs the cluster demo.
 func clusterStory(ctx context.Context, h *host) (err error) {
-	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}}
+	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers}
 	defer func() { err = errors.Join(err, s.cleanUp()) }()
 
 	s.say("A folder for all that follows, an authority for the hosts' certificates, and the key of their gossip.")
@@ -59,7 +59,7 @@ func clusterStory(ctx context.Context, h *host) (err error) {
 
 	s.say("node-1 is connected again. Its claim is gone, it has nothing mounted, and is a node like others.")
 	s.heal()
-	s.until("node-2", "pannier node status", allReady)
+	s.until("node-2", "pannier node status", s.allReady)
 	s.ends(db)
 	s.check("db's volume is not mounted on node-1", func() error { return s.notMounted("node-1") })
 	s.sh("node-1", "pannier volume explain data")

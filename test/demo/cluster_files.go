@@ -40,7 +40,7 @@ leave_plugins_on_stop = false
 `
 
 const (
-	serverBlock = `  bootstrap_expect = 3
+	serverBlock = `  bootstrap_expect = %d
   heartbeat_ttl    = "2s"
   stop_after       = "6s"
   stop_margin      = "5s"
@@ -69,14 +69,15 @@ const sharedWorkload = `workload %q {
 `
 
 // configure writes a host's configuration.
-func (h *host) configure(on *testnet.Host, role string) error {
-	block := nodeBlock
+func (s *clusterTeller) configure(on *testnet.Host, role string) error {
+	block, more := nodeBlock, s.config
 	if role == "server" {
-		block = serverBlock
+		block, more = fmt.Sprintf(serverBlock, s.servers), ""
 	}
+	h := s.h
 	return h.writeFile(on.Name+".hcl",
 		fmt.Sprintf(clusterConfig, on.Name, on.Addr, filepath.Join(h.bin, "plugins"), role, block,
-			filepath.Join(h.bin, "shareddriver"), h.path("volumes")))
+			filepath.Join(h.bin, "shareddriver"), h.path("volumes"))+more)
 }
 
 // writeClusterFiles writes the files that the demo's commands use.

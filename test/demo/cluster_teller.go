@@ -16,12 +16,19 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testnet"
 )
 
 // clusterTeller is a teller with a shell on each host.
 type clusterTeller struct {
 	*teller
+	// names are those of the hosts, the servers first.
+	names   []string
+	servers int
+	config  string                    // added to each node's
+	daemons map[string]*docker.Daemon // of hosts that have a dockerd; the agent runs in its mount namespace
+
 	net    *testnet.Net
 	hosts  map[string]*testnet.Host
 	agents map[string]*exec.Cmd
@@ -42,9 +49,9 @@ func (s *clusterTeller) prepare() {
 
 // addHosts creates the networks and the configurations.
 func (s *clusterTeller) addHosts() {
-	for n, name := range clusterHosts {
+	for n, name := range s.names {
 		role := "node"
-		if n < clusterServers {
+		if n < s.servers {
 			role = "server"
 		}
 		s.do(func() error {
@@ -53,16 +60,16 @@ func (s *clusterTeller) addHosts() {
 				return err
 			}
 			s.hosts[name] = on
-			return s.h.configure(on, role)
+			return s.configure(on, role)
 		})
 	}
 }
 
 func (s *clusterTeller) startAll() {
-	for _, name := range clusterHosts {
+	for _, name := range s.names {
 		s.startAgentOf(name)
 	}
-	for _, name := range clusterHosts {
+	for _, name := range s.names {
 		s.awaitReady(name)
 	}
 }
@@ -82,6 +89,9 @@ func (s *clusterTeller) startAgentOf(name string) {
 		}
 		defer log.Close()
 		cmd := exec.Command(filepath.Join(s.h.bin, "pannier"), "agent", "-config", s.h.path(name+".hcl"))
+		if d := s.daemons[name]; d != nil {
+			cmd = exec.Command("nsenter", append([]string{"--target", strconv.Itoa(d.PID()), "--mount", "--"}, cmd.Args...)...)
+		}
 		cmd.Stdout, cmd.Stderr = log, log
 		if err := s.hosts[name].Do(cmd.Start); err != nil {
 			return err
@@ -117,6 +127,9 @@ func (s *clusterTeller) shell(on, line string) *exec.Cmd {
 	cmd.Dir = s.h.dir
 	cmd.Env = append(os.Environ(), "NO_COLOR=1", "PATH="+s.h.bin+":"+os.Getenv("PATH"),
 		"PANNIER_ADDR=unix://"+s.h.path(on+".sock"))
+	if d := s.daemons[on]; d != nil {
+		cmd.Env = append(cmd.Env, d.Env()...)
+	}
 	return cmd
 }
 
@@ -180,9 +193,9 @@ func has(text string) func(out string) error {
 	}
 }
 
-// allReady checks that a list has five nodes and all of them are ready.
-func allReady(out string) error {
-	if n := strings.Count(out, " ready "); n != len(clusterHosts) {
+// allReady checks that a list has all nodes and all of them are ready.
+func (s *clusterTeller) allReady(out string) error {
+	if n := strings.Count(out, " ready "); n != len(s.names) {
 		return fmt.Errorf("%d nodes are ready: %s", n, out)
 	}
 	return nil
@@ -372,7 +385,7 @@ func (s *clusterTeller) notMounted(name string) error {
 
 // stopAll stops the agents, the nodes first.
 func (s *clusterTeller) stopAll() {
-	for _, name := range slices.Backward(clusterHosts) {
+	for _, name := range slices.Backward(s.names) {
 		s.do(func() error {
 			cmd := s.agents[name]
 			fmt.Printf("%s$ kill -TERM %d\n", name, cmd.Process.Pid)
@@ -407,7 +420,7 @@ func (s *clusterTeller) nothingRuns() error {
 func (s *clusterTeller) cleanUp() error {
 	var tails []error
 	if s.err != nil {
-		for _, name := range clusterHosts {
+		for _, name := range s.names {
 			if raw, err := os.ReadFile(s.h.path(name + ".log")); err == nil {
 				lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
 				tails = append(tails, fmt.Errorf("%s.log ends with:\n%s", name, strings.Join(lines[max(0, len(lines)-15):], "\n")))
@@ -426,6 +439,9 @@ func (s *clusterTeller) cleanUp() error {
 		for _, pid := range pids {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
+	}
+	for _, d := range s.daemons {
+		tails = append(tails, d.Close(), os.RemoveAll(d.Dir()))
 	}
 	if s.net != nil {
 		tails = append(tails, s.net.Close())

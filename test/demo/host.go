@@ -16,12 +16,15 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/docker"
 )
 
 // host is the agent of the demo and the directory with all its files.
 type host struct {
 	bin, dir   string
-	env        []string // added to the environment of every command
+	env        []string       // added to the environment of every command
+	docker     *docker.Daemon // the agent runs in its mount namespace; nil: in the demo's
 	agent      *exec.Cmd
 	background []*exec.Cmd
 }
@@ -85,12 +88,32 @@ func (h *host) writeFile(name, content string) error {
 	return os.WriteFile(h.path(name), []byte(content), 0o600)
 }
 
+func (h *host) appendFile(name, content string) error {
+	before, err := os.ReadFile(h.path(name))
+	if err != nil {
+		return err
+	}
+	return h.writeFile(name, string(before)+content)
+}
+
 // pannier prepares a command of the CLI.
 func (h *host) pannier(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(h.bin, "pannier"), args...)
-	cmd.Env = append(os.Environ(), "PANNIER_ADDR=unix://"+h.path("pannier.sock"), "NO_COLOR=1")
-	cmd.Env = append(cmd.Env, h.env...)
+	if h.docker != nil {
+		enter := []string{"--target", strconv.Itoa(h.docker.PID()), "--mount", "--"}
+		cmd = exec.CommandContext(ctx, "nsenter", append(enter, cmd.Args...)...)
+	}
+	cmd.Env = h.environment()
 	return cmd
+}
+
+// environment of the commands that reach the agent.
+func (h *host) environment() []string {
+	env := append(os.Environ(), "PANNIER_ADDR=unix://"+h.path("pannier.sock"), "NO_COLOR=1")
+	if h.docker != nil {
+		env = append(env, h.docker.Env()...)
+	}
+	return append(env, h.env...)
 }
 
 // command shows a command of the CLI, runs it and returns its whole output.

@@ -1,8 +1,9 @@
-// Command demo shows Pannier at work on this machine. It starts an agent in a temporary directory, gives
-// volumes to workloads, kills the agent while one of them runs, replaces a plugin meanwhile, and leaves
-// nothing behind. With -mesh it also starts a Consul and shows how workloads join and leave its mesh. With
-// -cluster it runs five agents, each in its own network, kills the leader and disconnects a node. Every
-// command that it prints can be typed by hand. It needs root and Linux.
+// Command demo shows Pannier at work on this machine. It gives a volume to containers of a dockerd of its own, or
+// mounts it where there is no dockerd. It starts an agent in a temporary directory, gives volumes to workloads,
+// kills the agent while one of them runs, replaces a plugin meanwhile, and leaves nothing behind. With -mesh it also
+// starts a Consul and shows how workloads join and leave its mesh. With -cluster it runs five agents, each in its
+// own network, kills the leader and disconnects a node. With -docker it gives containers of two dockerds one volume.
+// Every command that it prints can be typed by hand. It needs root and Linux.
 package main
 
 import (
@@ -24,6 +25,7 @@ func demo() (code int) {
 	bin := flag.String("bin", "bin", "the folder that `make build` has filled")
 	mesh := flag.Bool("mesh", false, "tell the story of the mesh")
 	hosts := flag.Bool("cluster", false, "tell the story of a cluster")
+	containers := flag.Bool("docker", false, "tell the story of containers of two hosts")
 	program := flag.String("consul", "consul", "Consul's `program`, for the mesh")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -32,6 +34,8 @@ func demo() (code int) {
 	defer cancel()
 	tell := story
 	switch {
+	case *containers:
+		tell = dockerStory
 	case *hosts:
 		tell = clusterStory
 	case *mesh:
@@ -67,9 +71,12 @@ func run(ctx context.Context, bin string, tell func(context.Context, *host) erro
 
 // story runs the demo of a single host.
 func story(ctx context.Context, h *host) error {
+	if err := firstAct(ctx, h); err != nil {
+		return err
+	}
 	s := &teller{ctx: ctx, h: h}
 
-	s.say("An agent starts. It finds its plugins, csi-bridge for volumes among them, and runs the csi-local driver.")
+	s.say("Another agent, to look closer. It finds its plugins, csi-bridge for volumes among them, and runs the csi-local driver.")
 	s.writeFiles()
 	s.startAgent()
 	s.pannier("plugin", "status")

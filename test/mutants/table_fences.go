@@ -12,6 +12,13 @@ var fences = []mutant{
 		pkg:  fencePkg, run: "^TestNamedProcessesAreKilled$",
 	},
 	{
+		name: "fence-spares-containers", promise: "the fence kills the containers that have a volume",
+		file: "host/internal/fencing/fence/act.go",
+		old:  "		if !a.forbidden[c.Tree.Namespace] && !sc.Given(c) {\n",
+		new:  "		if !a.forbidden[c.Tree.Namespace] {\n",
+		pkg:  fencePkg, run: "^TestContainersAreKilled$",
+	},
+	{
 		name: "fence-without-unmount", promise: "the fence unmounts the volumes at the deadline",
 		file: "host/internal/fencing/fence/act.go",
 		old:  "	a.unmountAll(sc, append(holders, users...))\n",

@@ -142,4 +142,25 @@ var ofMounts = []mutant{
 		new:  "			b.WriteByte(c)\n",
 		pkg:  "./host/internal/csi/mounts", run: "^TestVolumeReadsBackEveryPath$",
 	},
+	{
+		name: "unmount-not-seen", promise: "a volume that was unmounted without mount(8)'s helper is released",
+		file: "host/internal/workload/mounted.go",
+		old:  "		if !mounted {\n			return fmt.Errorf(\"it is not",
+		new:  "		if !mounted && ctx.Err() != nil {\n			return fmt.Errorf(\"it is not",
+		pkg:  "./test/suite/systemd", run: "^TestUnmountedWithoutTheHelper$",
+	},
+	{
+		name: "mount-ends-with-agent", promise: "a volume that is mounted by mount(8) stays claimed and in use when the agent is restarted",
+		file: "host/internal/workload/processes.go",
+		old:  "		if ref == r.rec.Owner && r.rec.MountedAt != \"\" {\n",
+		new:  "		if ref == r.rec.Owner && r.rec.MountedAt == \"/\" {\n",
+		pkg:  "./test/suite/systemd", run: "^TestUnmountedWithoutTheHelper$",
+	},
+	{
+		name: "unit-before-its-volume", promise: "a unit with the drop-in of its workload starts once the volume is there, and not without it",
+		file: "host/internal/cli/mounts.go",
+		old:  "Requires=%[1]s\\nAfter=%[1]s\\n",
+		new:  "Requires=%[1]s\\n",
+		pkg:  "./test/suite/systemd", run: "^TestWorkloadUnit$",
+	},
 }

@@ -12,6 +12,13 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "trace-not-handed-over", promise: "what a plugin does for a call is in the trace of the call",
+		file: "sdk/intercept.go",
+		old:  "	resp, err = handler(traced(ctx), req)\n",
+		new:  "	resp, err = handler(ctx, req)\n",
+		pkg:  "./test/suite/e2e", run: "^TestTraces$",
+	},
+	{
 		name: "plugin-misnamed", promise: "a file whose name has another version than its process reports does not take over",
 		file: "host/internal/pluginhost/supervisor/store.go",
 		old:  "		return v, nil\n",
@@ -89,6 +96,34 @@ var plugins = []mutant{
 		pkg:  driversPkg, run: "^TestProgramThatServesMountsWaits$",
 	},
 	{
+		name: "overlap-loses-what-is-used", promise: "a driver's new program that lost an ability is refused next to the old one",
+		file: "host/internal/csi/drivers/overlap.go",
+		old:  "			if len(lost) > 0 {\n",
+		new:  "			if len(lost) > 9 {\n",
+		pkg:  driversPkg, run: "^TestBadProgramBesideTheOld$",
+	},
+	{
+		name: "replaced-driver-cut-off", promise: "a driver's process that is replaced ends after its last call",
+		file: "host/internal/csi/drivers/overlap.go",
+		old:  "busy && connected(b.launch.Socket);",
+		new:  "busy && !connected(b.launch.Socket);",
+		pkg:  driversPkg, run: "^TestProgramTakesOverBesideTheOld$",
+	},
+	{
+		name: "two-drivers-left", promise: "of two processes of a driver, the next agent leaves the one that serves",
+		file: "host/internal/csi/drivers/process.go",
+		old:  "	i.clearBeside(ctx)\n	if err := i.find(ctx); err != nil {\n		return false, err\n",
+		new:  "	if err := i.find(ctx); err != nil {\n		return false, err\n",
+		pkg:  driversPkg, run: "^TestKillOfTheHostWithTwoProcesses$",
+	},
+	{
+		name: "bridge-stays-with-the-old", promise: "new calls go to the process that an endpoint leads to, and the old one's end there",
+		file: "plugins/csi-bridge/internal/driver/pool.go",
+		old:  "dialled != nil && *dialled != leadsTo(c.path)",
+		new:  "dialled != nil && *dialled != leadsTo(c.path) && c.asked.Load() && !c.called.Load()",
+		pkg:  "./plugins/csi-bridge/internal/bridge", run: "^TestEndpointIsLedElsewhere$",
+	},
+	{
 		name: "state-of-another", promise: "a plugin reads its own state only",
 		file: "host/internal/pluginhost/hostservices/state.go",
 		old:  "(\"plugin-state/\" + plugin)",
@@ -115,6 +150,27 @@ var plugins = []mutant{
 		old:  "	return errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))\n",
 		new:  "	return errors.Join(err, server.Close())\n",
 		pkg:  "./examples/plugins", run: "^TestNoRequestIsLostInSwaps$",
+	},
+	{
+		name: "unmount-of-another-container", promise: "a container keeps its volume when another one ends",
+		file: "plugins/docker-volume/internal/volumes/state.go",
+		old:  "		delete(r.Mounts, id)\n	}\n}\n\n// unseenGrace",
+		new:  "		r.Mounts = nil\n	}\n}\n\n// unseenGrace",
+		pkg:  "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
+	},
+	{
+		name: "containers-forgotten", promise: "a container keeps its volume when the plugin is restarted",
+		file: "plugins/docker-volume/internal/volumes/door.go",
+		old:  "store: &store{host.State, boot}",
+		new:  "store: &store{host.State, fmt.Sprint(boot, own)}",
+		pkg:  "./test/suite/dockervolume", run: "^TestDocker$/^plugin_killed$",
+	},
+	{
+		name: "holders-not-looked-for", promise: "a volume is released when no container has it, whatever Docker has said",
+		file: "plugins/docker-volume/internal/volumes/service.go",
+		old:  "	if r.used() || len(n.holders) > 0 || !n.up {\n",
+		new:  "	if r.used() || !n.up {\n",
+		pkg:  "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
 	},
 	{
 		name: "token-with-all-rights", promise: "a front door's token has its policy only",

@@ -37,4 +37,11 @@ var upgrades = []mutant{
 		new:  "	if c.frozen && c.busy {\n		return false\n",
 		pkg:  "./host/internal/system/handover", run: "^TestEveryRequestIsAnsweredOnce$",
 	},
+	{
+		name: "ready-too-early", promise: "a unit that systemd starts after the agent finds the API's socket",
+		file: "host/internal/agent/agent.go",
+		old:  "	log := newLogger(cfg, io.MultiWriter(recent, logs))\n",
+		new:  "	log := newLogger(cfg, io.MultiWriter(recent, logs))\n	_ = manager.Tell(servicemanager.Ready)\n",
+		pkg:  "./test/suite/systemd", run: "^TestAfterTheAgent$",
+	},
 }

@@ -19,6 +19,20 @@ var workloads = []mutant{
 		pkg:  workloadPkg, run: "^TestOneVolumeStartAndStop$",
 	},
 	{
+		name: "trace-lost-on-the-way", promise: "what a node asks the leader is in the trace of the call that it answers",
+		file: "host/internal/peer/batch.go",
+		old:  "context.WithTimeout(traced(batch), applyTimeout)",
+		new:  "context.WithTimeout(context.Background(), applyTimeout)",
+		pkg:  "./test/suite/cluster", run: "^TestTraces$",
+	},
+	{
+		name: "collector-waited-for", promise: "a collector of traces that hangs delays no call",
+		file: "host/internal/system/tracing/tracing.go",
+		old:  "	host := sdktrace.NewBatchSpanProcessor(shared{exporter})\n",
+		new:  "	host := sdktrace.NewBatchSpanProcessor(shared{exporter}, sdktrace.WithBlocking())\n",
+		pkg:  "./test/suite/e2e", run: "^TestTracesNotTaken$",
+	},
+	{
 		name: "boot-ignored", promise: "after a reboot nothing is assumed to be mounted",
 		file: "host/internal/workload/restore.go",
 		old:  "	if rec.BootID != m.bootID {\n",
@@ -205,5 +219,12 @@ var workloads = []mutant{
 		old:  "	if owner != caller {\n",
 		new:  "	if owner != caller || owner > 0 {\n		return nil\n	}\n	if owner != caller {\n",
 		pkg:  apiserverPkg, run: "^TestOnlyTheOwnerNamesItsProcess$",
+	},
+	{
+		name: "debug-unscanned", promise: "no file of a debug archive has a secret that is known on the host",
+		file: "host/internal/cli/bundle/bundle.go",
+		old:  "		whose := b.revealed(content)\n",
+		new:  "		whose := b.revealed(nil)\n",
+		pkg:  "./test/suite/e2e", run: "^TestDebug$",
 	},
 }

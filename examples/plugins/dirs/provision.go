@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -22,7 +23,7 @@ var (
 )
 
 // Create makes a directory. If it exists already, it is the volume of an earlier attempt.
-func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
+func (d *dirs) Create(ctx context.Context, driver storage.Driver, req storage.CreateRequest) (storage.CreateResponse,
 	error,
 ) {
 	var none storage.CreateResponse
@@ -38,6 +39,8 @@ func (d *dirs) Create(_ context.Context, driver storage.Driver, req storage.Crea
 	if err != nil {
 		return none, err
 	}
+	_, span := sdk.Span(ctx, "make the folder") // in the trace of the host's call
+	defer span.End()
 	mode := d.Get().mode
 	if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return none, status.Errorf(codes.Unavailable, "make the volume: %v", err)

@@ -34,6 +34,7 @@ func run() int {
 		defer stop()
 	}
 	return cli.Main(ctx, cli.Options{
+		Name:       os.Args[0],
 		Args:       os.Args[1:],
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,

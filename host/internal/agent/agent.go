@@ -34,6 +34,8 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
+	"github.com/pannier/pannier/host/internal/system/servicemanager"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/printable"
@@ -49,10 +51,15 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	if err != nil {
 		return err
 	}
-	log := newLogger(cfg, logs)
+	manager, err := servicemanager.Take()
+	if err != nil {
+		return err
+	}
+	recent := &recentLog{}
+	log := newLogger(cfg, io.MultiWriter(recent, logs))
 	a := &agent{
-		cfg: cfg, version: version, log: log, logs: logs, started: time.Now(), driversUp: make(chan struct{}),
-		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level,
+		cfg: cfg, version: version, log: log, logs: logs, recent: recent, started: time.Now(), driversUp: make(chan struct{}),
+		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level, manager: manager,
 	}
 	a.blocks.Store(cfg)
 	if before != nil {
@@ -64,18 +71,26 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	if before.Rehearses() {
 		return a.rehearse(ctx, before)
 	}
+	if err := a.sockets.Activate(); err != nil {
+		return err
+	}
 	defer func() { err = errors.Join(err, a.close(context.WithoutCancel(ctx))) }()
 	if err := a.open(ctx); err != nil {
 		return err
 	}
+	if unused := a.sockets.Unused(); len(unused) > 0 {
+		log.Warn("pannier.socket listens where the configuration does not say, and nobody answers there: make its "+
+			"ListenStream= and the configuration's socket the same", "listens", unused, "socket", cfg.Socket)
+	}
+	a.sockets.CloseUnused()
 	if before != nil {
-		a.sockets.CloseUnused()
 		a.sockets.ThawOne(rpcSocket) // a server is ready when the leader has called it
 		a.awaitReady(ctx, heldPatience)
 		a.sockets.Thaw()
 	}
 	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
 	a.closers.loop(ctx, a.reportUp)
+	a.closers.loop(ctx, a.keepManagerInformed)
 	for {
 		select {
 		case next := <-a.next:
@@ -84,6 +99,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 			}
 		case <-ctx.Done():
 			log.Info("the agent stops", "leave_plugins", !a.stopPlugins.Load())
+			a.told(a.manager.Tell(servicemanager.Stopping))
 			return nil
 		}
 	}
@@ -92,6 +108,9 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 // open opens all parts.
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
+	if err := a.openTraces(ctx); err != nil {
+		return err
+	}
 	for _, step := range a.role() {
 		if err := step.open(ctx); err != nil {
 			a.stopStarted()
@@ -116,6 +135,7 @@ type agent struct {
 	version string
 	log     hclog.Logger
 	logs    io.Writer
+	recent  *recentLog // the end of what log has written
 	started time.Time
 	closers closers
 	level   int           // the highest of the ledger's commands that it writes
@@ -131,8 +151,11 @@ type agent struct {
 	upgrading sync.Mutex      // held by an upgrade
 	next      chan *successor // the program that is to replace this one
 	outcome   atomic.Pointer[handover.Outcome]
+	manager   *servicemanager.Manager   // nil: none has started this agent
 	yieldLead func(ctx context.Context) // makes another server lead, if this one does; nil: there is none
 
+	traces      *tracing.Tracer
+	flush       time.Duration // how long the agent's end waits for the collector
 	events      *events.Bus
 	journal     *journal.Journal
 	sealer      *secrets.Sealer

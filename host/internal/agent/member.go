@@ -58,7 +58,7 @@ func (m *member) joinCluster(ctx context.Context, role pki.Role, gossips discove
 		return err
 	}
 	m.closers.add(m.port.Close)
-	m.dialer = transport.NewDialer(m.certs)
+	m.dialer = transport.NewDialer(m.certs, m.traces.Client()...)
 	m.closers.add(m.dialer.Close)
 	key, err := m.cfg.Gossip.Read()
 	if err != nil {
@@ -135,7 +135,7 @@ func (m *member) memberDeps() workload.Deps {
 func (m *member) servePeers(leader *peer.Leader) {
 	m.here.Workloads, m.here.Mounted, m.here.Calls = m.workloads, m.controllers, m.driverCalls()
 	s := peer.Serve(m.port.GRPC(), peer.Config{Leader: leader, Node: m.here, Terms: m.terms, Log: m.log.Named("peer")},
-		m.port.ServerOptions()...)
+		append(m.port.ServerOptions(), m.traces.Server()...)...)
 	m.closers.add(s.Close)
 }
 

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc"
+
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
@@ -18,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/hostservices"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
@@ -31,16 +34,21 @@ func (a *agent) openPlugins(ctx context.Context) error {
 	a.doors = frontdoors.New(frontdoors.Config{
 		Node: a.cfg.Name, ReadSecret: config.ReadSecret, Log: a.log.Named("plugin"),
 	})
-	a.hosting = hostservices.New(hostservices.Config{Journal: a.journal, API: a.doors.API, Log: a.log.Named("plugin")})
+	a.hosting = hostservices.New(hostservices.Config{
+		Journal: a.journal, API: a.doors.API, Spans: a.traces.Record, Log: a.log.Named("plugin"),
+	})
 	a.closers.add(func() error { return a.hosting.Close(a.stopPlugins.Load() || a.cfg.Dev) })
 	a.openDoors(a.cfg)
 	cfg := supervisor.Config{
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
-		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) {
-			a.catalog.Event(
-				e)
-		}, DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
+		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) },
+		DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
 		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning,
+	}
+	if a.traces != nil {
+		cfg.Dial = func(plugin string, generation uint64) []grpc.DialOption {
+			return a.traces.Client(tracing.Plugin.String(plugin), tracing.Generation.Int64(int64(generation))) //nolint:gosec // it counts starts
+		}
 	}
 	var err error
 	if cfg.Plugins, err = debugged(configured(a.cfg), os.Getenv(wire.EnvReattach)); err != nil {

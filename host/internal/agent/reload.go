@@ -16,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/host/internal/system/servicemanager"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/wire"
 )
@@ -72,6 +73,8 @@ var errConfiguration = errcode.InvalidArgument.New("the configuration is not tak
 func (a *agent) reload(ctx context.Context) (done apiserver.Reloaded, err error) {
 	a.reloading.Lock()
 	defer a.reloading.Unlock()
+	a.told(a.manager.Reloading())
+	defer func() { a.told(a.manager.Tell(servicemanager.Ready)) }()
 	defer func() {
 		e := events.Event{Topic: events.TopicAgent, Type: "reloaded", Subject: a.cfg.Name, Message: done.String()}
 		if err != nil {

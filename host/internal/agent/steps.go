@@ -134,7 +134,7 @@ func (a *agent) workloadDeps() workload.Deps {
 		Ledger: noderecord.Ledger{Cluster: a.ledger}, Drivers: a.drivers, Devices: a.devices,
 		Calls: a.driverCalls(), ReadSecret: config.ReadSecret, Events: a.events, Services: a.services,
 		Datacenter: a.cfg.Datacenter, Ports: ports.New(a.cfg.MinDynamicPort, a.cfg.MaxDynamicPort),
-		SecretsDir: files, IdentityTimeout: timeouts,
+		SecretsDir: files, IdentityTimeout: timeouts, Traces: a.traces,
 	}
 }
 
@@ -166,7 +166,7 @@ func declaredDriver(d config.Driver, apart bool) drivers.Spec {
 	return drivers.Spec{
 		ID: d.ID, Type: drivers.Type(d.Type), Apart: apart, Plugin: d.Plugin,
 		Endpoint: d.Endpoint, Command: d.Command, Env: d.Env,
-		User: d.User, Checksum: d.Checksum, Limits: process.Limits(d.Limits),
+		User: d.User, Checksum: d.Checksum, Overlap: d.Overlap, Limits: process.Limits(d.Limits),
 		MountDir: d.MountDir, StagePublishBaseDir: d.StagePublishBaseDir, HealthTimeout: d.HealthTimeout,
 		Timeouts: drivers.Timeouts(d.Timeouts), SettleTime: d.SettleTime,
 		AllowedMountFlags: d.AllowedMountFlags, EphemeralVolumes: (*drivers.EphemeralVolumes)(d.EphemeralVolumes),
@@ -220,8 +220,8 @@ func (a *agent) apiConfig() apiserver.Config {
 		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
-		Reload:  a.reload,
-		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets,
+		Reload: a.reload, Diagnosis: a.diagnosis,
+		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Workloads: a.workloads,
 		Services:  a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,

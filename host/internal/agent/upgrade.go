@@ -93,16 +93,20 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	defer next.End()
 	began := time.Now()
 	a.log.Info("the agent is upgraded", "from", next.outcome.From, "to", next.outcome.To)
+	a.traces.Flush(ctx, flushPatience)
+	a.told(a.manager.AllowSilence(upgradeSilence)) // until it is told again that the API is served
 	kept, err := a.holdCalls(ctx)
 	if err != nil {
 		a.sockets.Thaw()
 		a.upgraded(next, err)
 		a.upgrading.Unlock()
+		a.told(a.manager.AllowSilence(0))
 		return nil
 	}
 	held := time.Now()
 	a.plugins.LeaveWithHost()
 	a.stopPlugins.Store(false)
+	a.flush = heldFlushPatience
 	if err := a.closers.Close(); err != nil {
 		a.log.Error("not everything could be closed", "error", err)
 	}
@@ -117,11 +121,11 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	a.log.Info("the agent's calls were held back", "freeze", held.Sub(began), "close", closed.Sub(held),
 		"rehearsal", time.Since(closed))
 	if err == nil {
-		err = kept.Exec(ctx, next.Program, *a.outcome.Load())
+		err = kept.Exec(ctx, next.Program, *a.outcome.Load(), a.manager.Environ()...)
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load()))
+	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load(), a.manager.Environ()...))
 }
 
 // holdCalls makes another server lead, and holds calls back when none is being answered.

@@ -183,7 +183,7 @@ func TestEventsAreFiltered(t *testing.T) {
 	tell := func(topic, subject string, details ...string) {
 		e := events.Event{Topic: topic, Type: "test", Subject: subject, Details: map[string]string{}}
 		if len(details) > 0 {
-			e.Details["workload"] = details[0]
+			e.Details["workload"], e.Details["volume"] = details[0], details[0]
 		}
 		h.bus.Publish(e)
 	}
@@ -199,12 +199,14 @@ func TestEventsAreFiltered(t *testing.T) {
 		tell(events.TopicService, "east")
 		tell(events.TopicDriver, "d")
 		tell(events.TopicPlugin, "p")
+		tell(events.TopicSnapshot, "snap")
+		tell(events.TopicSnapshot, "snap-till", "till/v")
 		tell(events.TopicDevice, "g")
 		tell(events.TopicAgent, "a")
 		tell("a-new-topic", "n")
 	}
 	const all = "claim till/v, claim shop/v, volume v, workload till/w, workload shop/w, workload w, service s-till, service s-shop, " +
-		"service east, driver d, plugin p, device g, agent a, a-new-topic n"
+		"service east, driver d, plugin p, snapshot snap, snapshot snap-till, device g, agent a, a-new-topic n"
 	for name, c := range map[string]struct {
 		client *api.Client
 		want   string
@@ -213,7 +215,7 @@ func TestEventsAreFiltered(t *testing.T) {
 		"none":    {h.with(t, mustCreate(t, h, "none", `namespace "elsewhere" { policy = "write" }`)), ""},
 		"shop":    {h.as(t, "shop", `namespace "shop" { policy = "read" }`), "claim shop/v, workload shop/w, service s-shop"},
 		"default": {h.as(t, "default", `namespace "default" { policy = "read" }`), "volume v, workload w"},
-		"plugins": {h.as(t, "plugins", `plugin { policy = "read" }`), "driver d, plugin p"},
+		"plugins": {h.as(t, "plugins", `plugin { policy = "read" }`), "driver d, plugin p, snapshot snap"},
 		"nodes":   {h.as(t, "nodes", `node { policy = "read" }`), "device g"},
 		"agent":   {h.as(t, "agent", `agent { policy = "read" }`), "service east, agent a, a-new-topic n"},
 	} {

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -110,15 +112,24 @@ func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.Ev
 	if recent < 0 || recent > events.DefaultSize {
 		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
 	}
+	filter := events.Filter{Topics: req.Msg.GetTopics()}
+	for _, topic := range filter.Topics {
+		if !slices.Contains(events.Topics, topic) {
+			return invalid("events", "topics", fmt.Sprintf("%q is not one of %s", topic, strings.Join(events.Topics, ", ")))
+		}
+	}
+	if since := req.Msg.GetSince(); since != nil {
+		filter.Since = since.AsTime()
+	}
 	if !req.Msg.GetFollow() {
-		for _, e := range s.cfg.Events.Recent(recent) {
+		for _, e := range s.cfg.Events.RecentOf(filter, recent) {
 			if err := stream.Send(shownEvent(e)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	follow := s.cfg.Events.Subscribe(ctx, recent)
+	follow := s.cfg.Events.SubscribeTo(ctx, filter, recent)
 	if err := stream.Send(nil); err != nil { // send the headers now: the first event may be far off
 		return err
 	}
@@ -128,6 +139,23 @@ func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.Ev
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// volumeEvent publishes what was done with a volume.
+func (s *Server) volumeEvent(kind string, v claim.Volume) {
+	s.cfg.Events.Publish(events.Event{
+		Topic: events.TopicVolume, Type: kind, Subject: v.String(), Details: map[string]string{"driver": v.PluginID},
+	})
+}
+
+// snapshotEvent publishes what was done with a driver's snapshot, or group of snapshots, by its id; of is the volume,
+// or the volumes, if they are known.
+func (s *Server) snapshotEvent(kind, driver, id, of string) {
+	details := map[string]string{"driver": driver}
+	if of != "" {
+		details["volume"] = of
+	}
+	s.cfg.Events.Publish(events.Event{Topic: events.TopicSnapshot, Type: kind, Subject: id, Details: details})
 }
 
 func shownEvent(e events.Event) *hostv1.EventsResponse {

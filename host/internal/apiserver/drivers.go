@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
@@ -216,9 +217,14 @@ func showProcess(shown *hostv1.Driver, here drivers.Driver) {
 	shown.ConfigurationWaits = here.Waiting
 	shown.ProgramSha256, shown.ProgramProblem = here.Program, here.ProgramProblem
 	for _, w := range here.Swaps {
-		shown.Swaps = append(shown.Swaps, &hostv1.DriverSwap{
-			At: timestamp(w.At), FromSha256: w.From, ToSha256: w.To, Rollback: w.Rollback, Why: w.Why,
-		})
+		swap := &hostv1.DriverSwap{
+			At: timestamp(w.At), FromSha256: w.From, ToSha256: w.To, Overlap: w.Overlap, Refused: w.Refused,
+			Rollback: w.Rollback, Why: w.Why,
+		}
+		if w.Took > 0 {
+			swap.Took = durationpb.New(w.Took)
+		}
+		shown.Swaps = append(shown.Swaps, swap)
 	}
 }
 

@@ -116,6 +116,10 @@ func (c *caller) seesEvent(e *hostv1.Event) bool {
 		return c.AllowNamespace(namespaceIn(e.GetSubject()), acl.CSIReadVolume)
 	case events.TopicDriver, events.TopicPlugin:
 		return c.Allow(acl.Plugin, acl.Read)
+	case events.TopicSnapshot: // it has no namespace, its volume has one
+		volume := e.GetDetails()["volume"]
+		return c.Allow(acl.Plugin, acl.Read) &&
+			(volume == "" || c.AllowNamespace(namespaceIn(volume), acl.CSIReadVolume))
 	case events.TopicDevice:
 		return c.Allow(acl.Node, acl.Read)
 	default:

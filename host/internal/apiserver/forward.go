@@ -23,6 +23,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 )
 
@@ -130,7 +131,11 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 				return err
 			}
 			rewind()
-			return s.proxy(w, r, m, http.Header{forwardedHeader: {caller}, callHeader: {call}})
+			headers := http.Header{forwardedHeader: {caller}, callHeader: {call}}
+			end := s.cfg.Traces.Forward(r, headers, "forward to the leader", tracing.Node.String(s.cfg.Name))
+			err = s.proxy(w, r, m, headers)
+			end(err)
+			return err
 		},
 	})
 	if err != nil {

@@ -129,7 +129,7 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 func (s *Server) apiHandler() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
-		connect.WithInterceptors(interceptor{s}),
+		connect.WithInterceptors(append(s.cfg.Traces.Connect(), interceptor{s})...),
 		connect.WithCodec(strictJSON{}),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithCompressMinBytes(compressMin),

@@ -81,6 +81,8 @@ var needs = map[string]need{
 	v1.AgentServiceStopProcedure:    change(to(acl.Agent, acl.Write)),
 	v1.AgentServiceReloadProcedure:  change(to(acl.Agent, acl.Write)),
 	v1.AgentServiceUpgradeProcedure: change(to(acl.Agent, acl.Write)),
+	// Stacks and logs are about all namespaces, and profiling costs time.
+	v1.AgentServiceDiagnoseProcedure: change(to(acl.Agent, acl.Write)),
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
 	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),

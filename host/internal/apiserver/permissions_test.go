@@ -119,7 +119,7 @@ var who = map[string][]string{
 		v1.PluginServicePinPluginProcedure, v1.PluginServicePromotePluginProcedure,
 		v1.PluginServiceUnpinPluginProcedure, v1.PluginServiceVerifyPluginProcedure, v1.PluginServiceRemovePluginProcedure,
 		v1.TokenServiceSweepTokensProcedure, v1.AgentServiceStopProcedure, v1.AgentServiceReloadProcedure,
-		v1.AgentServiceUpgradeProcedure,
+		v1.AgentServiceUpgradeProcedure, v1.AgentServiceDiagnoseProcedure,
 		v1.NodeServiceDrainNodeProcedure, v1.NodeServiceSetNodeEligibilityProcedure, v1.NodeServicePurgeNodeProcedure,
 		v1.NodeServiceSetNodeNamespacesProcedure,
 		v1.MemberServiceJoinMembersProcedure, v1.MemberServiceForceLeaveProcedure, v1.MemberServiceLeaveProcedure,

@@ -36,6 +36,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets/rotation"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
@@ -69,12 +70,16 @@ type Config struct {
 	Stop func(plugins bool) Ending
 	// Reload reads the agent's configuration again, and takes over what of it can be.
 	Reload func(ctx context.Context) (Reloaded, error)
+	// Diagnosis describes the agent, for Diagnose.
+	Diagnosis func() (Diagnosis, error)
 	// Upgrade begins to replace the agent's program, and returns once that is known to be usable. Upgraded returns how
 	// the last attempt ended; nil: there was none.
 	Upgrade  func(ctx context.Context) (handover.Outcome, error)
 	Upgraded func() *handover.Outcome
 	// Sockets are what the server listens on, and hands over to the next program; nil: none of another program.
 	Sockets *handover.Sockets
+	// Traces records calls.
+	Traces *tracing.Tracer
 
 	Plugins Plugins
 	// Uses are what of the configuration calls plugins.
@@ -389,6 +394,8 @@ type Workloads interface {
 	Get(ref claim.WorkloadRef) (workload.Workload, error)
 	List() []workload.Workload
 	Placements(ref claim.VolumeRef) []workload.Placement
+	// Holders lists who has the volumes of a workload, besides the host.
+	Holders(ref claim.WorkloadRef) ([]workload.Holder, error)
 	// WorkloadsUsing names what is mounted or attached by a driver.
 	WorkloadsUsing(driver string) []string
 	// FailedTries counts the tries to release a workload that failed.

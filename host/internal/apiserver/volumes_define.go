@@ -65,6 +65,7 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 	if v, err = s.put(ctx, v); err != nil {
 		return nil, fmt.Errorf("register volume %q: %w", v.VolumeRef, err)
 	}
+	s.volumeEvent("registered", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}), err
 }
@@ -181,6 +182,7 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 			"volume %q exists at driver %q as %q, but it could not be registered: %w; create it again to finish: it is not made twice",
 			v.VolumeRef, v.PluginID, made.ExternalID, err)
 	}
+	s.volumeEvent("created", v)
 	return nil
 }
 
@@ -359,6 +361,7 @@ func (s volumeService) DeregisterVolume(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	s.volumeEvent("deregistered", result.Volume)
 	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
 }
 
@@ -392,6 +395,7 @@ func (s volumeService) DeleteVolume(ctx context.Context,
 		return nil, fmt.Errorf("volume %q is deleted at driver %q, but it is still registered: %w; delete it again to finish",
 			v.VolumeRef, v.PluginID, err)
 	}
+	s.volumeEvent("deleted", v)
 	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
 }
 

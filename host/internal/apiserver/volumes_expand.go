@@ -47,6 +47,7 @@ func (s volumeService) ExpandVolume(ctx context.Context,
 			return nil, err
 		}
 	}
+	s.volumeEvent("expanded", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -53,6 +54,7 @@ func (s volumeService) CreateGroupSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	s.snapshotEvent("group-created", volumes[0].PluginID, taken.ID, joined(volumes))
 	shown, err := s.shownGroup(ctx, volumes[0].PluginID, taken)
 	return connect.NewResponse(&hostv1.CreateGroupSnapshotResponse{Group: shown}), err
 }
@@ -81,7 +83,19 @@ func (s volumeService) DeleteGroupSnapshot(ctx context.Context,
 	if err == nil {
 		err = s.cfg.Controllers.DeleteGroupSnapshot(ctx, req.Msg.GetPluginId(), named)
 	}
+	if err == nil {
+		s.snapshotEvent("group-deleted", req.Msg.GetPluginId(), named.ID, "")
+	}
 	return connect.NewResponse(&hostv1.DeleteGroupSnapshotResponse{}), err
+}
+
+// joined lists the volumes' names.
+func joined(volumes []claim.Volume) string {
+	var names []string
+	for _, v := range volumes {
+		names = append(names, v.String())
+	}
+	return strings.Join(names, ", ")
 }
 
 func groupRequest(req interface {

@@ -35,6 +35,7 @@ func (s volumeService) ModifyVolume(ctx context.Context,
 		return nil, fmt.Errorf("volume %q is modified at driver %q, but the ledger could not be updated: %w; modify it again "+
 			"to finish", v.VolumeRef, v.PluginID, err)
 	}
+	s.volumeEvent("modified", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
 	return connect.NewResponse(&hostv1.ModifyVolumeResponse{Volume: shown}), err
 }

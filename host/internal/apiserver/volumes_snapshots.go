@@ -39,6 +39,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 	}
 	shown := shownSnapshot(v.PluginID, taken)
 	shown.Volume = v.String()
+	s.snapshotEvent("created", v.PluginID, taken.ID, v.String())
 	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}), nil
 }
 
@@ -53,6 +54,9 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 		return nil, invalid("delete snapshot", "snapshot_id", "is missing")
 	}
 	err := s.cfg.Controllers.DeleteSnapshot(ctx, req.Msg.GetPluginId(), req.Msg.GetSnapshotId(), req.Msg.GetSecrets())
+	if err == nil {
+		s.snapshotEvent("deleted", req.Msg.GetPluginId(), req.Msg.GetSnapshotId(), "")
+	}
 	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), err
 }
 

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
@@ -39,6 +42,13 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 				errors.New(
 					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
 		}
+	}
+	if at := req.Msg.GetMountedAt(); at != "" {
+		if opts.Owner == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
+			return invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
+				"it must be an absolute, clean path, and release_with_caller be set")
+		}
+		opts.MountedAt = at
 	}
 	// If the caller disconnects the wait ends, not the start.
 	ctx, leave := context.WithCancelCause(ctx)
@@ -128,7 +138,21 @@ func (s workloadService) GetWorkload(_ context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: shown}), nil
+	resp := &hostv1.GetWorkloadResponse{Workload: shown}
+	if !req.Msg.GetHolders() {
+		return connect.NewResponse(resp), nil
+	}
+	held, err := s.cfg.Workloads.Holders(ref)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range held {
+		resp.Holders = append(resp.Holders, &hostv1.Holder{
+			Request: h.Request, Pid: int64(h.PID), Command: h.Command, Path: h.Path, ReadOnly: h.ReadOnly,
+			Owner: owner.Of(h.PID, h.Group).Name, Stop: h.Stop(),
+		})
+	}
+	return connect.NewResponse(resp), nil
 }
 
 // ListWorkloads lists the workloads of this node, including those that ended recently.
@@ -141,7 +165,7 @@ func (s workloadService) ListWorkloads(_ context.Context,
 			return nil, invalid("list workloads", "namespace", err.Error())
 		}
 	}
-	resp := &hostv1.ListWorkloadsResponse{}
+	resp := &hostv1.ListWorkloadsResponse{Node: s.cfg.Name}
 	for _, w := range s.cfg.Workloads.List() {
 		if namespace != "" && w.Spec.Namespace != namespace {
 			continue

@@ -183,7 +183,7 @@ func (a *app) stopAgent(ctx context.Context, plugins bool) error {
 	if err != nil {
 		return err
 	}
-	process, pid := listener(ctx, a.agentAddress())
+	process, pid := listener(ctx, client, a.agentAddress())
 	if process != nil {
 		defer process.Close()
 	}
@@ -304,9 +304,9 @@ func (a *app) upgradeAgent(ctx context.Context, client *api.Client) error {
 	}
 }
 
-// listener opens a pidfd of the process that listens on a unix socket, which ends later than
-// the socket; nil when it is unknown.
-func listener(ctx context.Context, address string) (pidfd *os.File, pid int) {
+// listener opens a pidfd of the agent that listens on a unix socket, which ends later than the
+// socket; nil when it is unknown.
+func listener(ctx context.Context, client *api.Client, address string) (pidfd *os.File, pid int) {
 	path, ok := strings.CutPrefix(address, "unix://")
 	if !ok {
 		return nil, 0
@@ -320,11 +320,19 @@ func listener(ctx context.Context, address string) (pidfd *os.File, pid int) {
 	if err != nil || cred.Pid == 0 {
 		return nil, 0
 	}
-	fd, err := unix.PidfdOpen(int(cred.Pid), 0)
+	pid = int(cred.Pid)
+	if pid == 1 { // systemd has opened the socket, and runs the agent in its own pid namespace
+		status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		if err != nil {
+			return nil, 0
+		}
+		pid = int(status.Msg.GetPid())
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, 0
 	}
-	return os.NewFile(uintptr(fd), "pidfd"), int(cred.Pid)
+	return os.NewFile(uintptr(fd), "pidfd"), pid
 }
 
 // awaitEnd waits until a process has ended: its pidfd is then readable.

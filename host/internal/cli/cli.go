@@ -7,22 +7,28 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api"
 )
 
 // Options are main's input to the command.
 type Options struct {
-	// Args without the program's name.
+	// Name by which the program was called, such as mount.pannier, and Args without it.
+	Name   string
 	Args   []string
 	Stdout *os.File
 	Stderr *os.File
@@ -41,15 +47,25 @@ func Main(ctx context.Context, o Options) int {
 		return launch.Child()
 	}
 	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
+	if name := filepath.Base(o.Name); name == mountHelper || name == umountHelper {
+		return a.mountMain(ctx, name)
+	}
 	root := a.rootCommand() //nolint:contextcheck // a command takes its context from cobra
 	root.SetArgs(longFlags(root, o.Args))
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	err := root.ExecuteContext(ctx)
+	var err error
+	if a.traces, err = tracing.Open(ctx, tracing.Config{
+		Program: "pannier", Version: o.Version, Log: hclog.New(&hclog.LoggerOptions{Output: a.err}),
+	}); err != nil {
+		return a.report(err)
+	}
+	err = root.ExecuteContext(ctx)
 	if a.client != nil {
 		// Closing idle connections cannot fail.
 		_ = a.client.Close()
 	}
+	a.traces.Close(ctx, flushPatience)
 	if err == nil {
 		return ExitOK
 	}
@@ -60,6 +76,9 @@ func Main(ctx context.Context, o Options) int {
 	return a.report(err)
 }
 
+// flushPatience is how long a command's end waits until the collector has taken its spans.
+const flushPatience = 500 * time.Millisecond
+
 // app is the state that the commands share in one run.
 type app struct {
 	opts     Options
@@ -69,6 +88,7 @@ type app struct {
 	tokenFile                  string
 	noColor                    bool
 	client                     *api.Client
+	traces                     *tracing.Tracer
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the
@@ -80,11 +100,14 @@ func (a *app) rootCommand() *cobra.Command {
 	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
 		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(),
-		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.versionCommand(), a.completionCommand())
+		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.doctorCommand(), a.debugCommand(),
+		a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		root.AddCommand(a.agentCommand(), a.fenceCommand())
 	}
 	root.SilenceUsage, root.SilenceErrors = true, true
+	root.Version = a.opts.Version
+	root.SetVersionTemplate("pannier {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{err: err, command: cmd.CommandPath()}
@@ -120,7 +143,20 @@ func (a *app) noun(use, short string, commands ...*cobra.Command) *cobra.Command
 		Args: cobra.ArbitraryArgs,
 	}
 	cmd.AddCommand(commands...)
+	nameLists(commands)
 	return cmd
+}
+
+// nameLists lets a noun's list be called by the names that people try.
+func nameLists(commands []*cobra.Command) {
+	named := func(name string) func(*cobra.Command) bool {
+		return func(c *cobra.Command) bool { return c.Name() == name }
+	}
+	if i := slices.IndexFunc(commands, named("list")); i >= 0 {
+		commands[i].Aliases = []string{"ls"}
+	} else if i := slices.IndexFunc(commands, named("status")); i >= 0 && strings.HasPrefix(commands[i].Use, "status [") {
+		commands[i].Aliases = []string{"list", "ls"} // without an argument it is one
+	}
 }
 
 // do wraps a command's work with what all commands have in common.
@@ -137,13 +173,17 @@ func (a *app) do(work func(ctx context.Context, args []string) error) func(*cobr
 // withClient is do for work that calls the agent.
 func (a *app) withClient(work func(ctx context.Context, client *api.Client, args []string) error) func(*cobra.Command,
 	[]string) error {
-	return a.do(func(ctx context.Context, args []string) error {
-		client, err := a.api()
-		if err != nil {
-			return err
-		}
-		return work(ctx, client, args)
-	})
+	return func(cmd *cobra.Command, args []string) error {
+		return a.do(func(ctx context.Context, args []string) (err error) {
+			client, err := a.api()
+			if err != nil {
+				return err
+			}
+			ctx, end := a.traces.Begin(ctx, cmd.CommandPath())
+			defer func() { end(err) }()
+			return work(ctx, client, args)
+		})(cmd, args)
+	}
 }
 
 // api returns the client for the address of the flag or the environment.
@@ -155,7 +195,8 @@ func (a *app) api() (*api.Client, error) {
 	if err != nil {
 		return nil, &usageError{err: err}
 	}
-	client, err := api.New(a.agentAddress(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()))
+	client, err := api.New(a.agentAddress(), api.WithToken(secret), api.WithTLS(tlsFromEnvironment()),
+		api.WithInterceptors(a.traces.Connect()...))
 	if err != nil {
 		return nil, &usageError{err: err}
 	}
@@ -195,33 +236,45 @@ func (a *app) colored(w io.Writer) bool {
 	return !a.noColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)
 }
 
+// version is this program's.
+type version struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func (a *app) version() version {
+	v := version{Version: a.opts.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, setting := range info.Settings {
+			if setting.Key == "vcs.revision" {
+				v.Revision = setting.Value
+			}
+		}
+	}
+	return v
+}
+
+func (v version) String() string {
+	text := fmt.Sprintf("pannier %s (%s, %s)", v.Version, v.Go, v.Platform)
+	if v.Revision != "" {
+		text += " revision " + v.Revision[:min(12, len(v.Revision))]
+	}
+	return text
+}
+
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Show this program's version",
 		Example: "pannier version",
 		Args:    exactly(),
 		RunE: a.do(func(context.Context, []string) error {
-			v := struct {
-				Version  string `json:"version"`
-				Revision string `json:"revision,omitempty"`
-				Go       string `json:"go"`
-				Platform string `json:"platform"`
-			}{Version: a.opts.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-			if info, ok := debug.ReadBuildInfo(); ok {
-				for _, setting := range info.Settings {
-					if setting.Key == "vcs.revision" {
-						v.Revision = setting.Value
-					}
-				}
-			}
+			v := a.version()
 			if a.format == formatJSON {
 				return a.printValue(v)
 			}
-			text := fmt.Sprintf("pannier %s (%s, %s)", v.Version, v.Go, v.Platform)
-			if v.Revision != "" {
-				text += " revision " + v.Revision[:min(12, len(v.Revision))]
-			}
-			_, err := fmt.Fprintln(a.out, text)
+			_, err := fmt.Fprintln(a.out, v)
 			return err
 		}),
 	}

@@ -42,8 +42,9 @@ as they come.`,
 func (a *app) driverHistory() *cobra.Command {
 	return &cobra.Command{
 		Use: "history ID", Short: "Show how the program of a driver that the agent runs was changed",
-		Long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last, and
-why it went back to the one before. With -o json each is one line.`,
+		Long: `Show the last 20 changes of the program of a driver that the agent runs, the newest last: how
+long each took, whether calls waited, and why a program was refused, or it went back to the one
+before. With -o json each is one line.`,
 		Example: "pannier driver history local",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
@@ -60,13 +61,22 @@ why it went back to the one before. With -o json each is one line.`,
 				a.note("the program of driver %q was not changed", args[0])
 				return nil
 			}
-			t := newTable("AT", "FROM", "TO", "RESULT")
+			t := newTable("AT", "FROM", "TO", "TOOK", "RESULT")
 			for _, s := range swaps {
-				result := cell{"swapped", green}
-				if s.GetRollback() {
+				result := cell{"restarted: calls waited", green}
+				switch {
+				case s.GetRefused():
+					result = cell{"refused next to the old process: " + s.GetWhy(), yellow}
+				case s.GetRollback():
 					result = cell{"rolled back: " + s.GetWhy(), yellow}
+				case s.GetOverlap():
+					result = cell{"swapped next to the old process", green}
 				}
-				t.row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), result)
+				took := "-"
+				if s.GetTook() != nil {
+					took = short(s.GetTook().AsDuration())
+				}
+				t.row(moment(s.GetAt()), shortSum(s.GetFromSha256()), shortSum(s.GetToSha256()), took, result)
 			}
 			return a.show(t)
 		}),

@@ -23,23 +23,32 @@ import (
 // secretsInContainer is where a container has the workload's secrets.
 const secretsInContainer = "/secrets"
 
-// printMounts is print with two more formats: flags of docker run and lines of a unit.
+// workloadUnit is the unit that starts a workload for others, and workloadSpec the file that it reads.
+const (
+	workloadUnit = "pannier-workload@%s.service"
+	workloadSpec = "/etc/pannier/workloads/%s.hcl"
+)
+
+// printMounts is print with more formats: flags of docker run, lines of a unit, and a unit's drop-in.
 func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) error {
 	format := dockerMount
 	switch a.format {
 	case formatDocker:
-	case formatSystemd:
+	case formatSystemd, formatDropin:
 		format = systemdMount
 	default:
 		return a.print(m, table)
 	}
 	w := m.GetWorkload()
-	if a.format == formatSystemd {
+	var out strings.Builder
+	if a.format != formatDocker {
 		if err := checkDestinations(w.GetMounts()); err != nil {
 			return err
 		}
 	}
-	var out strings.Builder
+	if a.format == formatDropin {
+		out.WriteString(a.dropin(w.GetSpec().GetId()))
+	}
 	for _, mount := range w.GetMounts() {
 		lines, err := format(mount)
 		if err != nil {
@@ -48,7 +57,7 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 		out.WriteString(lines)
 	}
 	devices, environment := dockerDevices, dockerVariables
-	if a.format == formatSystemd {
+	if a.format != formatDocker {
 		devices, environment = a.systemdDevices, a.systemdVariables
 	}
 	lines, err := devices(w.GetReservation())
@@ -62,6 +71,16 @@ func (a *app) printMounts(m *hostv1.GetWorkloadResponse, table func() error) err
 	}
 	_, err = fmt.Fprint(a.out, out.String()+lines)
 	return err
+}
+
+// dropin returns the lines of a unit that starts with the workload's unit and never without it, up to those of its
+// [Service] section.
+func (a *app) dropin(id string) string {
+	unit, spec := fmt.Sprintf(workloadUnit, id), fmt.Sprintf(workloadSpec, id)
+	if _, err := os.Stat(spec); err != nil {
+		a.note("warning: %s reads the spec there: %v", unit, err)
+	}
+	return fmt.Sprintf("[Unit]\nRequires=%[1]s\nAfter=%[1]s\n\n[Service]\n", unit)
 }
 
 // dockerMount returns a flag of docker run, one line without characters that a shell would split.

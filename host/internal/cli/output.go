@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -24,6 +27,7 @@ const (
 	formatJSON    = "json"
 	formatDocker  = "docker"
 	formatSystemd = "systemd"
+	formatDropin  = "systemd-dropin"
 )
 
 // extraFormats annotates a command that has formats of its own.
@@ -46,6 +50,22 @@ func (a *app) print(m proto.Message, table func() error) error {
 		return a.printJSON(m, "  ")
 	}
 	return table()
+}
+
+// confirm asks a person who sits at a terminal. A program is not asked. The error says that the answer was no.
+func (a *app) confirm(yes bool, format string, args ...any) error {
+	if yes || !isTerminal(os.Stdin) {
+		return nil
+	}
+	fmt.Fprint(a.err, printable(fmt.Sprintf(format, args...))+" [y/N] ")
+	answer, err := bufio.NewReader(os.Stdin).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
+		return &codeError{errors.New("nothing was changed"), ExitRefused}
+	}
+	return nil
 }
 
 // answer prints a message of the API as JSON, or this line of text.

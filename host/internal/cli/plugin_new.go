@@ -25,8 +25,8 @@ builds, passes its tests and runs under an agent unchanged; plugin.go is for the
 fill in. The kind is one of ` + strings.Join(kinds, ", ") + `.
 
 It needs the go command, to find the versions of the dependencies. With -lang node it is
-a storage plugin in JavaScript instead, which npm builds. docs/plugins.md is the guide
-for authors.`,
+a storage plugin in JavaScript instead, which npm builds, and with -lang python one in
+Python. docs/plugins.md is the guide for authors.`,
 		Example: "pannier plugin new storage my-storage",
 		Args:    exactly("KIND", "DIR"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -40,7 +40,7 @@ for authors.`,
 			}
 		},
 	}
-	cmd.Flags().StringVar(&p.Lang, "lang", "go", "the `LANGUAGE`: "+strings.Join(newplugin.Langs, " or "))
+	cmd.Flags().StringVar(&p.Lang, "lang", "go", "the `LANGUAGE`: "+strings.Join(newplugin.Langs, ", "))
 	cmd.Flags().StringVar(&p.SDKDir, "sdk", "", "build with the SDK in `DIR`, a checkout of pannier (default: a release)")
 	cmd.Flags().StringVar(&p.Module, "module", "",
 		"the `NAME` of the module (default: example.com/ and the folder's name)")

@@ -162,6 +162,18 @@ func (p *progress) draw() {
 	_, _ = io.WriteString(p.w, out.String()) // Nobody reads a terminal that is gone.
 }
 
+// waiting returns the steps that are not done.
+func (p *progress) waiting() (steps []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, line := range p.steps {
+		if line.step.GetState() != "done" {
+			steps = append(steps, line.text(false))
+		}
+	}
+	return steps
+}
+
 func (l *stepLine) ended() bool {
 	state := l.step.GetState()
 	return state == "done" || state == "failed"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -11,24 +12,52 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
+// watchInterval is the pause between two screens.
+const watchInterval = 2 * time.Second
+
 func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	var watch bool
+	cmd := &cobra.Command{
 		Use: "status", Short: "Show the whole host on one screen",
-		Example: "pannier status",
+		Example: "pannier status\npannier status -watch",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
-			if err != nil {
-				return err
+			for {
+				resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+				if err != nil {
+					return err
+				}
+				if watch && isTerminal(a.out) {
+					if err := a.clear(); err != nil {
+						return err
+					}
+				}
+				if err := a.print(resp.Msg, func() error { return a.showStatus(resp.Msg) }); err != nil || !watch {
+					return err
+				}
+				select {
+				case <-time.After(watchInterval):
+				case <-ctx.Done():
+					return nil // watching ends by an interrupt
+				}
 			}
-			return a.print(resp.Msg, func() error { return a.showStatus(resp.Msg) })
 		}),
 	}
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
+	return cmd
+}
+
+// clear empties the terminal (ECMA-48, CUP and ED).
+func (a *app) clear() error {
+	_, err := io.WriteString(a.out, "\x1b[H\x1b[2J")
+	return err
 }
 
 func (a *app) showStatus(s *hostv1.StatusResponse) error {
@@ -102,20 +131,37 @@ func (a *app) heading(text string) error {
 	return err
 }
 
+// keptEvents is how many events an agent keeps.
+const keptEvents = events.DefaultSize
+
 func (a *app) eventsCommand() *cobra.Command {
 	var follow bool
 	var recent int32
-	cmd := &cobra.Command{
+	var since string
+	var topics []string
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use: "events", Short: "Show what happened on the host",
 		Long: `Show the last events of the host, also those of before its agent was restarted, and with
--follow new ones as they happen. With -o json each event is one line.`,
-		Example: "pannier events -recent 50 -follow",
-		Args:    exactly(),
+-follow new ones as they happen. The agent keeps the last 1000. With -o json each event is one
+line.`,
+		Example: `pannier events -recent 50 -follow
+pannier events -since 2h -topic volume -topic claim`,
+		Args: exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			if recent < 0 || recent > 1000 {
+			if recent < 0 || recent > keptEvents {
 				return &usageError{err: errors.New("-recent: from 0 to 1000")}
 			}
-			stream, err := client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: recent, Follow: follow}))
+			from, err := sinceTime(since, time.Now())
+			if err != nil {
+				return &usageError{err: fmt.Errorf("-since: %w", err)}
+			}
+			if from != nil && !cmd.Flags().Changed("recent") {
+				recent = keptEvents
+			}
+			stream, err := client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{
+				Recent: recent, Follow: follow, Since: from, Topics: topics,
+			}))
 			if err != nil {
 				return err
 			}
@@ -132,8 +178,27 @@ func (a *app) eventsCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with new events")
-	cmd.Flags().Int32Var(&recent, "recent", 20, "how many of the last events to show first, at most 1000")
+	cmd.Flags().Int32Var(&recent, "recent", 20,
+		"how many of the last events to show first, at most 1000; with -since all of them, unless it is given")
+	cmd.Flags().StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
+	cmd.Flags().StringArrayVar(&topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
+		"; may be given more than once")
 	return cmd
+}
+
+// sinceTime reads a time, or a duration before now; nil for an empty text.
+func sinceTime(text string, now time.Time) (*timestamppb.Timestamp, error) {
+	if text == "" {
+		return nil, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return timestamppb.New(now.Add(-ago)), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return nil, fmt.Errorf("%q is neither a duration, such as 90m, nor a time, such as 2026-01-31T09:00:00Z", text)
+	}
+	return timestamppb.New(at), nil
 }
 
 func (a *app) showEvent(m *hostv1.EventsResponse) error {

@@ -292,14 +292,19 @@ leaves behind.`,
 
 func (a *app) volumeDelete() *cobra.Command {
 	var secretFlags []string
+	var yes bool
 	cmd := &cobra.Command{
 		Use: "delete ID", Short: "Delete a volume at its driver, with its data",
-		Long:    "Delete a volume at its driver, with its data, and forget it. Refused while it has claims.",
+		Long: `Delete a volume at its driver, with its data, and forget it. Refused while it has claims. On a
+terminal the command asks first, unless -yes is given.`,
 		Example: "pannier volume delete data",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
 			if err != nil {
+				return err
+			}
+			if err := a.confirm(yes, "delete volume %q with its data?", args[0]); err != nil {
 				return err
 			}
 			resp, err := client.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{
@@ -311,6 +316,7 @@ func (a *app) volumeDelete() *cobra.Command {
 			return a.answer(resp.Msg, "volume %q is deleted", args[0])
 		}),
 	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	secretsFlag(cmd, &secretFlags)
 	return cmd
 }

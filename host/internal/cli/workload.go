@@ -23,14 +23,15 @@ func (a *app) workloadCommand() *cobra.Command {
 }
 
 // mountFormats are the additional formats of commands that show a workload's mounts.
-var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd}
+var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd + " " + formatDropin}
 
 func (a *app) workloadStart() *cobra.Command {
 	return &cobra.Command{
 		Use: "start SPEC", Short: "Start a workload for a unit, a container or a script",
 		Long: `Bring a workload's volumes and services up and keep them until pannier workload
 stop. It may be repeated. With -o docker the workload's mounts, secrets and ports are
-written as flags of docker run, with -o systemd as lines of a unit.`,
+written as flags of docker run, with -o systemd as lines of a unit, with -o systemd-dropin
+as the drop-in of a unit that pannier-workload@.service starts the workload for.`,
 		Example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
 		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
@@ -55,43 +56,6 @@ written as flags of docker run, with -o systemd as lines of a unit.`,
 	}
 }
 
-func (a *app) workloadStop() *cobra.Command {
-	var force bool
-	cmd := &cobra.Command{
-		Use: "stop SPEC|ID", Short: "Stop a workload and release what it has",
-		Long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
-tokens. What cannot be undone now, because a driver or Consul is down, is retried until
-it is done; the command can be interrupted meanwhile, the agent continues.
-
-With -force the agent unmounts itself what a driver does not unmount, because it does not
-answer, fails, or its FUSE file system has no server any more. A volume that is still in use
-is waited for as without it.`,
-		Example: "pannier workload stop redis",
-		Args:    exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
-		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			namespace, id, err := a.specOrID(args[0])
-			if err != nil {
-				return err
-			}
-			p := a.progress()
-			w, err := a.stop(ctx, client, p, &hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: force})
-			p.close()
-			if ctx.Err() != nil {
-				return &hintError{errors.New("interrupted"), "the agent continues; follow it with: pannier workload status " + id}
-			}
-			if err != nil {
-				return hintWorkload(err)
-			}
-			return a.print(&hostv1.GetWorkloadResponse{Workload: w}, func() error {
-				a.note("workload %q is stopped", id)
-				return nil
-			})
-		}),
-	}
-	cmd.Flags().BoolVar(&force, "force", false, "unmount what a driver does not unmount; your name is recorded")
-	return cmd
-}
-
 func (a *app) workloadStatus() *cobra.Command {
 	return &cobra.Command{
 		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
@@ -99,7 +63,7 @@ func (a *app) workloadStatus() *cobra.Command {
 		Args:    between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs), Annotations: mountFormats,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
-				if a.format == formatDocker || a.format == formatSystemd {
+				if strings.Contains(mountFormats[extraFormats], a.format) {
 					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
 				}
 				resp, err := client.Workloads.ListWorkloads(ctx,
@@ -114,11 +78,13 @@ func (a *app) workloadStatus() *cobra.Command {
 				return err
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
-				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id}))
+				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true}))
 			if err != nil {
 				return hintWorkload(err)
 			}
-			return a.printMounts(resp.Msg, func() error { return a.showWorkload(resp.Msg.GetWorkload()) })
+			return a.printMounts(resp.Msg, func() error {
+				return a.showWorkload(resp.Msg.GetWorkload(), resp.Msg.GetHolders()...)
+			})
 		}),
 	}
 }
@@ -195,29 +161,6 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress,
 	if err == nil && w == nil {
 		err = fmt.Errorf("the agent's answer to the start of %q has no workload in it", req.GetSpec().GetId())
 	}
-	return w, err
-}
-
-// stop stops a workload, with retries as start has.
-func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
-	req *hostv1.StopWorkloadRequest,
-) (w *hostv1.Workload, err error) {
-	seen := false // steps of this stop were received
-	err = a.patiently(ctx, p, true, func() error {
-		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(req))
-		if err != nil {
-			return err
-		}
-		var some bool
-		w, some, err = receive(stream, p)
-		if seen && connect.CodeOf(err) == connect.CodeNotFound {
-			// The agent died between the last step and its answer: the workload is stopped.
-			spec := &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}
-			w, err = &hostv1.Workload{Spec: spec, State: "stopped"}, nil
-		}
-		seen = seen || some
-		return err
-	})
 	return w, err
 }
 

@@ -35,7 +35,8 @@ func workloadState(state string) cell {
 	}
 }
 
-func (a *app) showWorkload(w *hostv1.Workload) error {
+// showWorkload shows a workload, and those who have its volumes.
+func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error {
 	t := newTable()
 	t.row("ID", w.GetSpec().GetId())
 	t.row("Namespace", w.GetSpec().GetNamespace())
@@ -69,6 +70,18 @@ func (a *app) showWorkload(w *hostv1.Workload) error {
 			return err
 		}
 		if err := a.showMounts(w); err != nil {
+			return err
+		}
+	}
+	if len(holders) > 0 {
+		if err := a.heading("Holders"); err != nil {
+			return err
+		}
+		held := newTable("VOLUME", "OWNER", "PID", "COMMAND", "PATH", "ENDED BY")
+		for _, h := range holders {
+			held.row(h.GetRequest(), h.GetOwner(), number(h.GetPid()), h.GetCommand(), h.GetPath(), h.GetStop())
+		}
+		if err := a.show(held); err != nil {
 			return err
 		}
 	}

@@ -55,6 +55,8 @@ type Agent struct {
 	ACL    ACL       `key:"acl"`
 	// AuditPath is the audit log's file; absolute. Empty: there is none.
 	AuditPath string `key:"audit"`
+	// TracesEndpoint is the base URL of the OTLP/HTTP collector of traces; empty: there is none.
+	TracesEndpoint string `key:"traces"`
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
 	// PluginSigning says whose plugins are run.
@@ -186,6 +188,8 @@ type Driver struct {
 	User string
 	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
 	Checksum string
+	// Overlap says that two processes of it may run side by side.
+	Overlap bool
 	// Limits of its resources; 0: none.
 	Limits Limits
 	// MountDir and StagePublishBaseDir are where a driver in a container sees its

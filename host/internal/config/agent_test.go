@@ -287,7 +287,15 @@ func TestDev(t *testing.T) {
 
 func TestBadAgents(t *testing.T) {
 	for name, c := range map[string]struct{ src, want string }{
-		"unknown key":  {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
+		"unknown key": {"\nbind_adr = \"::\"", `2: unsupported argument "bind_adr"; did you mean "bind_addr"?`},
+		"traces": {
+			"traces {\n  endpoint = \"collector:4318\"\n}",
+			`2: traces: endpoint: a URL such as "http://127.0.0.1:4318" is required`,
+		},
+		"trace secret": {
+			"traces {\n  endpoint = \"http://u:p@collector\"\n}",
+			`2: traces: endpoint: a URL such as "http://127.0.0.1:4318" is required`,
+		},
 		"no telemetry": {"telemetry {}", "1: unsupported block \"telemetry\""},
 		"near a block": {"consol {}", `1: unsupported block "consol"; did you mean "consul"?`},
 		"unknown port": {"ports {\n  htp = 1\n}", `2: ports: unsupported argument "htp"; did you mean "http"?`},
@@ -621,7 +629,7 @@ func TestExamplesParse(t *testing.T) {
 func TestEveryKeyIsShown(t *testing.T) {
 	agent := []fields{
 		rootFields, consulFields, driverFields, controllerFields, portsFields, serverFields, tlsFields, aclFields,
-		auditFields, autopilotFields, encryptionFields, gcFields, signingFields,
+		auditFields, autopilotFields, encryptionFields, gcFields, signingFields, tracesFields,
 	}
 	workload := []fields{
 		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,

@@ -51,6 +51,7 @@ var (
 	tlsFields       = fields{attrs: []string{"ca_file", "cert_file", "key_file"}}
 	aclFields       = fields{attrs: []string{"enabled", "socket_root"}}
 	auditFields     = fields{attrs: []string{"path"}}
+	tracesFields    = fields{attrs: []string{"endpoint"}}
 	autopilotFields = fields{attrs: []string{
 		"cleanup_dead_servers", "last_contact_threshold",
 		"server_stabilization_time", "min_quorum",
@@ -89,6 +90,9 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 	l.acl(s)
 	if block := s.one("audit"); block != nil {
 		s.inner(block, auditFields).file("path", dir, &a.AuditPath)
+	}
+	if block := s.one("traces"); block != nil {
+		s.inner(block, tracesFields).httpURL("endpoint", &a.TracesEndpoint)
 	}
 	l.autopilot(s)
 	if block := s.one("ledger_encryption"); block != nil {

@@ -166,7 +166,9 @@ var rootFields = fields{
 		"log_level", "log_format", "leave_plugins_on_stop", "secrets_dir",
 		"advertise_addr", "retry_join", "encrypt", "encrypt_file",
 	},
-	blocks:   []string{"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption", "plugin_signing"},
+	blocks: []string{
+		"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption", "plugin_signing", "traces",
+	},
 	labelled: []string{"plugin", "csi_driver", "identity"},
 	named:    []string{"consul"},
 }

@@ -182,14 +182,14 @@ func (l *loader) label(in *section, block *hcl.Block, seen map[string]bool) bool
 var (
 	driverFields = fields{
 		attrs: []string{
-			"type", "plugin", "endpoint", "command", "user", "checksum", "mount_dir", "stage_publish_base_dir",
+			"type", "plugin", "endpoint", "command", "user", "checksum", "overlap", "mount_dir", "stage_publish_base_dir",
 			"health_timeout", "settle_time", "allowed_mount_flags",
 		},
 		blocks: []string{"limits", "timeout", "controller", "ephemeral_volumes"}, maps: []string{"env"},
 		refused: map[string]string{"ephemeral": "write ephemeral_volumes {}"},
 	}
 	controllerFields = fields{
-		attrs: []string{"endpoint", "command", "user", "checksum"}, blocks: []string{"limits"}, maps: []string{"env"},
+		attrs: []string{"endpoint", "command", "user", "checksum", "overlap"}, blocks: []string{"limits"}, maps: []string{"env"},
 	}
 )
 
@@ -296,6 +296,7 @@ func (s *section) driverProcess(d *Driver) {
 	}
 	s.str("user", &d.User)
 	s.checksum(&d.Checksum)
+	s.boolean("overlap", &d.Overlap)
 	s.limits(&d.Limits)
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -254,6 +255,20 @@ func (s *section) oneOf(name string, allowed []string, dst *string) {
 	}
 	if !slices.Contains(allowed, text) {
 		s.fail(name, "%q is not one of %s", text, strings.Join(allowed, ", "))
+		return
+	}
+	*dst = text
+}
+
+// httpURL reads the base URL of an HTTP server, without secrets in it.
+func (s *section) httpURL(name string, dst *string) {
+	var text string
+	if !s.str(name, &text) {
+		return
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" {
+		s.fail(name, "a URL such as \"http://127.0.0.1:4318\" is required")
 		return
 	}
 	*dst = text

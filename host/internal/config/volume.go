@@ -363,7 +363,7 @@ func secretRange(block *hcl.Block, name string) hcl.Range {
 // ReadSecret reads the file of a file:// reference, of at most 1 MiB, without the newline at its end. Errors do not
 // contain an invalid reference, which may be the secret itself.
 func ReadSecret(ref string) (string, error) {
-	path, isFile := strings.CutPrefix(ref, "file://")
+	path, isFile := strings.CutPrefix(ref, fileScheme)
 	if !isFile || !strings.HasPrefix(path, "/") {
 		return "", fmt.Errorf("is not file:// and an absolute path")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 
 // Bounds of one call that carries commands.
@@ -57,6 +59,8 @@ func newBatcher(node string, identify func(context.Context) context.Context) *ba
 
 // apply sends one command to a server.
 func (b *batcher) apply(ctx context.Context, to service, entry []byte) (outcome []byte, err error) {
+	ctx, span := tracing.Span(ctx, "forward to the leader", tracing.Node.String(b.node))
+	defer func() { tracing.End(span, err) }()
 	c := &pendingCommand{ctx: ctx, entry: entry, by: onbehalf.From(ctx), done: make(chan struct{})}
 	b.mu.Lock()
 	q := b.to[to.conn]
@@ -112,7 +116,7 @@ func (b *batcher) next(to service, q *queue) (batch []*pendingCommand) {
 
 // call makes one call and sets the outcome of each command.
 func (b *batcher) call(to service, batch []*pendingCommand) {
-	ctx, cancel := context.WithTimeout(context.Background(), applyTimeout)
+	ctx, cancel := context.WithTimeout(traced(batch), applyTimeout)
 	defer cancel()
 	req := &peerv1.ApplyRequest{Node: b.node}
 	for _, c := range batch {
@@ -132,6 +136,16 @@ func (b *batcher) call(to service, batch []*pendingCommand) {
 		}
 		close(c.done)
 	}
+}
+
+// traced returns the context of a call that carries a batch: it is in the trace of the first command that has one.
+func traced(batch []*pendingCommand) context.Context {
+	for _, c := range batch {
+		if trace.SpanContextFromContext(c.ctx).IsSampled() {
+			return tracing.Within(context.Background(), c.ctx)
+		}
+	}
+	return context.Background()
 }
 
 // outcomeOf returns the encoded outcome of one command of a call, or the error that it would have had in a call of its

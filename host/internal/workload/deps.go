@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/sdk/device"
@@ -104,4 +105,6 @@ type Deps struct {
 	// IdentityTimeout bounds a token's derivation with all retries, by the name of the agent's
 	// consul block; 0 or absent: 5 minutes.
 	IdentityTimeout map[string]time.Duration
+	// Traces records the release of workloads that no call asked for.
+	Traces *tracing.Tracer
 }

@@ -52,3 +52,29 @@ func TestStopWaitsForCopiesOnTheHost(t *testing.T) {
 	h.ended(t, "w")
 	h.clean(t)
 }
+
+// The holders of a volume are those who have copies of its mount; the host's own mounts are none.
+func TestHolders(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	target := h.start(t, spec("w", "a")).Mounts[0].HostPath
+	if held, err := h.Holders(ref("w")); err != nil || len(held) != 0 {
+		t.Errorf("nobody has it: %v, %v", held, err)
+	}
+	aside := t.TempDir()
+	p := runScript(t, true, "mount --bind "+target+" "+aside+"; "+idle)
+	held, err := h.Holders(ref("w"))
+	if err != nil || len(held) != 1 || held[0].PID != p.pid() || held[0].Path != aside || held[0].Request == "" {
+		t.Errorf("process %d has it: %+v, %v", p.pid(), held, err)
+	}
+	check.NoError(t, p.Process.Kill())
+	p.reap()
+	h.stop(t, "w")
+	if held, err := h.Holders(ref("w")); err != nil || len(held) != 0 {
+		t.Errorf("the workload has ended: %v, %v", held, err)
+	}
+	if _, err := h.Holders(ref("other")); err == nil {
+		t.Error("another workload has holders")
+	}
+	h.clean(t)
+}

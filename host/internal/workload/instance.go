@@ -7,6 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/peer/onbehalf"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -45,6 +48,7 @@ type instance struct {
 	reconciled <-chan struct{} // closed when its claims were compared with the ledger; nil: no need
 
 	caller *onbehalf.Caller // for whom it is started
+	span   trace.Span       // of the call that it is started or stopped for; mu guards it
 
 	resumed bool // an earlier process of the host began it
 	intact  bool // everything was mounted as it should be when it was restored
@@ -68,6 +72,7 @@ func newInstance(rec record, j *journal.Journal) *instance {
 		ref: rec.Spec.WorkloadRef, journal: j, rec: rec,
 		revision: revision{wake: make(chan struct{}, 1)},
 		caller:   onbehalf.New("", rec.Grant),
+		span:     noop.Span{},
 		stop:     make(chan struct{}), hurry: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	i.cutOff, i.cut = context.WithCancel(context.Background())

@@ -65,6 +65,7 @@ type Manager struct {
 	reconciled chan struct{} // closed when the ledger was compared with the journal
 
 	failedTries atomic.Int64
+	mountTable  mountTable
 
 	mu        sync.Mutex
 	closed    bool

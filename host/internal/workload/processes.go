@@ -109,6 +109,9 @@ func (r *run) findProcess(ctx context.Context, what string, ref *process.Ref) (*
 	}
 	p, err := process.Find(ctx, *ref)
 	if errors.Is(err, process.ErrGone) {
+		if ref == r.rec.Owner && r.rec.MountedAt != "" {
+			return nil, nil // awaitEnd looks whether a volume is mounted
+		}
 		r.askStop(fmt.Sprintf("its %s (pid %d) is gone", what, ref.PID))
 		return nil, nil
 	}
@@ -125,12 +128,18 @@ func (r *run) awaitEnd(ctx context.Context) error {
 		r.mu.Lock()
 		owner, own, changed := r.owner, r.process, r.changed.Wait()
 		r.mu.Unlock()
+		if r.rec.MountedAt != "" && (owner == nil || isClosed(owner.Done())) {
+			return r.awaitUnmounted(ctx)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-r.stop:
 			return r.stopReason()
 		case <-done(owner):
+			if r.rec.MountedAt != "" {
+				continue
+			}
 			return fmt.Errorf("its owner (pid %d) ended", owner.PID())
 		case <-done(own):
 			return fmt.Errorf("its process (pid %d) ended", own.PID())

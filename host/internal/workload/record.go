@@ -63,6 +63,8 @@ type record struct {
 	Owner   *process.Ref `json:"owner,omitempty"`
 	Process *process.Ref `json:"process,omitempty"`
 	MountNS *namespace   `json:"mount_ns,omitempty"`
+	// MountedAt is where a volume has to be mounted after the owner's end; see Options.
+	MountedAt string `json:"mounted_at,omitempty"`
 
 	// Ports of the workload by label, and UID of the user that owns its secrets.
 	Ports map[string]int `json:"ports,omitempty"`

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -70,7 +71,7 @@ func (r *run) bringUp(ctx context.Context) error {
 		return err
 	}
 	if !r.intact {
-		if err := r.forward(onbehalf.With(stopping, r.caller)); err != nil {
+		if err := r.forward(r.traced(onbehalf.With(stopping, r.caller))); err != nil {
 			if ctx.Err() != nil {
 				return errHostCloses
 			}
@@ -84,6 +85,7 @@ func (r *run) bringUp(ctx context.Context) error {
 		return err
 	}
 	r.caller.SetToken("") // nothing needs it any more
+	r.traceIn(noop.Span{})
 	failpoint.Here("workload", "running")
 	if !r.intact {
 		r.event("started", "")
@@ -200,7 +202,7 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 		}
 	}
 	failpoint.Here(a.name, "intended")
-	end := r.beginStep(a.name, of, false)
+	ctx, end := r.beginStep(ctx, a.name, of, false)
 	err := a.do(r, ctx, of)
 	failpoint.Here(a.name, "called")
 	if err == nil {
@@ -224,7 +226,7 @@ func (r *run) undo(ctx context.Context, a action, of subject) error {
 		return nil
 	}
 	failpoint.Here(a.name, "undo")
-	end := r.beginStep(a.name, of, true)
+	ctx, end := r.beginStep(ctx, a.name, of, true)
 	err := a.undo(r, ctx, of)
 	failpoint.Here(a.name, "undone")
 	if err == nil {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
@@ -20,6 +22,9 @@ import (
 type Options struct {
 	// Owner is the process whose end releases the workload; 0: none.
 	Owner int
+	// MountedAt is an absolute, clean path of the host: the workload goes on after the owner's end as long as a volume of
+	// it is mounted there; empty: it does not.
+	MountedAt string
 	// Token is the secret of the caller's ACL token, which the leader checks too; empty: there is none. It is kept in
 	// memory until the workload runs.
 	Token string
@@ -39,7 +44,7 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 		return Workload{}, err
 	}
 	for {
-		i, asked, err := m.begin(spec, opts.Owner, opts.Token) //nolint:contextcheck // observing a process waits for nothing
+		i, asked, err := m.begin(spec, opts, trace.SpanFromContext(ctx)) //nolint:contextcheck // observing a process waits for nothing
 		if errors.Is(err, errReleasing) {
 			if err := m.awaitEnded(ctx, i); err != nil {
 				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
@@ -76,7 +81,7 @@ var errReleasing = errors.New("the workload is being released")
 
 // begin finds the workload or makes it, with its record in the journal. Where a changed spec has
 // to be registered first, asked is the revision to wait for.
-func (m *Manager) begin(spec Spec, owner int, token string) (i *instance, asked uint64, err error) {
+func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, asked uint64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -87,9 +92,9 @@ func (m *Manager) begin(spec Spec, owner int, token string) (i *instance, asked 
 		case s.State == Stopping:
 			return i, 0, errReleasing
 		case !s.State.Ended():
-			asked, err := m.join(i, s, spec, owner)
-			if err == nil && s.State != Running && token != "" {
-				i.caller.SetToken(token)
+			asked, err := m.join(i, s, spec, opts.Owner)
+			if err == nil && s.State != Running && opts.Token != "" {
+				i.caller.SetToken(opts.Token)
 			}
 			return i, asked, err
 		}
@@ -100,11 +105,12 @@ func (m *Manager) begin(spec Spec, owner int, token string) (i *instance, asked 
 	if m.draining != "" {
 		return nil, 0, fmt.Errorf("workload %q: node %q: %w: %s", spec.WorkloadRef, m.Node, claim.ErrIneligible, m.draining)
 	}
-	if i, err = m.make(spec, owner); err != nil {
+	if i, err = m.make(spec, opts); err != nil {
 		m.Ports.Release(portHolder(spec.WorkloadRef))
 		return nil, 0, err
 	}
-	i.caller.SetToken(token)
+	i.caller.SetToken(opts.Token)
+	i.span = span
 	failpoint.Here("workload", "begun")
 	m.launch(i)
 	return i, 0, nil
@@ -138,10 +144,10 @@ func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uin
 
 // make makes a new workload, with its record in the journal. After an error the caller releases
 // its ports.
-func (m *Manager) make(spec Spec, owner int) (*instance, error) {
+func (m *Manager) make(spec Spec, opts Options) (*instance, error) {
 	rec := record{
 		Spec: spec, State: Starting, BootID: m.bootID, RunID: rand.Text(), StartedAt: time.Now().UTC(),
-		StartedOn: boottime.Now(), Steps: map[string]step.Progress{},
+		StartedOn: boottime.Now(), Steps: map[string]step.Progress{}, MountedAt: opts.MountedAt,
 	}
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.WorkloadRef, rec.RunID, v))
@@ -150,8 +156,8 @@ func (m *Manager) make(spec Spec, owner int) (*instance, error) {
 		return nil, err
 	}
 	i := m.instance(rec)
-	if owner != 0 {
-		p, err := process.Observe(owner)
+	if opts.Owner != 0 {
+		p, err := process.Observe(opts.Owner)
 		if err != nil {
 			return nil, fmt.Errorf("observe the owner of %s: %w", i, err)
 		}

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"context"
 	"fmt"
 	"iter"
 	"maps"
@@ -10,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/storage"
@@ -42,8 +44,10 @@ const (
 	StepWaiting StepState = "waiting"
 )
 
-// beginStep notes that a step has begun and returns the function that ends it.
-func (i *instance) beginStep(name string, of subject, undo bool) (end func(state StepState, err error)) {
+// beginStep notes that a step has begun, also in the trace, and returns its context and the function that ends it.
+func (i *instance) beginStep(ctx context.Context, name string, of subject, undo bool,
+) (_ context.Context, end func(state StepState, err error)) {
+	ctx, span := i.beginSpan(ctx, name, of, undo)
 	at := time.Now()
 	begun := Step{Name: name, Undo: undo}
 	of.label(&begun)
@@ -66,7 +70,8 @@ func (i *instance) beginStep(name string, of subject, undo bool) (end func(state
 		s.State, s.StartedAt, s.Took = StepRunning, at, 0
 		s.Attempt++
 	})
-	return func(state StepState, err error) {
+	return ctx, func(state StepState, err error) {
+		tracing.End(span, err)
 		set(func(s *Step) {
 			s.State, s.Took, s.Error, s.Note = state, time.Since(at), "", ""
 			if err != nil {

@@ -9,7 +9,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 )
 
 // Stop takes a workload down and returns when nothing is left of it. It continues when ctx ends;
@@ -20,6 +23,9 @@ func (m *Manager) Stop(ctx context.Context, ref claim.WorkloadRef, reason string
 	i, err := m.find(ref)
 	if err != nil {
 		return Workload{}, err
+	}
+	if span := trace.SpanFromContext(ctx); span.SpanContext().IsSampled() {
+		i.traceIn(span)
 	}
 	i.askStop(reason)
 	undone := func(s Step) {
@@ -49,7 +55,10 @@ func (m *Manager) Force(ref claim.WorkloadRef, by string) error {
 var errForced = errors.New("an operator forces the release")
 
 // attempt makes one attempt to release the workload. One that is not by force ends when an operator forces it.
-func (r *run) attempt(ctx context.Context) error {
+func (r *run) attempt(ctx context.Context) (err error) {
+	ctx, end := r.m.Traces.Begin(r.traced(ctx), "release", tracing.Workload.String(r.ref.String()),
+		tracing.Node.String(r.m.Node))
+	defer func() { end(err) }()
 	if r.forced.Err() == nil {
 		var cancel context.CancelCauseFunc
 		ctx, cancel = context.WithCancelCause(ctx)

@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -33,8 +34,17 @@ func hang(ctx context.Context) error {
 // mountLate mounts what a driver was asked to mount, after it was given up.
 func (h *host) mountLate(t *testing.T, volume, path string) {
 	t.Helper()
-	remade(t, path)
-	check.NoError(t, unix.Mount(h.driver.base+"/external-"+volume, path, "", unix.MS_BIND, ""))
+	for { // the release, which is retried, removes empty folders meanwhile
+		err := os.MkdirAll(path, 0o700)
+		if err == nil {
+			err = unix.Mount(h.driver.base+"/external-"+volume, path, "", unix.MS_BIND, "")
+		}
+		if errors.Is(err, fs.ErrNotExist) && t.Context().Err() == nil {
+			continue
+		}
+		check.NoError(t, err)
+		break
+	}
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 }
 

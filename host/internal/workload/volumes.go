@@ -74,6 +74,31 @@ func (m *Manager) Placements(ref claim.VolumeRef) []Placement {
 	return out
 }
 
+// Holder has a volume of a workload.
+type Holder struct {
+	Request string // the name of the volume block
+	mountuse.Holder
+}
+
+// Holders lists who has the volumes of a workload that are mounted on this node, besides the host; see
+// mountuse.Holders. They have no block devices that were made elsewhere than at the destination.
+func (m *Manager) Holders(ref claim.WorkloadRef) (all []Holder, err error) {
+	w, err := m.Get(ref)
+	if err != nil {
+		return nil, err
+	}
+	for _, at := range w.Mounts {
+		held, err := mountuse.Holders(at.HostPath, m.Layout.Dir, at.Destination)
+		if err != nil {
+			return nil, fmt.Errorf("find who has volume %q of workload %q: %w", at.Volume, ref, err)
+		}
+		for _, h := range held {
+			all = append(all, Holder{at.Request, h})
+		}
+	}
+	return all, nil
+}
+
 // Mounted lists the registered volumes that are mounted on this node, each once with one of the places where it is. Of
 // a volume it has what its driver needs to be asked about it.
 func (m *Manager) Mounted() []conditions.Volume {

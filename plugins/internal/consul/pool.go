@@ -88,7 +88,7 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	}
 	conf.Transport = transport
 	conf.HttpClient = &http.Client{
-		Transport: redacting{transport},
+		Transport: traced{redacting{transport}},
 		// Consul's API never redirects, and a token must not follow a redirect of another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}

@@ -25,35 +25,62 @@ const wait = 60 * time.Second
 
 // Daemon is a running dockerd.
 type Daemon struct {
-	t   testing.TB
 	dir string
 
 	namespace *exec.Cmd // holds the mount namespace
 	hold      io.Closer // its standard input: it ends with it
+	args      []string
 	daemon    *exec.Cmd
 	ended     chan struct{}
 }
 
-// Start starts a daemon, or skips the test if that is not possible; notCovered says what is not tested then.
-func Start(t testing.TB, notCovered string) *Daemon {
+// needed are the programs that a daemon needs.
+var needed = []string{"dockerd", "docker", "unshare", "nsenter"}
+
+// Start starts a daemon, with more arguments, or skips the test if that is not possible; notCovered says what is not
+// tested then.
+func Start(t testing.TB, notCovered string, args ...string) *Daemon {
 	t.Helper()
 	testbin.RequireRoot(t, notCovered)
-	for _, program := range []string{"dockerd", "docker", "unshare", "nsenter"} {
+	for _, program := range needed {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("needs %s (Debian: docker.io, util-linux); not covered: %s", program, notCovered)
 		}
 	}
-	dir, err := os.MkdirTemp("", "pd-") // short: it holds sockets
-	if err != nil {
+	d, err := Open(args...)
+	if d == nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{t: t, dir: dir}
-	t.Cleanup(d.stop)
-	d.unshare()
-	if err := d.launch(); err != nil {
+	t.Cleanup(func() {
+		err := d.Close()
+		if err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(d.logTail())
+		}
+		if err := os.RemoveAll(d.dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
 		t.Skipf("dockerd does not start here; not covered: %s: %v\n%s", notCovered, err, d.logTail())
 	}
 	return d
+}
+
+// Open starts a daemon in a network of the calling thread. Close ends it, also after an error with a daemon.
+func Open(args ...string) (*Daemon, error) {
+	dir, err := os.MkdirTemp("", "pd-") // short: it holds sockets
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{dir: dir, args: args}
+	if err := d.unshare(); err != nil {
+		return nil, errors.Join(err, d.Close(), os.RemoveAll(dir))
+	}
+	err = d.launch()
+	return d, err
 }
 
 // namespaceScript sets up the namespace like a host's. It starts as a copy of the caller's, which would keep other
@@ -64,40 +91,41 @@ while read -r _ _ _ _ path _; do
 	case $path in "$1"/*) echo "$path" ;; esac
 done </proc/self/mountinfo | sort -r | while read -r path; do umount -l "$path" || true; done
 mount --make-rshared /
+mount -t tmpfs -o mode=755 tmpfs /run # where the daemon looks for plugins
 echo ready
 exec cat
 `
 
-func (d *Daemon) unshare() {
-	d.t.Helper()
+func (d *Daemon) unshare() error {
 	tmp, err := filepath.EvalSymlinks(os.TempDir())
 	if err != nil {
-		d.t.Fatal(err)
+		return err
 	}
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", namespaceScript, "sh", tmp)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		d.t.Fatal(err)
+		return err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		d.t.Fatal(err)
+		return err
 	}
 	if err := cmd.Start(); err != nil {
-		d.t.Fatal(err)
+		return err
 	}
 	d.namespace, d.hold = cmd, in
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		d.t.Fatalf("make a mount namespace: %q, %v", line, err)
+		return fmt.Errorf("make a mount namespace: %q, %w", line, err)
 	}
+	return nil
 }
 
 // PID of a process in the daemon's mount namespace, until the test ends.
 func (d *Daemon) PID() int { return d.namespace.Process.Pid }
 
 func (d *Daemon) launch() error {
-	log, err := os.Create(d.path("log"))
+	log, err := os.OpenFile(d.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -106,6 +134,7 @@ func (d *Daemon) launch() error {
 		"dockerd", "--host", "unix://"+d.path("sock"),
 		"--data-root", d.path("data"), "--exec-root", d.path("exec"), "--pidfile", d.path("pid"),
 		"--log-level=warn", "--iptables=false", "--bridge=none", "--cgroup-parent", d.cgroup())
+	cmd.Args = append(cmd.Args, d.args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -130,8 +159,25 @@ func (d *Daemon) launch() error {
 	}
 }
 
-// stop ends the daemon with all its containers.
-func (d *Daemon) stop() {
+// Restart ends the daemon as systemd does, and starts it again. Its containers run on with --live-restore.
+func (d *Daemon) Restart(t testing.TB) {
+	t.Helper()
+	if err := d.daemon.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-d.ended:
+	case <-time.After(wait):
+		t.Fatalf("dockerd does not end\n%s", d.logTail())
+	}
+	if err := d.launch(); err != nil {
+		t.Fatalf("dockerd does not start again: %v\n%s", err, d.logTail())
+	}
+}
+
+// Close ends the daemon with all its containers. Its log stays in Dir.
+func (d *Daemon) Close() error {
+	var errs []error
 	if d.daemon != nil {
 		if ids, err := d.Command("ps", "--all", "--quiet").Output(); err == nil && len(ids) > 0 {
 			_ = d.Command(append([]string{"rm", "--force"}, strings.Fields(string(ids))...)...).Run()
@@ -140,15 +186,12 @@ func (d *Daemon) stop() {
 		select {
 		case <-d.ended:
 		case <-time.After(wait):
-			d.t.Errorf("dockerd does not end\n%s", d.logTail())
+			errs = append(errs, errors.New("dockerd does not end"))
 		}
 		_ = unix.Kill(-d.daemon.Process.Pid, unix.SIGKILL)
 		<-d.ended
 	}
-	if d.t.Failed() {
-		d.t.Log(d.logTail())
-	}
-	d.killRest()
+	errs = append(errs, d.killRest())
 	if d.namespace != nil {
 		_ = d.hold.Close()
 		_ = d.namespace.Wait()
@@ -157,18 +200,19 @@ func (d *Daemon) stop() {
 		groups, _ := filepath.Glob(pattern + d.cgroup())
 		for _, group := range groups {
 			if err := unix.Rmdir(group); err != nil && !errors.Is(err, unix.ENOENT) {
-				d.t.Errorf("remove the control group %s: %v", group, err)
+				errs = append(errs, fmt.Errorf("remove the control group %s: %w", group, err))
 			}
 		}
 	}
-	if err := os.RemoveAll(d.dir); err != nil {
-		d.t.Error(err)
-	}
+	return errors.Join(errs...)
 }
+
+// Dir is the daemon's folder, which the caller of Open removes.
+func (d *Daemon) Dir() string { return d.dir }
 
 // killRest kills what survived the daemon, such as a container's shim: processes named after the daemon's
 // directory, or with a mount of it.
-func (d *Daemon) killRest() {
+func (d *Daemon) killRest() error {
 	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		found := false
 		entries, _ := filepath.Glob("/proc/[0-9]*")
@@ -184,10 +228,10 @@ func (d *Daemon) killRest() {
 			}
 		}
 		if !found {
-			return
+			return nil
 		}
 	}
-	d.t.Errorf("processes of dockerd are left\n%s", d.logTail())
+	return errors.New("processes of dockerd are left")
 }
 
 // inside says whether a process is in the daemon's own mount namespace, such as a program that the test runs
@@ -214,8 +258,13 @@ func (d *Daemon) logTail() string {
 // Command prepares a docker command.
 func (d *Daemon) Command(args ...string) *exec.Cmd {
 	cmd := exec.Command("docker", args...)
-	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+d.path("sock"), "DOCKER_CONFIG="+d.dir)
+	cmd.Env = append(os.Environ(), d.Env()...)
 	return cmd
+}
+
+// Env lets docker commands reach the daemon.
+func (d *Daemon) Env() []string {
+	return []string{"DOCKER_HOST=unix://" + d.path("sock"), "DOCKER_CONFIG=" + d.dir}
 }
 
 // Run runs a docker command that must succeed, and returns its output.

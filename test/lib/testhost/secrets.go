@@ -23,7 +23,7 @@ var jwt = regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Z
 func (h *Host) Leaks(secrets []string, shown ...string) (places []string) {
 	h.t.Helper()
 	look := func(place string, text []byte) {
-		if reveals(text, secrets) {
+		if Reveals(text, secrets) {
 			places = append(places, place)
 		}
 	}
@@ -95,8 +95,8 @@ func readUnlessProgram(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// reveals says whether a text contains one of the secrets, plain or as part of base64, or any JWT.
-func reveals(text []byte, secrets []string) bool {
+// Reveals says whether a text contains one of the secrets, plain or as part of base64, or any JWT.
+func Reveals(text []byte, secrets []string) bool {
 	return jwt.Match(text) || slices.ContainsFunc(secrets, func(secret string) bool {
 		return slices.ContainsFunc(spellings(secret), func(s string) bool { return bytes.Contains(text, []byte(s)) })
 	})

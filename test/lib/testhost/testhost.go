@@ -133,11 +133,19 @@ func (h *Host) copy(from, to string) {
 	h.t.Helper()
 	data, err := os.ReadFile(from)
 	if err == nil {
-		err = os.WriteFile(to, data, 0o755)
+		err = WriteProgram(to, data)
 	}
 	if err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+// WriteProgram writes an executable. No process that is started meanwhile has it open for writing: it could not be
+// executed as long as that runs ("text file busy").
+func WriteProgram(path string, program []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, program, 0o755) //nolint:gosec // it is an executable
 }
 
 // Install makes a copy of a program the agent's, as a package does. A running agent that was started from such a copy
@@ -145,7 +153,7 @@ func (h *Host) copy(from, to string) {
 func (h *Host) Install(program []byte) {
 	h.t.Helper()
 	h.Pannier = h.Path("pannier")
-	err := os.WriteFile(h.Pannier+".new", program, 0o755) //nolint:gosec // it is an executable
+	err := WriteProgram(h.Pannier+".new", program)
 	if err == nil {
 		err = os.Rename(h.Pannier+".new", h.Pannier)
 	}

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -26,6 +28,7 @@ func TestOperators(t *testing.T) {
 	o := operators{c, c.Host("server-1"), c.Host("server-2"), c.Host("server-3"), c.Host("node-1")}
 	awaitVoters(t, o.n1, "server-1", "server-2", "server-3")
 	c.Stage(t, "leadership is transferred to the requested server", o.transfer)
+	c.Stage(t, "the doctor finds a server that is gone", o.doctor)
 	c.Stage(t, "the ledger is saved and restored, on all servers", o.restore)
 	c.Stage(t, "a server that was away for long gets a snapshot", o.away)
 	c.Volume(o.n1, "busy", "single-node-writer")
@@ -57,6 +60,38 @@ func (o operators) transfer(t *testing.T) {
 	}
 	o.n1.Refused(3, []string{"server-9"}, "operator", "raft", "transfer-leadership", "server-9")
 	o.n1.Refused(4, []string{"server-2", "agent leave"}, "operator", "raft", "remove-peer", "server-2")
+}
+
+func (o operators) doctor(t *testing.T) {
+	rows := func(words ...string) error {
+		var out string
+		err := o.n1.Net.Do(func() error { // in the node's network
+			text, err := o.n1.Command("doctor", "-config", o.n1.Path("agent.hcl")).Output()
+			out = string(text)
+			return err
+		})
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			return err
+		}
+		for _, want := range words {
+			if !regexp.MustCompile("(?m)^" + want).MatchString(out) {
+				return fmt.Errorf("no row is %q:\n%s", want, out)
+			}
+		}
+		return nil
+	}
+	well := []string{
+		`ok +peers +6 ports of other agents were reached$`, `ok +quorum +3 servers vote, and 1 may fail$`,
+		`ok +gossip keys +1, the same on all 4 agents$`, `ok +secrets keys `, `(ok|warn) +certificates `, `ok +agent `,
+	}
+	o.n1.Eventually("all is well", func() error { return rows(well...) })
+	o.s3.Kill()
+	o.n1.Eventually("the server is missed", func() error {
+		return rows(`fail +peers +server-3 is failed`, `fail +peers +server-3 cannot be reached for gossip: `,
+			`fail +peers +server-3 cannot be reached for calls: `, `fail +quorum .*not healthy: server-3$`)
+	})
+	o.s3.Start()
+	o.n1.Eventually("all is well again", func() error { return rows(well...) })
 }
 
 func (o operators) restore(t *testing.T) {

@@ -31,10 +31,17 @@ func TestUnits(t *testing.T) {
 		t.Fatal(err)
 	}
 	units["pannier.service"] = string(agent)
+	for _, name := range []string{"pannier.socket", "pannier-workload@.service"} {
+		unit, err := os.ReadFile(filepath.Join(testbin.Root(), "packaging/systemd", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		units[name] = string(unit)
+	}
 	// The fence and the plugins outlive the agent, which is restarted unless it was stopped on purpose.
 	for key, want := range map[string]string{
 		"KillMode": "process", "OOMPolicy": "continue", "Restart": "on-failure",
-		"StartLimitIntervalSec": "0",
+		"StartLimitIntervalSec": "0", "Type": "notify",
 	} {
 		if got := setting(t, string(agent), key); got != want {
 			t.Errorf("pannier.service has %s=%s, not %s", key, got, want)

@@ -235,7 +235,7 @@ func TestBadProgramReplacesNoAgent(t *testing.T) {
 	foreign := slices.Clone(good)
 	foreign[18] ^= 0xff // e_machine of the ELF header
 	cli := h.Path("cli")
-	must(t, os.WriteFile(cli, good, 0o755)) //nolint:gosec // it is an executable
+	must(t, testhost.WriteProgram(cli, good))
 	for _, bad := range []struct {
 		name    string
 		program []byte

@@ -56,6 +56,7 @@ func contents(t *testing.T, dir string) {
 	notices := string(check.Must(os.ReadFile(dir + "/THIRD-PARTY-NOTICES"))(t))
 	for _, program := range []string{
 		"pannier", "csi-local", "plugins/csi-bridge", "plugins/sids", "plugins/consul-services", "plugins/envoy-bootstrap",
+		"plugins/docker-volume",
 	} {
 		info := check.Must(buildinfo.ReadFile(filepath.Join(dir, program)))(t)
 		var bom struct {

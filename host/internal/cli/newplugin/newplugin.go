@@ -16,6 +16,7 @@ import (
 	"text/template"
 
 	nodedirs "github.com/pannier/pannier/examples/plugins/node-dirs"
+	pythondirs "github.com/pannier/pannier/examples/plugins/python-dirs"
 	"github.com/pannier/pannier/sdk/proto"
 )
 
@@ -41,7 +42,7 @@ type Plugin struct {
 }
 
 // Langs are the languages that there are templates for.
-var Langs = []string{"go", "node"}
+var Langs = []string{"go", "node", "python"}
 
 // Kinds lists the kinds of plugins that have templates.
 func Kinds() []string {
@@ -73,9 +74,9 @@ func Write(p Plugin) (files []string, err error) {
 		return nil, fmt.Errorf("make the plugin's folder: %w", err)
 	}
 	dirs := []string{"templates", "templates/" + p.Kind}
-	if p.Lang == "node" {
-		dirs = []string{"templates/node"}
-		if files, err = f.writeNode(); err != nil {
+	if p.foreign() {
+		dirs = []string{"templates/" + p.Lang}
+		if files, err = f.writeExample(); err != nil {
 			return nil, err
 		}
 	}
@@ -138,33 +139,46 @@ func (f *filled) put(name string, content []byte) error {
 	return nil
 }
 
-// writeNode writes the example in JavaScript under the plugin's name, with the protobuf files that it needs.
-func (f *filled) writeNode() (files []string, err error) {
-	protos := []string{"pannier/plugin/v1/plugin.proto", "pannier/plugin/" + f.Kind + "/v1/" + f.Kind + ".proto"}
-	sources, err := fs.Glob(nodedirs.Files, "*")
+// foreign reports whether the plugin is in a language that an example in the repository begins, and not templates.
+func (p Plugin) foreign() bool { return p.Lang != "" && p.Lang != "go" }
+
+// writeExample writes the example in the plugin's language under the plugin's name, with what it needs of sdk/proto.
+func (f *filled) writeExample() (files []string, err error) {
+	sources, example := nodedirs.Files, nodedirs.Name
+	protoDir := "proto"
+	protocols := []string{"pannier/plugin/v1/plugin.proto", "pannier/plugin/" + f.Kind + "/v1/" + f.Kind + ".proto"}
+	if f.Lang == "python" {
+		sources, example = pythondirs.Files, pythondirs.Name
+		protoDir = ""
+		protocols = []string{"descriptors.binpb"}
+	}
+	names, err := fs.Glob(sources, "*")
 	if err != nil {
 		return nil, err
 	}
-	for _, from := range []struct {
-		fs    embed.FS
-		dir   string
-		names []string
-	}{{nodedirs.Files, "", sources}, {proto.Files, "proto", protos}} {
-		for _, name := range from.names {
-			content, err := from.fs.ReadFile(name)
-			if err != nil {
-				return nil, err
-			}
-			content = bytes.ReplaceAll(content, []byte(nodedirs.ProtoDir), []byte("./proto"))
-			content = bytes.ReplaceAll(content, []byte(nodedirs.Name), []byte(f.Name))
-			name = path.Join(from.dir, name)
-			if err := f.put(name, content); err != nil {
-				return nil, err
-			}
-			files = append(files, name)
+	for _, name := range names {
+		content, err := sources.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		content = bytes.ReplaceAll(content, []byte(nodedirs.ProtoDir), []byte("./proto"))
+		content = bytes.ReplaceAll(content, []byte(example), []byte(f.Name))
+		if err := f.put(name, content); err != nil {
+			return nil, err
 		}
 	}
-	return files, nil
+	for _, name := range protocols {
+		content, err := proto.Files.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		name = path.Join(protoDir, name)
+		if err := f.put(name, content); err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }
 
 // goodName matches valid file names of plugins.
@@ -180,8 +194,8 @@ func (p Plugin) check() (*filled, error) {
 	if p.Lang != "" && !slices.Contains(Langs, p.Lang) {
 		return nil, fmt.Errorf("language %q is not one of %s", p.Lang, strings.Join(Langs, ", "))
 	}
-	if p.Lang == "node" && (p.Kind != "storage" || p.Module != "" || p.SDKDir != "") {
-		return nil, errors.New("in node there is the kind storage only, without a module and an SDK")
+	if p.foreign() && (p.Kind != "storage" || p.Module != "" || p.SDKDir != "") {
+		return nil, fmt.Errorf("in %s there is the kind storage only, without a module and an SDK", p.Lang)
 	}
 	abs, err := filepath.Abs(p.Dir)
 	if err != nil {

@@ -69,6 +69,20 @@ func driverMain(args []string) {
 		held = f
 	}
 	switch mode := trailer(); {
+	case mode == "hang":
+		select {}
+	case mode == "steal": // it takes its endpoint from elsewhere
+		*endpoint = strings.TrimRight(*endpoint, ".12")
+		os.Remove(strings.TrimPrefix(*endpoint, "unix://"))
+	case mode == "other name":
+		d.name = "other.example.com"
+	case mode == "no stats":
+		d.noStats = true
+	case mode == "not ready":
+		d.notReady = true
+	case strings.HasPrefix(mode, "slow "):
+		time.Sleep(time.Second)
+		d.version = strings.TrimPrefix(mode, "slow ")
 	case mode == "die":
 		fmt.Fprintln(os.Stderr, "this build is broken")
 		os.Exit(3)
@@ -133,6 +147,7 @@ type csiDriver struct {
 	name       string // default: test.example.com
 	notReady   bool
 	controller bool
+	noStats    bool
 }
 
 func (d *csiDriver) server() *grpc.Server {
@@ -163,6 +178,32 @@ func (d *csiDriver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeRespons
 
 func (d *csiDriver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: "node-1"}, nil
+}
+
+func (d *csiDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	if !d.noStats {
+		resp.Capabilities = []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{
+			Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_GET_VOLUME_STATS},
+		}}}
+	}
+	return resp, nil
+}
+
+// NodePublishVolume takes as long as the volume's id says.
+func (*csiDriver) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
+	long, err := time.ParseDuration(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-time.After(long):
+		return &csi.NodePublishVolumeResponse{}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // serve runs a driver in the test's process, like a driver that the operator runs.
@@ -253,7 +294,11 @@ func ask(ctx context.Context, conn *grpc.ClientConn) storage.Fingerprint {
 	if err != nil {
 		return storage.Fingerprint{Message: err.Error()}
 	}
-	fp.Node = &storage.NodeCapabilities{NodeID: node.GetNodeId()}
+	caps, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return storage.Fingerprint{Message: err.Error()}
+	}
+	fp.Node = &storage.NodeCapabilities{NodeID: node.GetNodeId(), VolumeStats: len(caps.GetCapabilities()) > 0}
 	return fp
 }
 

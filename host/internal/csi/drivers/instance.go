@@ -26,6 +26,8 @@ var (
 	errRestart = errors.New("a restart was asked for")
 	errChanged = errors.New("its configuration has changed")
 	errProgram = errors.New("its program has changed")
+	// errTakenOver says that another process serves in the place of the one that was observed.
+	errTakenOver = errors.New("its new program has taken over")
 )
 
 // instance is one driver, or its controller apart, under one spec, and the owner of its goroutines.
@@ -42,6 +44,8 @@ type instance struct {
 	unusedSince time.Time // of a driver with processes in rec.Left; zero: it is in use
 	printed     int64     // size of the log when this host started proc
 	programs    programs
+	beside      *beside // nil: there is none, or it is not followed (rec.Beside)
+	timing      bool    // the last swap in rec is not timed yet
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -218,7 +222,8 @@ func (i *instance) event(kind, message string, details map[string]string) {
 	})
 	log := i.log.Info
 	switch kind {
-	case "unhealthy", "exited", "failed", "crash-loop", "kept", "configuration-waits", "rolled-back", "program-waits":
+	case "unhealthy", "exited", "failed", "crash-loop", "kept", "configuration-waits", "rolled-back", "program-waits",
+		"refused":
 		log = i.log.Warn
 	}
 	log(kind, "message", message)

@@ -73,7 +73,12 @@ func (i *instance) supervise(ctx context.Context) {
 // called once the process has run long enough. When ctx ends first, the process keeps running, in
 // i.proc.
 func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why string) {
-	if why, above := i.observe(ctx, fresh, onStable); why != "" {
+	defer i.endBeside(ctx)
+	why, above := i.observe(ctx, fresh, onStable)
+	for why == errTakenOver.Error() {
+		why, above = i.observe(ctx, true, onStable)
+	}
+	if why != "" {
 		if err := i.stopProcess(ctx, why, !above); err != nil {
 			i.log.Error("the driver's process could not be stopped", "error", err)
 		}
@@ -92,6 +97,7 @@ func (i *instance) follow(ctx context.Context, fresh bool, onStable func()) (why
 func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (why string, above bool) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	whole := ctx // what goes on with another process
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { i.watch(ctx) })
@@ -111,6 +117,10 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 	program := time.NewTicker(i.r.timing.programEvery)
 	defer program.Stop()
 	for {
+		var beside <-chan verdict
+		if i.beside != nil {
+			beside = i.beside.ended
+		}
 		select {
 		case <-stable.C:
 			onStable()
@@ -125,8 +135,19 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 		case <-tend.C:
 			i.tend(ctx)
 		case <-program.C:
-			if i.changedProgram() {
+			i.timeSwap()
+			i.giveUpOutdated()
+			switch {
+			case !i.changedProgram():
+			case i.mayOverlap():
+				i.try(whole)
+			default:
+				i.replaces()
 				return errProgram.Error(), false
+			}
+		case v := <-beside:
+			if i.judge(whole, v) {
+				return errTakenOver.Error(), false
 			}
 		case <-i.proc.Done():
 			return "", false
@@ -219,6 +240,7 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 // spec's or another one waits, else to a new one (fresh). It starts none while another
 // configuration waits (errChanged).
 func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
+	i.clearBeside(ctx)
 	if err := i.find(ctx); err != nil {
 		return false, err
 	}
@@ -229,6 +251,7 @@ func (i *instance) findOrStart(ctx context.Context) (fresh bool, err error) {
 	}
 	if i.proc != nil {
 		i.fresh = false
+		i.leadBack()
 		i.begun("found", fmt.Sprintf("found process %d, which an earlier host started", i.proc.PID()))
 		return false, i.save() // it may have been an intent only
 	}
@@ -269,32 +292,43 @@ func (i *instance) find(ctx context.Context) error {
 	return nil
 }
 
-// startProcess starts the command. The process is recorded before it starts and after.
+// startProcess starts the command in the place of a process that has ended.
 func (i *instance) startProcess(ctx context.Context) error {
 	run, err := i.program()
 	if err != nil {
 		return err
 	}
-	if err := i.clearSocket(); err != nil {
-		return err
-	}
-	env, err := environment(i.spec, i.r.cfg.ReadSecret)
+	socket, err := i.freshSocket()
 	if err != nil {
 		return err
 	}
+	i.rec.Ran = run.sha
+	i.proc, err = i.begin(ctx, run, socket, &i.rec.Launch)
+	return err
+}
+
+// begin starts a process of the command, which listens on a socket. It is recorded in at before it starts and after.
+func (i *instance) begin(ctx context.Context, run runnable, socket string, at **launch) (*process.Process, error) {
+	s := i.spec.on(socket)
+	env, err := environment(s, i.r.cfg.ReadSecret)
+	if err != nil {
+		return nil, err
+	}
 	spec := process.Spec{
-		Token: process.NewToken(), Path: run.path, Name: i.spec.Command[0], Args: i.spec.Command[1:],
+		Token: process.NewToken(), Path: run.path, Name: s.Command[0], Args: s.Command[1:],
 		Env:     env,
 		Dir:     "/",
-		User:    i.spec.User,
+		User:    s.User,
 		LogPath: i.logPath(), DieWithHost: i.r.cfg.DieWithHost,
-		NoNewPrivs: true, Limits: i.spec.Limits,
+		NoNewPrivs: true, Limits: s.Limits,
 	}
-	i.rec.Launch = &launch{Runs: runs(i.spec), Process: spec.Intent(), SHA256: run.sha}
-	i.rec.Ran = run.sha
+	*at = &launch{Runs: runs(i.spec), Process: spec.Intent(), SHA256: run.sha}
+	if socket != i.spec.socket() {
+		(*at).Socket = socket
+	}
 	if err := i.save(); err != nil {
-		i.rec.Launch = nil
-		return err
+		*at = nil
+		return nil, err
 	}
 	i.printed = 0
 	if info, err := os.Stat(i.logPath()); err == nil {
@@ -302,15 +336,20 @@ func (i *instance) startProcess(ctx context.Context) error {
 	}
 	proc, err := process.Start(spec)
 	if err != nil {
-		i.rec.Launch = nil
-		return program.ExplainExec(err, spec.Path)
+		*at = nil
+		return nil, program.ExplainExec(err, spec.Path)
 	}
-	i.proc = proc
-	i.rec.Launch.Process = proc.Ref()
+	(*at).Process = proc.Ref()
 	if err := i.save(); err != nil {
-		return errors.Join(err, i.stopProcess(ctx, "it could not be recorded", true))
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
+		defer cancel()
+		if stopErr := proc.Stop(ctx); stopErr != nil {
+			return nil, errors.Join(err, stopErr) // the record finds it again
+		}
+		*at = nil
+		return nil, err
 	}
-	return nil
+	return proc, nil
 }
 
 // checkProgram refuses a program that others than the host's own users could replace, or one with
@@ -367,9 +406,8 @@ func environment(s Spec, readSecret func(ref string) (string, error)) ([]string,
 
 // clearSocket makes the socket's folder and removes a socket that an ended process left there, since
 // many drivers fail on it. If a process still answers on the socket, a second driver must not be
-// started.
-func (i *instance) clearSocket() error {
-	socket := i.spec.socket()
+// started there.
+func (i *instance) clearSocket(socket string) error {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
 		return fmt.Errorf("make the socket's folder: %w", err)
 	}
@@ -380,7 +418,8 @@ func (i *instance) clearSocket() error {
 	if err != nil {
 		return fmt.Errorf("look at the socket: %w", err)
 	}
-	if info.Mode().Type() != fs.ModeSocket {
+	link := socket == i.spec.socket() && i.leadsTo() != ""
+	if info.Mode().Type() != fs.ModeSocket && !link {
 		return fmt.Errorf("%s is not a socket: remove it", socket)
 	}
 	conn, err := net.DialTimeout("unix", socket, time.Second)
@@ -388,8 +427,11 @@ func (i *instance) clearSocket() error {
 		_ = conn.Close()
 		return fmt.Errorf("another process already answers on %s: stop it, or declare the driver without a command", socket)
 	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("check whether a process answers on the socket: %w", err)
+	}
+	if link && i.spec.Overlap {
+		return nil // it is led to another socket
 	}
 	if err := os.Remove(socket); err != nil {
 		return fmt.Errorf("remove the socket that an ended process left: %w", err)
@@ -420,6 +462,7 @@ func (i *instance) begun(kind, message string) {
 func (i *instance) stopProcess(ctx context.Context, why string, keepMounts bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.r.timing.stopGrace)
 	defer cancel()
+	i.clearBeside(ctx)
 	if err := i.find(ctx); err != nil {
 		return err
 	}

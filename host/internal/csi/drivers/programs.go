@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -18,18 +17,24 @@ import (
 )
 
 // A driver runs from a verified copy of its program, <data_dir>/drivers/<id>/<sha256>/<name>, so its file can be
-// overwritten. When the file has changed, the process is replaced, and calls wait meanwhile. A new program that does
-// not get healthy, or ends again and again, is refused, and the copy that worked before takes over again.
+// overwritten. When the file has changed, the process is replaced, and calls wait meanwhile, unless two processes of it
+// may run side by side (overlap.go). A new program that does not get healthy, or ends again and again, is refused, and
+// the copy that worked before takes over again.
 
-// Swap is one change of a driver's program.
+// Swap is one change of a driver's program, or a refused one.
 type Swap struct {
 	At time.Time `json:"at"`
 	// From and To are the checksums of the copies.
 	From string `json:"from"`
 	To   string `json:"to"`
-	// Rollback says that it went back to the copy before, and Why.
+	// Overlap says that the new process was brought up next to the old one, which served meanwhile; else calls waited.
+	Overlap bool `json:"overlap,omitempty"`
+	// Refused says that the old process serves on, and Rollback that it went back to the copy before. Why has the reason.
+	Refused  bool   `json:"refused,omitempty"`
 	Rollback bool   `json:"rollback,omitempty"`
 	Why      string `json:"why,omitempty"`
+	// Took is the time from At until the process of To was healthy, or was refused; 0: it is not known.
+	Took time.Duration `json:"took,omitempty"`
 }
 
 // maxSwaps is how many swaps of a driver are recorded.
@@ -43,29 +48,18 @@ type runnable struct {
 
 // programs is what an instance knows of the file of its program.
 type programs struct {
-	ready    *runnable // verified for the next start; nil: none
-	last     string    // the copy that was started or found last
-	seen     stamp     // the state of the file that was judged
-	settling stamp     // a new state, which must stay for a moment
+	ready    *runnable     // verified for the next start; nil: none
+	last     string        // the copy that was started or found last
+	seen     program.Stamp // the state of the file that was judged
+	settling program.Stamp // a new state, which must stay for a moment
 }
 
-// stamp tells states of a file apart.
-type stamp struct {
-	size    int64
-	changed time.Time
-	inode   uint64
-}
-
-func stampOf(path string) (stamp, error) {
+func stampOf(path string) (program.Stamp, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return stamp{}, err
+		return program.Stamp{}, err
 	}
-	s := stamp{size: info.Size(), changed: info.ModTime()}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		s.inode = st.Ino
-	}
-	return s, nil
+	return program.StampOf(info), nil
 }
 
 // copiesDir holds the copies of a driver's program. An id holds no '@'.
@@ -131,6 +125,7 @@ func (i *instance) choose() (runnable, error) {
 	seen, _ := stampOf(file)
 	run, err := runnable{}, trusted.File(file)
 	if err == nil && runsInPlace(file) {
+		i.programs.seen = seen
 		return runnable{path: file}, i.spec.checkProgram()
 	}
 	if err == nil {
@@ -154,7 +149,9 @@ func (i *instance) choose() (runnable, error) {
 		}
 		return runnable{}, err
 	}
-	i.programs.seen = seen
+	if i.programs.seen = seen; errors.Is(err, program.ErrWriting) {
+		i.programs.seen = program.Stamp{} // look again, also if only its writer's end is missing
+	}
 	i.programIs(err.Error() + "; the copy that worked before runs")
 	return kept, nil
 }
@@ -228,7 +225,7 @@ func (i *instance) kept() (runnable, bool) {
 // changedProgram reports whether the process has to be replaced because its file has changed. The copy is then ready.
 func (i *instance) changedProgram() bool {
 	now, err := stampOf(i.spec.Command[0])
-	if err != nil || now == i.programs.seen || i.rec.Launch.SHA256 == "" || i.waiting != nil {
+	if err != nil || now == i.programs.seen || i.rec.Launch.SHA256 == "" || i.waiting != nil || i.rec.Beside != nil {
 		return false
 	}
 	if now != i.programs.settling {
@@ -242,12 +239,13 @@ func (i *instance) changedProgram() bool {
 			return false
 		}
 		run, err := i.choose()
-		if errors.Is(err, program.ErrWriting) {
+		if err != nil && !errors.Is(err, program.ErrWriting) {
+			i.programs.seen = now
+			i.programIs(err.Error())
 			return false
 		}
-		i.programs.seen = now
-		if err != nil {
-			i.programIs(err.Error())
+		if i.programs.seen != now { // it is being written
+			i.programs.seen = program.Stamp{}
 			return false
 		}
 		if run.sha == "" || run.sha == i.rec.Launch.SHA256 {
@@ -256,33 +254,31 @@ func (i *instance) changedProgram() bool {
 		i.programs.ready = &run
 	}
 	if i.inUse() && process.ServesMounts(i.proc.PID()) {
-		i.programs.seen = stamp{} // look again
+		i.programs.seen = program.Stamp{} // look again
 		i.programIs(fmt.Sprintf("its program has changed, and waits: the process %d serves file systems that are in use; "+
 			"pannier driver restart -force %s ends them", i.proc.PID(), i.spec.ID))
 		return false
 	}
-	i.r.mu.Lock()
-	healthy := i.wasHealthy
-	i.r.mu.Unlock()
-	if healthy {
+	if i.worked() {
 		i.rec.Good = i.rec.Launch.SHA256
 		i.collect(i.programs.ready.sha)
 	}
+	return true
+}
+
+// replaces records that the process is ended, and followed by one of the program that is ready.
+func (i *instance) replaces() {
 	i.swapped(Swap{From: i.rec.Launch.SHA256, To: i.programs.ready.sha})
 	i.programIs("")
 	i.event("swapped", fmt.Sprintf("its program has changed from sha256:%.12s to sha256:%.12s: it is restarted, and calls wait",
 		i.rec.Launch.SHA256, i.programs.ready.sha), nil)
-	return true
 }
 
 // rollBack refuses the program of a process that has ended, if it is new and never got healthy, or has ended several
 // times in a row, and the one before it is kept. It returns whether it did; that one is started next.
 func (i *instance) rollBack(why string, times int) bool {
-	i.r.mu.Lock()
-	healthy := i.wasHealthy
-	i.r.mu.Unlock()
 	sha := i.programs.last
-	if sha == "" || sha == i.rec.Good || !i.hasCopy(i.rec.Good) || healthy && times < crashLoop {
+	if sha == "" || sha == i.rec.Good || !i.hasCopy(i.rec.Good) || i.worked() && times < crashLoop {
 		return false
 	}
 	if said := lastWords(i.logPath(), i.printed); said != "" {
@@ -298,12 +294,16 @@ func (i *instance) rollBack(why string, times int) bool {
 	return true
 }
 
+// worked says whether the process has been healthy since it was started or found.
+func (i *instance) worked() bool {
+	i.r.mu.Lock()
+	defer i.r.mu.Unlock()
+	return i.wasHealthy
+}
+
 // proved records that the program of the process works.
 func (i *instance) proved() {
-	i.r.mu.Lock()
-	healthy := i.wasHealthy
-	i.r.mu.Unlock()
-	if sha := i.rec.Launch.SHA256; sha != "" && healthy && i.rec.Good != sha {
+	if sha := i.rec.Launch.SHA256; sha != "" && i.worked() && i.rec.Good != sha {
 		i.rec.Good = sha
 		if err := i.save(); err != nil {
 			i.log.Error("the program that works could not be recorded", "error", err)
@@ -311,15 +311,36 @@ func (i *instance) proved() {
 	}
 }
 
-// swapped records a swap.
+// swapped records a swap that happens now.
 func (i *instance) swapped(s Swap) {
-	s.At = time.Now().UTC()
+	if s.At.IsZero() {
+		s.At = time.Now().UTC()
+	}
+	i.timing = s.Took == 0
 	swaps := append(slices.Clone(i.rec.Swaps), s)
-	i.rec.Swaps = slices.Delete(swaps, 0, max(0, len(swaps)-maxSwaps))
+	i.keepSwaps(slices.Delete(swaps, 0, max(0, len(swaps)-maxSwaps)))
+}
+
+// timeSwap records how long the last swap took, once its process is healthy.
+func (i *instance) timeSwap() {
+	if !i.timing || !i.worked() {
+		return
+	}
+	i.timing = false
+	swaps := slices.Clone(i.rec.Swaps)
+	last := &swaps[len(swaps)-1]
+	if took := i.snapshot().ChangedAt.Sub(last.At); took > 0 { // else it went on being healthy
+		last.Took = took
+		i.keepSwaps(swaps)
+	}
+}
+
+func (i *instance) keepSwaps(swaps []Swap) {
+	i.rec.Swaps = swaps
 	if err := i.save(); err != nil {
 		i.log.Error("a swap of the driver's program could not be recorded", "error", err)
 	}
-	i.update(func(d *Driver) { d.Swaps = i.rec.Swaps })
+	i.update(func(d *Driver) { d.Swaps = swaps })
 }
 
 // programIs shows what is wrong with the program's file, and reports it once; empty: nothing is.

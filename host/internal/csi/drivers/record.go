@@ -23,6 +23,9 @@ type record struct {
 	// Launch is written before a process is started (an intent) and after: a host that died in
 	// between finds the process by the intent's token.
 	Launch *launch `json:"launch,omitempty"`
+	// Beside is a process next to that of Launch: one that is tried, or one that was replaced and ends (overlap.go). The
+	// next host ends it.
+	Beside *launch `json:"beside,omitempty"`
 	// Left are earlier processes of the driver of which something is left, such as children that serve mounts. It is
 	// ended when the driver is not in use any more.
 	Left []process.Ref `json:"left,omitempty"`
@@ -60,6 +63,8 @@ type launch struct {
 	Process process.Ref `json:"process"`
 	// SHA256 is the checksum of the copy that it runs from; empty: it runs from its file.
 	SHA256 string `json:"sha256,omitempty"`
+	// Socket is its own one, to which the endpoint leads while it serves; empty: it listens on the endpoint.
+	Socket string `json:"socket,omitempty"`
 }
 
 const recordVersion = 1

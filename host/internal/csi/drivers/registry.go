@@ -15,12 +15,13 @@
 //   - apply restarts a driver whose configuration has changed, as soon as it is not in use.
 //
 // A process runs from a verified copy of its program, and is replaced when the program's file has changed
-// (programs.go).
+// (programs.go), by one that was brought up next to it if the driver stands that (overlap.go).
 //
 // What must stay true:
 //
 //   - A driver's process is never started twice and never lost: driver.json in the driver's folder
-//     records it before it runs, and is read before a process is started.
+//     records it before it runs, and is read before a process is started. Where two may run side by side, it records
+//     both, and which one serves.
 //   - A snapshot (Driver) is never changed, and every change notifies the waiters of Changed.
 //   - Nothing about a driver's volumes is decided here: Config.InUse says which are mounted.
 //   - Processes outlive a crash of the host. Only Close with stop or after StopStarted, a

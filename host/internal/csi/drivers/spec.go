@@ -72,6 +72,9 @@ type Spec struct {
 	User string `json:"user,omitempty"`
 	// Checksum is that of the command's program: "sha256:" and 64 hex digits; empty: any.
 	Checksum string `json:"checksum,omitempty"`
+	// Overlap says that two processes of the driver may run side by side, so that a new program is brought up next to
+	// the old one. Each takes its socket from the command, Env or CSI_ENDPOINT.
+	Overlap bool `json:"overlap,omitempty"`
 	// Limits bound the process together with what it starts, such as processes that serve a FUSE file
 	// system; default: none.
 	Limits process.Limits `json:"limits,omitzero"`
@@ -194,6 +197,9 @@ func (s Spec) checkCommand() error {
 		if len(s.Env) > 0 {
 			return errors.New("env is given without a command to run")
 		}
+		if s.Overlap {
+			return errors.New("overlap is given without a command to run")
+		}
 		return nil
 	}
 	if s.Source == SourceRegistered {
@@ -214,6 +220,9 @@ func (s Spec) checkCommand() error {
 }
 
 func (s Spec) checkEndpoint() error {
+	if s.Overlap {
+		return checkSocket(s.socket() + ownSockets[0])
+	}
 	if s.Source != SourcePlugin {
 		return checkSocket(s.socket())
 	}

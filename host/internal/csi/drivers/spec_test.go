@@ -61,6 +61,14 @@ func TestValidate(t *testing.T) {
 		},
 		{"user by number", "", func(s *Spec) { s.Command, s.User = []string{"/d"}, "0" }},
 		{"user without a command", "without a command", func(s *Spec) { s.User = "root" }},
+		{"overlap", "", func(s *Spec) { s.Command, s.Overlap = []string{"/d"}, true }},
+		{"overlap without a command", "without a command", func(s *Spec) { s.Overlap = true }},
+		{
+			"long socket of a process", "108 bytes, the kernel takes 107",
+			func(s *Spec) {
+				s.Command, s.Overlap, s.Endpoint = []string{"/d"}, true, "unix:///"+strings.Repeat("a", 105)
+			},
+		},
 		{
 			"registered with a command", "has no command",
 			func(s *Spec) { s.Command, s.Source = []string{"/d"}, SourceRegistered },

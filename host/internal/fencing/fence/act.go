@@ -152,7 +152,7 @@ func workloads(sc *mountuse.Scene, own []Process) (found []holder) {
 
 // users finds the processes that use a guarded mount.
 func (a *actor) users(sc *mountuse.Scene) (found []holder) {
-	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.locked(sc)...) {
+	for _, u := range append(a.search.Users(sc, len(a.stuck) > 0), a.residents(sc)...) {
 		found = append(found, holder{u, a.guards[u.Path].Workload})
 	}
 	return found
@@ -337,11 +337,12 @@ func (a *actor) wait(tries []try, busy map[string]bool) {
 	}
 }
 
-// locked lists the processes of namespaces that show a volume and in which it cannot be unmounted
+// residents lists the processes of namespaces that were given a volume, such as containers: without it they would go on
+// and write into the directory beneath. It also lists those of namespaces in which a volume cannot be unmounted
 // (mount_namespaces(7), locked mounts).
-func (a *actor) locked(sc *mountuse.Scene) (found []mountuse.User) {
+func (a *actor) residents(sc *mountuse.Scene) (found []mountuse.User) {
 	for c, of := range sc.Copies {
-		if !a.forbidden[c.Tree.Namespace] {
+		if !a.forbidden[c.Tree.Namespace] && !sc.Given(c) {
 			continue
 		}
 		for pid, ns := range sc.Namespaces {

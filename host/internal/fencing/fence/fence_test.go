@@ -128,6 +128,23 @@ func TestCopyIsUnmountedInItsNamespace(t *testing.T) {
 	}
 }
 
+// A process whose namespace was given the volume, as a container is, is killed even if it has nothing of it open.
+func TestContainersAreKilled(t *testing.T) {
+	v, dir := bound(t), folder(t)
+	c := open(t, dir)
+	update(t, c, func(c Change) { c.Protect(v.mounts...) })
+	contained := start(t, exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-ec",
+		"mount --bind "+v.target+" "+t.TempDir()+"; umount "+v.target+"; umount "+v.staging+"; echo ready; exec sleep 1000"))
+	setDeadline(t, c, boottime.Now())
+	r := finished(t, dir, 1)
+	if contained.lives() || len(r.Killed) != 1 || r.Killed[0].PID != contained.Process.Pid {
+		t.Errorf("it lives: %t; killed: %+v", contained.lives(), r.Killed)
+	}
+	if mounted(t, v.target) || mounted(t, v.staging) {
+		t.Error("the volume is still mounted")
+	}
+}
+
 // A copy in the fence's own namespace is unmounted. The mount from which the driver serves the volume, and
 // other agents' mounts, are not.
 func TestCopiesInTheOwnNamespace(t *testing.T) {

@@ -28,6 +28,7 @@ const (
 // Dialer connects to other agents' ports. Close closes the connections that it keeps.
 type Dialer struct {
 	certs *pki.Certs
+	extra []grpc.DialOption // of all calls between agents
 	http  *http.Transport
 
 	mu     sync.Mutex
@@ -47,9 +48,9 @@ type pooled struct {
 	taken time.Time // when Conn last returned it
 }
 
-// NewDialer makes a dialer that shows the agent's certificate.
-func NewDialer(certs *pki.Certs) *Dialer {
-	d := &Dialer{certs: certs, conns: map[target]*pooled{}}
+// NewDialer makes a dialer that shows the agent's certificate. The options are added to those of calls between agents.
+func NewDialer(certs *pki.Certs, options ...grpc.DialOption) *Dialer {
+	d := &Dialer{certs: certs, extra: options, conns: map[target]*pooled{}}
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -137,7 +138,7 @@ func (d *Dialer) sweep() {
 }
 
 func (d *Dialer) options(to target) []grpc.DialOption {
-	return []grpc.DialOption{
+	return append([]grpc.DialOption{
 		grpc.WithTransportCredentials(calling{d, to}),
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(unused),
@@ -152,7 +153,7 @@ func (d *Dialer) options(to target) []grpc.DialOption {
 			},
 			MinConnectTimeout: dialTimeout,
 		}),
-	}
+	}, d.extra...)
 }
 
 // Close closes all connections; running calls fail.

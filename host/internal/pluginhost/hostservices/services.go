@@ -38,7 +38,9 @@ type Config struct {
 	Journal *journal.Journal // keeps the states
 	// API serves a plugin's calls of the host's API. It says which plugins may make any.
 	API func(w http.ResponseWriter, r *http.Request, plugin string)
-	Log hclog.Logger
+	// Spans takes spans that a plugin has recorded, as they are; it must not block. May be nil: they are dropped.
+	Spans func(plugin string, spans []*pluginv1.Span)
+	Log   hclog.Logger
 }
 
 // Services serves plugins. Make it with New, and Close it after the last connection to a plugin was closed.
@@ -231,6 +233,7 @@ func (s *Services) handler() http.Handler {
 	handle(mux, pluginv1.StateService_Delete_FullMethodName, state.remove)
 	handle(mux, pluginv1.StateService_List_FullMethodName, state.list)
 	handle(mux, pluginv1.StateService_CompareAndSwap_FullMethodName, state.compareAndSwap)
+	handle(mux, pluginv1.SpanService_Record_FullMethodName, s.record)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if !strings.HasPrefix(r.URL.Path, apiPrefix) {
 			http.NotFound(w, r)
@@ -239,6 +242,14 @@ func (s *Services) handler() http.Handler {
 		s.cfg.API(w, r, pluginOf(r.Context()))
 	})
 	return mux
+}
+
+// record passes spans on.
+func (s *Services) record(plugin string, req *pluginv1.RecordRequest) (*pluginv1.RecordResponse, error) {
+	if s.cfg.Spans != nil {
+		s.cfg.Spans(plugin, req.GetSpans())
+	}
+	return &pluginv1.RecordResponse{}, nil
 }
 
 // apiPrefix is how the paths of the API's calls begin.

@@ -54,6 +54,8 @@ type Config struct {
 	Probe func(ctx context.Context, name, kind string, conn grpc.ClientConnInterface) error
 	// Services are what plugins can use of the host. May be nil.
 	Services Services
+	// Dial returns more options of the connection to a process; they trace its calls. May be nil.
+	Dial func(plugin string, generation uint64) []grpc.DialOption
 }
 
 // Services serves the processes of plugins (package hostservices).

@@ -129,7 +129,7 @@ func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner)
 		return nil, notCopied{err} // which says nothing about the binary
 	}
 	token := process.NewToken()
-	cfg := i.clientConfig(token)
+	cfg := i.clientConfig(token, i.rec.Generation+1)
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
 	cfg.SkipHostEnv = true
 	cfg.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: i.sup.runDir}
@@ -203,8 +203,8 @@ func (i *instance) environment() []string {
 }
 
 // clientConfig is the configuration that starting and reattaching share.
-func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
-	return &goplugin.ClientConfig{
+func (i *instance) clientConfig(token string, generation uint64) *goplugin.ClientConfig {
+	cfg := &goplugin.ClientConfig{
 		HandshakeConfig:  wire.Handshake,
 		VersionedPlugins: wire.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
@@ -220,6 +220,10 @@ func (i *instance) clientConfig(token string) *goplugin.ClientConfig {
 		// The instance reports what go-plugin would log.
 		Logger: hclog.NewNullLogger(),
 	}
+	if i.sup.cfg.Dial != nil {
+		cfg.GRPCDialOptions = append(cfg.GRPCDialOptions, i.sup.cfg.Dial(i.name, generation)...)
+	}
+	return cfg
 }
 
 // connectTimeout bounds connecting to a plugin's socket, including TLS.

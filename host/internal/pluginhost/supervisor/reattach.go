@@ -75,7 +75,7 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	if err := i.checkAllowed(rec.SHA256); err != nil {
 		return nil, err
 	}
-	cfg := i.clientConfig(rec.Process.Token)
+	cfg := i.clientConfig(rec.Process.Token, rec.Number)
 	cfg.Plugins = cfg.VersionedPlugins[rec.Wire]
 	cfg.Reattach = &goplugin.ReattachConfig{
 		Protocol:        goplugin.ProtocolGRPC,

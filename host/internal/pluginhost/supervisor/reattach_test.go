@@ -33,10 +33,11 @@ func (w *world) host(args ...string) *hostProcess {
 	w.t.Helper()
 	arg, err := json.Marshal(struct {
 		supervisor.Config
-		Logger        any `json:",omitempty"` // these four hide the ones that are not data
+		Logger        any `json:",omitempty"` // these five hide the ones that are not data
 		OnEvent       any `json:",omitempty"`
 		OnPluginEvent any `json:",omitempty"`
 		Probe         any `json:",omitempty"`
+		Dial          any `json:",omitempty"`
 	}{Config: w.cfg})
 	if err != nil {
 		w.t.Fatal(err)

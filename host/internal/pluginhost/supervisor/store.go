@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 
 	"github.com/hashicorp/go-version"
 
@@ -160,12 +159,4 @@ func (s *store) collect(keep map[string]bool) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// inode distinguishes two files that had the same path.
-func inode(info os.FileInfo) uint64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Ino
-	}
-	return 0
 }

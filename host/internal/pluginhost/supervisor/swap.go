@@ -445,10 +445,8 @@ func (i *instance) fileIs(problem string) {
 
 // hashed is the checksum of a file as it was when last read.
 type hashed struct {
-	size    int64
-	changed time.Time
-	inode   uint64
-	sha     string
+	program.Stamp
+	sha string
 }
 
 // sum returns the checksum of a file that can be run. It reads the file only if it has changed.
@@ -460,7 +458,7 @@ func (i *instance) sum(path string) (string, error) {
 	if info.Mode()&0o111 == 0 {
 		return "", fmt.Errorf("%s is not executable: run chmod a+x %s", path, path)
 	}
-	now := hashed{size: info.Size(), changed: info.ModTime(), inode: inode(info)}
+	now := hashed{Stamp: program.StampOf(info)}
 	was, ok := i.sums[path]
 	if now.sha = was.sha; ok && now == was {
 		return was.sha, nil

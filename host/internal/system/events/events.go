@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -19,10 +20,16 @@ const (
 	TopicPlugin   = "plugin"
 	TopicWorkload = "workload"
 	TopicVolume   = "volume"
+	TopicSnapshot = "snapshot"
 	TopicClaim    = "claim"
 	TopicService  = "service"
 	TopicAgent    = "agent"
 )
+
+// Topics are all topics.
+var Topics = []string{
+	TopicAgent, TopicClaim, TopicDevice, TopicDriver, TopicPlugin, TopicService, TopicSnapshot, TopicVolume, TopicWorkload,
+}
 
 // TypeLagged is the type of the event (topic "agent") that a subscriber gets in place of those that it was too slow
 // for. Details["missed"] is their number.
@@ -40,6 +47,18 @@ type Event struct {
 	Subject string    // the driver's, plugin's, workload's, volume's or service's id
 	Message string    // for people, one line
 	Details map[string]string
+}
+
+// Filter says which events are wanted; its zero value: all.
+type Filter struct {
+	// Since leaves out the events of before; zero: none.
+	Since time.Time
+	// Topics are those of the events; empty: all.
+	Topics []string
+}
+
+func (f Filter) wants(e Event) bool {
+	return !e.Time.Before(f.Since) && (len(f.Topics) == 0 || slices.Contains(f.Topics, e.Topic))
 }
 
 // Bus passes events to subscribers. It is safe for concurrent use and starts no goroutine, so it needs no Close.
@@ -82,14 +101,24 @@ func (b *Bus) Publish(e Event) {
 
 // Recent returns the n most recent events, the oldest first, or fewer if the Bus has fewer. The events are shared:
 // their Details must not be changed.
-func (b *Bus) Recent(n int) []Event {
+func (b *Bus) Recent(n int) []Event { return b.RecentOf(Filter{}, n) }
+
+// RecentOf is Recent of the events that a filter wants.
+func (b *Bus) RecentOf(f Filter, n int) []Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	first := b.startLocked(n)
-	out := make([]Event, 0, b.last+1-first)
-	for seq := first; seq <= b.last; seq++ {
-		out = append(out, b.ring[seq%uint64(len(b.ring))])
+	return b.recentLocked(f, n)
+}
+
+func (b *Bus) recentLocked(f Filter, n int) []Event {
+	first := b.startLocked(len(b.ring))
+	out := []Event{}
+	for seq := b.last; seq >= first && len(out) < n; seq-- {
+		if e := b.ring[seq%uint64(len(b.ring))]; f.wants(e) {
+			out = append(out, e)
+		}
 	}
+	slices.Reverse(out)
 	return out
 }
 
@@ -98,8 +127,16 @@ func (b *Bus) Recent(n int) []Event {
 // behind the ring gets one TypeLagged event and continues with the oldest event. The sequence can be used once;
 // Details must not be changed.
 func (b *Bus) Subscribe(ctx context.Context, recent int) iter.Seq[Event] {
+	return b.SubscribeTo(ctx, Filter{}, recent)
+}
+
+// SubscribeTo is Subscribe to the events that a filter wants. A TypeLagged event comes whatever it wants.
+func (b *Bus) SubscribeTo(ctx context.Context, f Filter, recent int) iter.Seq[Event] {
 	b.mu.Lock()
-	next := b.startLocked(recent)
+	next := b.last + 1
+	if wanted := b.recentLocked(f, recent); len(wanted) > 0 {
+		next = wanted[0].Seq
+	}
 	b.mu.Unlock()
 	return func(yield func(Event) bool) {
 		for ctx.Err() == nil {
@@ -111,7 +148,7 @@ func (b *Bus) Subscribe(ctx context.Context, recent int) iter.Seq[Event] {
 				}
 				continue
 			}
-			if !yield(e) {
+			if (e.Type == TypeLagged || f.wants(e)) && !yield(e) {
 				return
 			}
 			next = e.Seq + 1

@@ -90,6 +90,46 @@ func TestSubscribeGetsRecentThenNew(t *testing.T) {
 	}
 }
 
+func TestFilter(t *testing.T) {
+	b := New(10)
+	at := func(second int) time.Time { return time.Unix(int64(second), 0) }
+	for i, topic := range []string{TopicAgent, TopicVolume, TopicClaim, TopicVolume, TopicVolume, TopicAgent} {
+		b.Publish(Event{Topic: topic, Time: at(i + 1)})
+	}
+	for name, c := range map[string]struct {
+		f    Filter
+		n    int
+		want string
+	}{
+		"all":                {Filter{}, 10, "[1 2 3 4 5 6]"},
+		"a topic":            {Filter{Topics: []string{TopicVolume}}, 10, "[2 4 5]"},
+		"the last of topics": {Filter{Topics: []string{TopicVolume, TopicClaim}}, 3, "[3 4 5]"},
+		"since":              {Filter{Since: at(4)}, 10, "[4 5 6]"},
+		"both":               {Filter{Since: at(3), Topics: []string{TopicVolume}}, 10, "[4 5]"},
+		"none":               {Filter{Since: at(7)}, 10, "[]"},
+		"none wanted":        {Filter{}, 0, "[]"},
+	} {
+		if got := seqs(b.RecentOf(c.f, c.n)); got != c.want {
+			t.Errorf("%s: got %s, want %s", name, got, c.want)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var got []Event
+	followed := b.SubscribeTo(ctx, Filter{Topics: []string{TopicVolume}}, 2)
+	publish(b, 1) // a volume's
+	b.Publish(Event{Topic: TopicAgent})
+	publish(b, 1)
+	for e := range followed {
+		if got = append(got, e); len(got) == 4 {
+			break
+		}
+	}
+	if seqs(got) != "[4 5 7 9]" {
+		t.Errorf("followed %s", seqs(got))
+	}
+}
+
 func TestSlowSubscriberIsToldWhatItMissed(t *testing.T) {
 	b := New(4)
 	got := take(t, b, 0, 5, func() { publish(b, 10) })

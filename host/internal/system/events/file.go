@@ -80,11 +80,7 @@ func (k *keeper) write(e Event) error {
 		return k.anew()
 	}
 	k.next = e.Seq + 1
-	line, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	if _, err := k.file.Write(append(line, '\n')); err != nil {
+	if err := json.NewEncoder(k.file).Encode(e); err != nil {
 		k.close()
 		return err
 	}
@@ -98,11 +94,9 @@ func (k *keeper) anew() error {
 	var text bytes.Buffer
 	all := k.bus.Recent(len(k.bus.ring))
 	for _, e := range all {
-		line, err := json.Marshal(e)
-		if err != nil {
+		if err := json.NewEncoder(&text).Encode(e); err != nil {
 			return err
 		}
-		text.Write(append(line, '\n'))
 	}
 	k.next, k.lines = all[len(all)-1].Seq+1, len(all)
 	if err := atomicfile.WriteFile(k.path, text.Bytes()); err != nil {

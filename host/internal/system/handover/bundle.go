@@ -47,6 +47,8 @@ type passed struct {
 	Address string       `json:"address,omitempty"`
 	FD      int          `json:"fd"`
 	Conns   []passedConn `json:"conns,omitempty"`
+	// Activated: the service manager listens too, and the socket's file is its own.
+	Activated bool `json:"activated,omitempty"`
 }
 
 // passedConn is a parked connection.
@@ -160,7 +162,7 @@ func (s *Sockets) take() (all []inherited, err error) {
 			closeAll(all)
 			return nil, err
 		}
-		all = append(all, inherited{passed: passed{Name: name, Address: l.address}, fd: fd})
+		all = append(all, inherited{passed: passed{Name: name, Address: l.address, Activated: l.activated}, fd: fd})
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.locks)) {
 		fd, err := duplicate(s.locks[name])
@@ -194,9 +196,9 @@ func (s *Sockets) Keep() (*Kept, error) {
 // settleTime is how long connections may take to be parked.
 const settleTime = time.Second
 
-// Exec replaces this program by another one, with the same arguments, which gets what was kept. It returns only if it
-// fails; then Exec may be called again.
-func (k *Kept) Exec(ctx context.Context, program string, o Outcome) error {
+// Exec replaces this program by another one, with the same arguments, which gets what was kept. more is added to the
+// environment. It returns only if it fails; then Exec may be called again.
+func (k *Kept) Exec(ctx context.Context, program string, o Outcome, more ...string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	b := bundle{Outcome: &o}
@@ -229,7 +231,7 @@ func (k *Kept) Exec(ctx context.Context, program string, o Outcome) error {
 	}
 	// Until the next program handles it, the signal would end the process.
 	signal.Ignore(syscall.SIGHUP)
-	env := append(os.Environ(), envBundle+"="+strconv.Itoa(int(file.Fd())))
+	env := slices.Concat(os.Environ(), more, []string{envBundle + "=" + strconv.Itoa(int(file.Fd()))})
 	if err := syscall.Exec(program, os.Args, env); err != nil {
 		return fmt.Errorf("execute %s: %w", program, err)
 	}

@@ -11,10 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/notify"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // parked is a connection between two programs.
@@ -29,6 +28,8 @@ type Listener struct {
 	of      *Sockets
 	address string // as configured
 	parks   bool   // its connections
+	// activated: the service manager listens too.
+	activated bool
 
 	mu     sync.Mutex
 	frozen bool
@@ -153,9 +154,7 @@ func (l *Listener) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	if socket, ok := l.Listener.(*net.UnixListener); ok {
-		socket.SetUnlinkOnClose(!l.of.Frozen()) // frozen: the path is the next program's
-	}
+	keepPath(l.Listener, l.activated || l.of.Frozen()) // frozen: the path is the next program's
 	err := l.Listener.Close()
 	l.change.Notify()
 	return err
@@ -185,18 +184,20 @@ func NewSockets(from *Inheritance) *Sockets {
 	return s
 }
 
-// Listen returns the program before's listening socket of a name and address, or opens one. parks: its connections are
-// HTTP/1.1 without TLS.
+// Listen returns the listening socket of a name and address that the program before or the service manager has, or
+// opens one. parks: its connections are HTTP/1.1 without TLS.
 func (s *Sockets) Listen(name, address string, parks bool, open func() (net.Listener, error)) (*Listener, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := &Listener{of: s, address: address, parks: parks, frozen: s.frozen, conns: map[*Conn]struct{}{}}
-	at := slices.IndexFunc(s.inherited, func(i inherited) bool { return i.Name == name && i.Address == address })
+	at := slices.IndexFunc(s.inherited, func(i inherited) bool {
+		return i.Address == address && (i.Name == name || i.Name == "" && i.Activated)
+	})
 	var err error
 	if at >= 0 {
 		found := s.inherited[at]
 		s.inherited = slices.Delete(s.inherited, at, at+1)
-		l.waits = found.conns
+		l.waits, l.activated = found.conns, found.Activated
 		l.Listener, err = net.FileListener(found.fd)
 		err = errors.Join(err, found.fd.Close())
 	} else {
@@ -328,17 +329,5 @@ func (s *Sockets) set(frozen bool) {
 	}
 }
 
-// duplicate returns a second descriptor of a socket or file, which a program that is executed does not inherit. It does
-// not change whether the file blocks, as File does.
-func duplicate(of syscall.Conn) (*os.File, error) {
-	raw, err := of.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	fd := -1
-	failed := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = errors.Join(failed, err); err != nil {
-		return nil, fmt.Errorf("duplicate a descriptor: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "handover"), nil
-}
+// duplicate returns a second descriptor of a socket or file.
+func duplicate(of syscall.Conn) (*os.File, error) { return wire.Duplicate(of, "handover") }

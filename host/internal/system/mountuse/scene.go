@@ -107,6 +107,13 @@ func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
 	return s, nil
 }
 
+// Given reports whether a copy was made for the processes of its namespace to use, as a container's is. A copy that
+// came with the whole tree, with which a new mount namespace starts, is at the path of the original.
+func (s *Scene) Given(c Copy) bool {
+	return !s.Copies[c].Layer && c.Tree.Namespace != s.own && c.Tree.Namespace != s.Namespaces[1] &&
+		s.askedAbove(c.Path) == "" && !OfAnAgent(c.Path)
+}
+
 // Member returns a process that sees the tree.
 func (s *Scene) Member(t Tree) (pid int) { return s.views[t].pid }
 

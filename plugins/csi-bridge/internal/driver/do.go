@@ -62,8 +62,10 @@ func Do[T any](ctx context.Context, c *Conn, op Op, attempt func(context.Context
 		err    error
 	}
 	ended := make(chan outcome, 1)
+	release := c.hold()
 	r := &run{conn: c, op: op, caller: ctx, started: time.Now()}
 	go func() {
+		defer release()
 		defer unlock()
 		result, err := do(ctx, r, attempt)
 		ended <- outcome{result, err}

@@ -7,6 +7,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -14,6 +17,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/pannier/pannier/sdk"
 )
 
 // call has the information that the interceptor needs about the attempt that an RPC belongs to.
@@ -71,7 +76,10 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 		started         = time.Now()
 	)
 	what := deadly{method, info.op.Key + " " + info.op.Object}
-	if mayKill(method) {
+	if !mayKill(method) {
+		c.asked.Store(true)
+	} else {
+		c.called.Store(true)
 		release, err := c.deaths.admit(ctx, what)
 		if err != nil {
 			return err
@@ -79,6 +87,10 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 		defer release()
 	}
 	connection := c.deaths.connection()
+	ctx, span := sdk.Span(ctx, "csi "+path.Base(method), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+		attribute.String("pannier.driver", info.op.Driver), attribute.String("pannier.volume", info.op.Object),
+		attribute.Int("pannier.attempt", info.attempt)))
+	defer span.End()
 	err := invoke(ctx, method, req, reply, cc,
 		append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
 	c.logCall(info, method, req, reply, err, time.Since(started))
@@ -94,6 +106,7 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 	if err == nil {
 		return nil
 	}
+	span.SetStatus(otelcodes.Error, failed.status.Code().String()) // the driver's text may quote a secret
 	return failed
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -35,22 +36,25 @@ type Pool struct {
 
 	mu     sync.Mutex
 	conns  map[string]*pooled // by socket path
+	old    map[*pooled]bool   // whose endpoint leads to another socket since: closed with their last user
 	closed bool
 }
 
 type pooled struct {
 	conn  *Conn
-	users int
+	users int       // callers, and calls in flight that their callers have given up
 	since time.Time // of the last release
 }
 
 // NewPool makes an empty pool. Connections log to log at debug and trace.
 func NewPool(log hclog.Logger, timing Timing) *Pool {
-	return &Pool{log: log, timing: timing, conns: map[string]*pooled{}}
+	return &Pool{log: log, timing: timing, conns: map[string]*pooled{}, old: map[*pooled]bool{}}
 }
 
 // Acquire returns the connection of an endpoint, which is dialled when it is first used. The caller calls release
-// once. It fails with InvalidArgument for a malformed endpoint and with Unavailable after Close.
+// once. An endpoint that is a link may be led to another process of the driver: then new callers get a connection to
+// that, and the one before is closed after its last call. It fails with InvalidArgument for a malformed endpoint and
+// with Unavailable after Close.
 func (p *Pool) Acquire(endpoint string) (conn *Conn, release func(), err error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
@@ -63,12 +67,26 @@ func (p *Pool) Acquire(endpoint string) (conn *Conn, release func(), err error) 
 	}
 	p.dropIdle(time.Now())
 	e := p.conns[path]
+	locks := &kmutex.Locks[string]{}
+	if e != nil && e.conn.replaced() {
+		locks = e.conn.locks // a volume's next call waits for its last one
+		delete(p.conns, path)
+		p.old[e] = true
+		p.closeUnused(e)
+		e = nil
+	}
 	if e == nil {
-		conn, err := open(path, p.log, p.timing)
+		conn, err := open(path, locks, p.log, p.timing)
 		if err != nil {
 			return nil, nil, err
 		}
 		e = &pooled{conn: conn}
+		conn.hold = func() (release func()) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			e.users++
+			return func() { p.release(e) }
+		}
 		p.conns[path] = e
 	}
 	e.users++
@@ -80,6 +98,20 @@ func (p *Pool) release(e *pooled) {
 	defer p.mu.Unlock()
 	e.users--
 	e.since = time.Now()
+	p.closeUnused(e)
+}
+
+// closeUnused closes a connection that nobody uses and that is not worth keeping: one whose endpoint leads elsewhere,
+// or one on which only questions were asked, as to a process that is tried. p.mu is held.
+func (p *Pool) closeUnused(e *pooled) {
+	if e.users > 0 || !p.old[e] && (!e.conn.asked.Load() || e.conn.called.Load()) {
+		return
+	}
+	delete(p.old, e)
+	if p.conns[e.conn.path] == e {
+		delete(p.conns, e.conn.path)
+	}
+	_ = e.conn.cc.Close() // fails only if it is closed already
 }
 
 // dropIdle closes connections that have been unused for long. It runs when a connection is acquired, so it needs
@@ -105,7 +137,11 @@ func (p *Pool) Close() error {
 	for _, e := range p.conns {
 		errs = append(errs, e.conn.cc.Close())
 	}
+	for e := range p.old {
+		errs = append(errs, e.conn.cc.Close())
+	}
 	clear(p.conns)
+	clear(p.old)
 	return errors.Join(errs...)
 }
 
@@ -156,16 +192,20 @@ type Conn struct {
 	log        hclog.Logger
 	timing     Timing
 	cc         *grpc.ClientConn
-	locks      kmutex.Locks[string]
-	lastDial   atomic.Pointer[error] // error of the last failed dial
-	epoch      atomic.Uint64         // incremented when a connection is made or lost
+	locks      *kmutex.Locks[string] // by Op.Key, of the endpoint
+	hold       func() (release func())
+	leads      atomic.Pointer[string] // to what the endpoint led when it was dialled last
+	asked      atomic.Bool            // questions were asked on it
+	called     atomic.Bool            // other calls were made on it
+	lastDial   atomic.Pointer[error]  // error of the last failed dial
+	epoch      atomic.Uint64          // incremented when a connection is made or lost
 	controller cache[*Controller]
 	node       cache[*Node]
 	deaths     deaths
 }
 
-func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
-	c := &Conn{path: path, log: log, timing: timing, deaths: deaths{alone: make(chan struct{}, 1)}}
+func open(path string, locks *kmutex.Locks[string], log hclog.Logger, timing Timing) (*Conn, error) {
+	c := &Conn{path: path, locks: locks, log: log, timing: timing, deaths: deaths{alone: make(chan struct{}, 1)}}
 	// Use passthrough and our own dialler instead of gRPC's unix resolver: the dial's error stays complete for the
 	// operator, and the authority is the plain "localhost" that every gRPC server accepts.
 	cc, err := grpc.NewClient("passthrough:///localhost",
@@ -190,12 +230,29 @@ func open(path string, log hclog.Logger, timing Timing) (*Conn, error) {
 }
 
 func (c *Conn) dial(ctx context.Context, _ string) (net.Conn, error) {
+	leads := leadsTo(c.path)
+	c.leads.Store(&leads) // before the dial: if it changes meanwhile, the connection counts as replaced
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.path)
 	if err != nil {
 		c.lastDial.Store(&err)
 		return nil, err
 	}
 	return conn, nil
+}
+
+// leadsTo returns where the link at a path leads; empty: there is none.
+func leadsTo(path string) string {
+	target, err := os.Readlink(path)
+	if err != nil {
+		return ""
+	}
+	return target
+}
+
+// replaced says whether the endpoint leads to another socket than the one that was dialled.
+func (c *Conn) replaced() bool {
+	dialled := c.leads.Load()
+	return dialled != nil && *dialled != leadsTo(c.path)
 }
 
 // State returns the connection's current state, for WaitForChange.

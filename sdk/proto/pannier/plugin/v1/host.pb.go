@@ -9,6 +9,7 @@ package pluginv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -1003,11 +1004,216 @@ func (x *CompareAndSwapResponse) GetSwapped() bool {
 	return false
 }
 
+type RecordRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Spans         []*Span                `protobuf:"bytes,1,rep,name=spans,proto3" json:"spans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordRequest) Reset() {
+	*x = RecordRequest{}
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordRequest) ProtoMessage() {}
+
+func (x *RecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordRequest.ProtoReflect.Descriptor instead.
+func (*RecordRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RecordRequest) GetSpans() []*Span {
+	if x != nil {
+		return x.Spans
+	}
+	return nil
+}
+
+type RecordResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordResponse) Reset() {
+	*x = RecordResponse{}
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordResponse) ProtoMessage() {}
+
+func (x *RecordResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordResponse.ProtoReflect.Descriptor instead.
+func (*RecordResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{20}
+}
+
+// Span is a part of a trace. It contains no secret.
+type Span struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// trace_id has 16 bytes.
+	TraceId []byte `protobuf:"bytes,1,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// span_id has 8 bytes.
+	SpanId []byte `protobuf:"bytes,2,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	// parent_id has 8 bytes: a span of the host, or another one of the plugin.
+	ParentId []byte `protobuf:"bytes,3,opt,name=parent_id,json=parentId,proto3" json:"parent_id,omitempty"`
+	// name of at most 128 bytes.
+	Name  string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Began *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=began,proto3" json:"began,omitempty"`
+	Ended *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended,proto3" json:"ended,omitempty"`
+	// attributes, at most 32, each of at most 256 bytes.
+	Attributes map[string]string `protobuf:"bytes,7,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// client says that the span is a call of another program.
+	Client bool `protobuf:"varint,8,opt,name=client,proto3" json:"client,omitempty"`
+	// failed says that it ended with an error.
+	Failed bool `protobuf:"varint,9,opt,name=failed,proto3" json:"failed,omitempty"`
+	// error is the error's text, of at most 1,024 bytes.
+	Error         string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Span) Reset() {
+	*x = Span{}
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Span) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Span) ProtoMessage() {}
+
+func (x *Span) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_v1_host_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Span.ProtoReflect.Descriptor instead.
+func (*Span) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_v1_host_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *Span) GetTraceId() []byte {
+	if x != nil {
+		return x.TraceId
+	}
+	return nil
+}
+
+func (x *Span) GetSpanId() []byte {
+	if x != nil {
+		return x.SpanId
+	}
+	return nil
+}
+
+func (x *Span) GetParentId() []byte {
+	if x != nil {
+		return x.ParentId
+	}
+	return nil
+}
+
+func (x *Span) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Span) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *Span) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Span) GetAttributes() map[string]string {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *Span) GetClient() bool {
+	if x != nil {
+		return x.Client
+	}
+	return false
+}
+
+func (x *Span) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *Span) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 var File_pannier_plugin_v1_host_proto protoreflect.FileDescriptor
 
 const file_pannier_plugin_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x1cpannier/plugin/v1/host.proto\x12\x11pannier.plugin.v1\"?\n" +
+	"\x1cpannier/plugin/v1/host.proto\x12\x11pannier.plugin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n" +
 	"\x0fHandOverRequest\x12\x16\n" +
 	"\x06socket\x18\x01 \x01(\tR\x06socket\x12\x14\n" +
 	"\x05nonce\x18\x02 \x01(\fR\x05nonce\"(\n" +
@@ -1063,7 +1269,27 @@ const file_pannier_plugin_v1_host_proto_rawDesc = "" +
 	"\x05value\x18\x03 \x01(\fR\x05valueB\v\n" +
 	"\t_expected\"2\n" +
 	"\x16CompareAndSwapResponse\x12\x18\n" +
-	"\aswapped\x18\x01 \x01(\bR\aswapped2\x8a\x02\n" +
+	"\aswapped\x18\x01 \x01(\bR\aswapped\">\n" +
+	"\rRecordRequest\x12-\n" +
+	"\x05spans\x18\x01 \x03(\v2\x17.pannier.plugin.v1.SpanR\x05spans\"\x10\n" +
+	"\x0eRecordResponse\"\x9d\x03\n" +
+	"\x04Span\x12\x19\n" +
+	"\btrace_id\x18\x01 \x01(\fR\atraceId\x12\x17\n" +
+	"\aspan_id\x18\x02 \x01(\fR\x06spanId\x12\x1b\n" +
+	"\tparent_id\x18\x03 \x01(\fR\bparentId\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x120\n" +
+	"\x05began\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x120\n" +
+	"\x05ended\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12G\n" +
+	"\n" +
+	"attributes\x18\a \x03(\v2'.pannier.plugin.v1.Span.AttributesEntryR\n" +
+	"attributes\x12\x16\n" +
+	"\x06client\x18\b \x01(\bR\x06client\x12\x16\n" +
+	"\x06failed\x18\t \x01(\bR\x06failed\x12\x14\n" +
+	"\x05error\x18\n" +
+	" \x01(\tR\x05error\x1a=\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\x8a\x02\n" +
 	"\vHostService\x12T\n" +
 	"\aConnect\x12!.pannier.plugin.v1.ConnectRequest\x1a\".pannier.plugin.v1.ConnectResponse(\x010\x01\x12P\n" +
 	"\aMetrics\x12!.pannier.plugin.v1.MetricsRequest\x1a\".pannier.plugin.v1.MetricsResponse\x12S\n" +
@@ -1073,7 +1299,9 @@ const file_pannier_plugin_v1_host_proto_rawDesc = "" +
 	"\x03Put\x12\x1d.pannier.plugin.v1.PutRequest\x1a\x1e.pannier.plugin.v1.PutResponse\x12M\n" +
 	"\x06Delete\x12 .pannier.plugin.v1.DeleteRequest\x1a!.pannier.plugin.v1.DeleteResponse\x12G\n" +
 	"\x04List\x12\x1e.pannier.plugin.v1.ListRequest\x1a\x1f.pannier.plugin.v1.ListResponse\x12e\n" +
-	"\x0eCompareAndSwap\x12(.pannier.plugin.v1.CompareAndSwapRequest\x1a).pannier.plugin.v1.CompareAndSwapResponseBAZ?github.com/pannier/pannier/sdk/proto/pannier/plugin/v1;pluginv1b\x06proto3"
+	"\x0eCompareAndSwap\x12(.pannier.plugin.v1.CompareAndSwapRequest\x1a).pannier.plugin.v1.CompareAndSwapResponse2\\\n" +
+	"\vSpanService\x12M\n" +
+	"\x06Record\x12 .pannier.plugin.v1.RecordRequest\x1a!.pannier.plugin.v1.RecordResponseBAZ?github.com/pannier/pannier/sdk/proto/pannier/plugin/v1;pluginv1b\x06proto3"
 
 var (
 	file_pannier_plugin_v1_host_proto_rawDescOnce sync.Once
@@ -1088,7 +1316,7 @@ func file_pannier_plugin_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_pannier_plugin_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_pannier_plugin_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_pannier_plugin_v1_host_proto_goTypes = []any{
 	(Metric_Kind)(0),               // 0: pannier.plugin.v1.Metric.Kind
 	(*HandOverRequest)(nil),        // 1: pannier.plugin.v1.HandOverRequest
@@ -1110,33 +1338,44 @@ var file_pannier_plugin_v1_host_proto_goTypes = []any{
 	(*ListResponse)(nil),           // 17: pannier.plugin.v1.ListResponse
 	(*CompareAndSwapRequest)(nil),  // 18: pannier.plugin.v1.CompareAndSwapRequest
 	(*CompareAndSwapResponse)(nil), // 19: pannier.plugin.v1.CompareAndSwapResponse
+	(*RecordRequest)(nil),          // 20: pannier.plugin.v1.RecordRequest
+	(*RecordResponse)(nil),         // 21: pannier.plugin.v1.RecordResponse
+	(*Span)(nil),                   // 22: pannier.plugin.v1.Span
+	nil,                            // 23: pannier.plugin.v1.Span.AttributesEntry
+	(*timestamppb.Timestamp)(nil),  // 24: google.protobuf.Timestamp
 }
 var file_pannier_plugin_v1_host_proto_depIdxs = []int32{
 	7,  // 0: pannier.plugin.v1.MetricsResponse.metrics:type_name -> pannier.plugin.v1.Metric
 	0,  // 1: pannier.plugin.v1.Metric.kind:type_name -> pannier.plugin.v1.Metric.Kind
 	8,  // 2: pannier.plugin.v1.Metric.series:type_name -> pannier.plugin.v1.Series
 	9,  // 3: pannier.plugin.v1.Series.buckets:type_name -> pannier.plugin.v1.Bucket
-	3,  // 4: pannier.plugin.v1.HostService.Connect:input_type -> pannier.plugin.v1.ConnectRequest
-	5,  // 5: pannier.plugin.v1.HostService.Metrics:input_type -> pannier.plugin.v1.MetricsRequest
-	1,  // 6: pannier.plugin.v1.HostService.HandOver:input_type -> pannier.plugin.v1.HandOverRequest
-	10, // 7: pannier.plugin.v1.StateService.Get:input_type -> pannier.plugin.v1.GetRequest
-	12, // 8: pannier.plugin.v1.StateService.Put:input_type -> pannier.plugin.v1.PutRequest
-	14, // 9: pannier.plugin.v1.StateService.Delete:input_type -> pannier.plugin.v1.DeleteRequest
-	16, // 10: pannier.plugin.v1.StateService.List:input_type -> pannier.plugin.v1.ListRequest
-	18, // 11: pannier.plugin.v1.StateService.CompareAndSwap:input_type -> pannier.plugin.v1.CompareAndSwapRequest
-	4,  // 12: pannier.plugin.v1.HostService.Connect:output_type -> pannier.plugin.v1.ConnectResponse
-	6,  // 13: pannier.plugin.v1.HostService.Metrics:output_type -> pannier.plugin.v1.MetricsResponse
-	2,  // 14: pannier.plugin.v1.HostService.HandOver:output_type -> pannier.plugin.v1.HandOverResponse
-	11, // 15: pannier.plugin.v1.StateService.Get:output_type -> pannier.plugin.v1.GetResponse
-	13, // 16: pannier.plugin.v1.StateService.Put:output_type -> pannier.plugin.v1.PutResponse
-	15, // 17: pannier.plugin.v1.StateService.Delete:output_type -> pannier.plugin.v1.DeleteResponse
-	17, // 18: pannier.plugin.v1.StateService.List:output_type -> pannier.plugin.v1.ListResponse
-	19, // 19: pannier.plugin.v1.StateService.CompareAndSwap:output_type -> pannier.plugin.v1.CompareAndSwapResponse
-	12, // [12:20] is the sub-list for method output_type
-	4,  // [4:12] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	22, // 4: pannier.plugin.v1.RecordRequest.spans:type_name -> pannier.plugin.v1.Span
+	24, // 5: pannier.plugin.v1.Span.began:type_name -> google.protobuf.Timestamp
+	24, // 6: pannier.plugin.v1.Span.ended:type_name -> google.protobuf.Timestamp
+	23, // 7: pannier.plugin.v1.Span.attributes:type_name -> pannier.plugin.v1.Span.AttributesEntry
+	3,  // 8: pannier.plugin.v1.HostService.Connect:input_type -> pannier.plugin.v1.ConnectRequest
+	5,  // 9: pannier.plugin.v1.HostService.Metrics:input_type -> pannier.plugin.v1.MetricsRequest
+	1,  // 10: pannier.plugin.v1.HostService.HandOver:input_type -> pannier.plugin.v1.HandOverRequest
+	10, // 11: pannier.plugin.v1.StateService.Get:input_type -> pannier.plugin.v1.GetRequest
+	12, // 12: pannier.plugin.v1.StateService.Put:input_type -> pannier.plugin.v1.PutRequest
+	14, // 13: pannier.plugin.v1.StateService.Delete:input_type -> pannier.plugin.v1.DeleteRequest
+	16, // 14: pannier.plugin.v1.StateService.List:input_type -> pannier.plugin.v1.ListRequest
+	18, // 15: pannier.plugin.v1.StateService.CompareAndSwap:input_type -> pannier.plugin.v1.CompareAndSwapRequest
+	20, // 16: pannier.plugin.v1.SpanService.Record:input_type -> pannier.plugin.v1.RecordRequest
+	4,  // 17: pannier.plugin.v1.HostService.Connect:output_type -> pannier.plugin.v1.ConnectResponse
+	6,  // 18: pannier.plugin.v1.HostService.Metrics:output_type -> pannier.plugin.v1.MetricsResponse
+	2,  // 19: pannier.plugin.v1.HostService.HandOver:output_type -> pannier.plugin.v1.HandOverResponse
+	11, // 20: pannier.plugin.v1.StateService.Get:output_type -> pannier.plugin.v1.GetResponse
+	13, // 21: pannier.plugin.v1.StateService.Put:output_type -> pannier.plugin.v1.PutResponse
+	15, // 22: pannier.plugin.v1.StateService.Delete:output_type -> pannier.plugin.v1.DeleteResponse
+	17, // 23: pannier.plugin.v1.StateService.List:output_type -> pannier.plugin.v1.ListResponse
+	19, // 24: pannier.plugin.v1.StateService.CompareAndSwap:output_type -> pannier.plugin.v1.CompareAndSwapResponse
+	21, // 25: pannier.plugin.v1.SpanService.Record:output_type -> pannier.plugin.v1.RecordResponse
+	17, // [17:26] is the sub-list for method output_type
+	8,  // [8:17] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_v1_host_proto_init() }
@@ -1151,9 +1390,9 @@ func file_pannier_plugin_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_v1_host_proto_rawDesc), len(file_pannier_plugin_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_pannier_plugin_v1_host_proto_goTypes,
 		DependencyIndexes: file_pannier_plugin_v1_host_proto_depIdxs,

@@ -33,7 +33,7 @@ const (
 type HostServiceClient interface {
 	// Connect is one connection from the plugin to its host, of HTTP/2 without TLS: the plugin is the client. The host
 	// opens it, before Validate. When the plugin has sent its first bytes, the host opens another one, up to 8 in all.
-	// It serves StateService and, if the plugin's configuration says so, its API. A connection ends with its host; the
+	// It serves StateService, SpanService and, if the plugin's configuration says so, its API. A connection ends with its host; the
 	// next host opens new ones.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
 	// Metrics returns the plugin's metrics as they are now.
@@ -95,7 +95,7 @@ func (c *hostServiceClient) HandOver(ctx context.Context, in *HandOverRequest, o
 type HostServiceServer interface {
 	// Connect is one connection from the plugin to its host, of HTTP/2 without TLS: the plugin is the client. The host
 	// opens it, before Validate. When the plugin has sent its first bytes, the host opens another one, up to 8 in all.
-	// It serves StateService and, if the plugin's configuration says so, its API. A connection ends with its host; the
+	// It serves StateService, SpanService and, if the plugin's configuration says so, its API. A connection ends with its host; the
 	// next host opens new ones.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
 	// Metrics returns the plugin's metrics as they are now.
@@ -485,6 +485,118 @@ var StateService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CompareAndSwap",
 			Handler:    _StateService_CompareAndSwap_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "pannier/plugin/v1/host.proto",
+}
+
+const (
+	SpanService_Record_FullMethodName = "/pannier.plugin.v1.SpanService/Record"
+)
+
+// SpanServiceClient is the client API for SpanService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// SpanService is served by the host over HostService.Connect. A call of the host that is traced has W3C's traceparent
+// in its metadata; the spans that the plugin records within it go to the collector of the host's own.
+type SpanServiceClient interface {
+	// Record passes on spans that have ended. The host drops those that are not valid or too many; a request has at most
+	// 64 KiB. Errors: UNIMPLEMENTED if the host is older.
+	Record(ctx context.Context, in *RecordRequest, opts ...grpc.CallOption) (*RecordResponse, error)
+}
+
+type spanServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSpanServiceClient(cc grpc.ClientConnInterface) SpanServiceClient {
+	return &spanServiceClient{cc}
+}
+
+func (c *spanServiceClient) Record(ctx context.Context, in *RecordRequest, opts ...grpc.CallOption) (*RecordResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecordResponse)
+	err := c.cc.Invoke(ctx, SpanService_Record_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SpanServiceServer is the server API for SpanService service.
+// All implementations must embed UnimplementedSpanServiceServer
+// for forward compatibility.
+//
+// SpanService is served by the host over HostService.Connect. A call of the host that is traced has W3C's traceparent
+// in its metadata; the spans that the plugin records within it go to the collector of the host's own.
+type SpanServiceServer interface {
+	// Record passes on spans that have ended. The host drops those that are not valid or too many; a request has at most
+	// 64 KiB. Errors: UNIMPLEMENTED if the host is older.
+	Record(context.Context, *RecordRequest) (*RecordResponse, error)
+	mustEmbedUnimplementedSpanServiceServer()
+}
+
+// UnimplementedSpanServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSpanServiceServer struct{}
+
+func (UnimplementedSpanServiceServer) Record(context.Context, *RecordRequest) (*RecordResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Record not implemented")
+}
+func (UnimplementedSpanServiceServer) mustEmbedUnimplementedSpanServiceServer() {}
+func (UnimplementedSpanServiceServer) testEmbeddedByValue()                     {}
+
+// UnsafeSpanServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SpanServiceServer will
+// result in compilation errors.
+type UnsafeSpanServiceServer interface {
+	mustEmbedUnimplementedSpanServiceServer()
+}
+
+func RegisterSpanServiceServer(s grpc.ServiceRegistrar, srv SpanServiceServer) {
+	// If the following call panics, it indicates UnimplementedSpanServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&SpanService_ServiceDesc, srv)
+}
+
+func _SpanService_Record_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecordRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SpanServiceServer).Record(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SpanService_Record_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SpanServiceServer).Record(ctx, req.(*RecordRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// SpanService_ServiceDesc is the grpc.ServiceDesc for SpanService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var SpanService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "pannier.plugin.v1.SpanService",
+	HandlerType: (*SpanServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Record",
+			Handler:    _SpanService_Record_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -363,7 +363,11 @@ type EventsRequest struct {
 	// recent is the number of recent events to send first, 1000 at most; 0: none.
 	Recent int32 `protobuf:"varint,1,opt,name=recent,proto3" json:"recent,omitempty"`
 	// follow keeps the stream open for later events.
-	Follow        bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	// since leaves out the events of before; unset: none is left out for its time.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// topics are those of the events to send, see Event.topic; empty: all. recent counts these only.
+	Topics        []string `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -410,6 +414,20 @@ func (x *EventsRequest) GetFollow() bool {
 		return x.Follow
 	}
 	return false
+}
+
+func (x *EventsRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *EventsRequest) GetTopics() []string {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
 }
 
 type EventsResponse struct {
@@ -836,12 +854,139 @@ func (x *UpgradeResponse) GetTo() string {
 	return ""
 }
 
+type DiagnoseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// cpu is how long the use of the processor is profiled, one minute at most; unset: it is not.
+	Cpu           *durationpb.Duration `protobuf:"bytes,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseRequest) Reset() {
+	*x = DiagnoseRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseRequest) ProtoMessage() {}
+
+func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
+func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DiagnoseRequest) GetCpu() *durationpb.Duration {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+// DiagnoseResponse is a part of a file, whose parts follow each other. The first message has none.
+type DiagnoseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// file is its name.
+	File  string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	// error is why the file, or its rest, could not be had.
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// config_files are what the agent has read its configuration from: files and folders of them. Only in the first
+	// message, as secret_files.
+	ConfigFiles []string `protobuf:"bytes,4,rep,name=config_files,json=configFiles,proto3" json:"config_files,omitempty"`
+	// secret_files are files, and folders of files, with secrets that no other file may have.
+	SecretFiles   []string `protobuf:"bytes,5,rep,name=secret_files,json=secretFiles,proto3" json:"secret_files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseResponse) Reset() {
+	*x = DiagnoseResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseResponse) ProtoMessage() {}
+
+func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
+func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DiagnoseResponse) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *DiagnoseResponse) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+func (x *DiagnoseResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *DiagnoseResponse) GetConfigFiles() []string {
+	if x != nil {
+		return x.ConfigFiles
+	}
+	return nil
+}
+
+func (x *DiagnoseResponse) GetSecretFiles() []string {
+	if x != nil {
+		return x.SecretFiles
+	}
+	return nil
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
 	Seq  uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// topic: driver, plugin, workload, volume, claim, agent.
+	// topic: driver, plugin, device, workload, service, volume, snapshot, claim, agent.
 	Topic string `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
 	// type such as "healthy", "unhealthy", "started", "released".
 	Type string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
@@ -855,7 +1000,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +1012,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +1025,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -993,7 +1138,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1150,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1163,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Driver) GetId() string {
@@ -1252,7 +1397,7 @@ func (x *Driver) GetSwaps() []*DriverSwap {
 	return nil
 }
 
-// DriverSwap is one change of a driver's program.
+// DriverSwap is one change of a driver's program, or a refused one.
 type DriverSwap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
@@ -1261,15 +1406,21 @@ type DriverSwap struct {
 	ToSha256   string `protobuf:"bytes,3,opt,name=to_sha256,json=toSha256,proto3" json:"to_sha256,omitempty"`
 	// rollback: it went back to the copy that worked before.
 	Rollback bool `protobuf:"varint,4,opt,name=rollback,proto3" json:"rollback,omitempty"`
-	// why is the reason of a rollback.
-	Why           string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	// why is the reason of a rollback, or of a refusal.
+	Why string `protobuf:"bytes,5,opt,name=why,proto3" json:"why,omitempty"`
+	// overlap: the new process was brought up next to the old one, which served meanwhile; else calls waited.
+	Overlap bool `protobuf:"varint,6,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	// refused: the old process serves on.
+	Refused bool `protobuf:"varint,7,opt,name=refused,proto3" json:"refused,omitempty"`
+	// took is the time from at until the process of to_sha256 was healthy, or was refused; none: it is not known.
+	Took          *durationpb.Duration `protobuf:"bytes,8,opt,name=took,proto3" json:"took,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DriverSwap) Reset() {
 	*x = DriverSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1432,7 @@ func (x *DriverSwap) String() string {
 func (*DriverSwap) ProtoMessage() {}
 
 func (x *DriverSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1445,7 @@ func (x *DriverSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverSwap.ProtoReflect.Descriptor instead.
 func (*DriverSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DriverSwap) GetAt() *timestamppb.Timestamp {
@@ -1332,6 +1483,27 @@ func (x *DriverSwap) GetWhy() string {
 	return ""
 }
 
+func (x *DriverSwap) GetOverlap() bool {
+	if x != nil {
+		return x.Overlap
+	}
+	return false
+}
+
+func (x *DriverSwap) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *DriverSwap) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
 type DriverLogRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1347,7 +1519,7 @@ type DriverLogRequest struct {
 
 func (x *DriverLogRequest) Reset() {
 	*x = DriverLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1359,7 +1531,7 @@ func (x *DriverLogRequest) String() string {
 func (*DriverLogRequest) ProtoMessage() {}
 
 func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1372,7 +1544,7 @@ func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogRequest.ProtoReflect.Descriptor instead.
 func (*DriverLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DriverLogRequest) GetId() string {
@@ -1413,7 +1585,7 @@ type DriverLogResponse struct {
 
 func (x *DriverLogResponse) Reset() {
 	*x = DriverLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1597,7 @@ func (x *DriverLogResponse) String() string {
 func (*DriverLogResponse) ProtoMessage() {}
 
 func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1610,7 @@ func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogResponse.ProtoReflect.Descriptor instead.
 func (*DriverLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DriverLogResponse) GetLine() string {
@@ -1461,7 +1633,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1473,7 +1645,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1486,7 +1658,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -1528,7 +1700,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1712,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1725,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -1614,7 +1786,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1798,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1811,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -1661,7 +1833,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1845,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1858,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -1718,7 +1890,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1730,7 +1902,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1743,7 +1915,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 type RestartDriverRequest struct {
@@ -1759,7 +1931,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1943,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1956,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -1817,7 +1989,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1829,7 +2001,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1842,7 +2014,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -1860,7 +2032,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2044,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2057,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 type ListDriversResponse struct {
@@ -1897,7 +2069,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2081,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2094,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -1941,7 +2113,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2125,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2138,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -1985,7 +2157,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2169,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2182,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -2028,7 +2200,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2212,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2225,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 type ListPluginsResponse struct {
@@ -2065,7 +2237,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2249,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2262,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -2159,7 +2331,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2343,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2356,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Plugin) GetName() string {
@@ -2413,7 +2585,7 @@ type PluginCanary struct {
 
 func (x *PluginCanary) Reset() {
 	*x = PluginCanary{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2425,7 +2597,7 @@ func (x *PluginCanary) String() string {
 func (*PluginCanary) ProtoMessage() {}
 
 func (x *PluginCanary) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2438,7 +2610,7 @@ func (x *PluginCanary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
 func (*PluginCanary) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PluginCanary) GetGeneration() *PluginGeneration {
@@ -2528,7 +2700,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2712,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2725,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -2639,7 +2811,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2823,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2836,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -2750,7 +2922,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2934,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2947,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -2816,7 +2988,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3000,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3013,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -2875,7 +3047,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3059,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3072,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -2921,7 +3093,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3105,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3118,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -2973,7 +3145,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3157,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3170,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -3019,7 +3191,7 @@ type PromotePluginRequest struct {
 
 func (x *PromotePluginRequest) Reset() {
 	*x = PromotePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3203,7 @@ func (x *PromotePluginRequest) String() string {
 func (*PromotePluginRequest) ProtoMessage() {}
 
 func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3216,7 @@ func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
 func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PromotePluginRequest) GetName() string {
@@ -3071,7 +3243,7 @@ type PromotePluginResponse struct {
 
 func (x *PromotePluginResponse) Reset() {
 	*x = PromotePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3255,7 @@ func (x *PromotePluginResponse) String() string {
 func (*PromotePluginResponse) ProtoMessage() {}
 
 func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3268,7 @@ func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
 func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PromotePluginResponse) GetPlugin() *Plugin {
@@ -3120,7 +3292,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3132,7 +3304,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3145,7 +3317,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -3179,7 +3351,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3363,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3376,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -3225,7 +3397,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3237,7 +3409,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3250,7 +3422,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -3277,7 +3449,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3461,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3474,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -3321,7 +3493,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3505,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3518,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -3366,7 +3538,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3378,7 +3550,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3563,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -3412,7 +3584,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3424,7 +3596,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3437,7 +3609,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -3462,7 +3634,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3474,7 +3646,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3487,7 +3659,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 type VerifyPluginRequest struct {
@@ -3500,7 +3672,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3684,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3697,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -3554,7 +3726,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3738,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3751,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -3644,7 +3816,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3656,7 +3828,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3669,7 +3841,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -3703,7 +3875,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3887,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3900,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -3780,10 +3952,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x04 \x01(\tR\x02to\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"?\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x89\x01\n" +
 	"\rEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\x05R\x06recent\x12\x16\n" +
-	"\x06follow\x18\x02 \x01(\bR\x06follow\">\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06topics\x18\x04 \x03(\tR\x06topics\">\n" +
 	"\x0eEventsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.pannier.host.v1.EventR\x05event\"'\n" +
 	"\vStopRequest\x12\x18\n" +
@@ -3806,7 +3980,15 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\aattempt\x18\x01 \x01(\tR\aattempt\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xa2\x02\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\">\n" +
+	"\x0fDiagnoseRequest\x12+\n" +
+	"\x03cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\"\x98\x01\n" +
+	"\x10DiagnoseResponse\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x14\n" +
+	"\x05chunk\x18\x02 \x01(\fR\x05chunk\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12!\n" +
+	"\fconfig_files\x18\x04 \x03(\tR\vconfigFiles\x12!\n" +
+	"\fsecret_files\x18\x05 \x03(\tR\vsecretFiles\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -3861,7 +4043,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x05swaps\x18! \x03(\v2\x1b.pannier.host.v1.DriverSwapR\x05swaps\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa4\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x02\n" +
 	"\n" +
 	"DriverSwap\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x1f\n" +
@@ -3869,7 +4051,10 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"fromSha256\x12\x1b\n" +
 	"\tto_sha256\x18\x03 \x01(\tR\btoSha256\x12\x1a\n" +
 	"\brollback\x18\x04 \x01(\bR\brollback\x12\x10\n" +
-	"\x03why\x18\x05 \x01(\tR\x03why\"f\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\x12\x18\n" +
+	"\aoverlap\x18\x06 \x01(\bR\aoverlap\x12\x18\n" +
+	"\arefused\x18\a \x01(\bR\arefused\x12-\n" +
+	"\x04took\x18\b \x01(\v2\x19.google.protobuf.DurationR\x04took\"f\n" +
 	"\x10DriverLogRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x16\n" +
@@ -4043,13 +4228,14 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
 	"\x11PluginLogResponse\x12\x12\n" +
-	"\x04line\x18\x01 \x01(\tR\x04line2\x84\x03\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\xd7\x03\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
 	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse\x12I\n" +
 	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse\x12L\n" +
-	"\aUpgrade\x12\x1f.pannier.host.v1.UpgradeRequest\x1a .pannier.host.v1.UpgradeResponse2\xbf\x04\n" +
+	"\aUpgrade\x12\x1f.pannier.host.v1.UpgradeRequest\x1a .pannier.host.v1.UpgradeResponse\x12Q\n" +
+	"\bDiagnose\x12 .pannier.host.v1.DiagnoseRequest\x1a!.pannier.host.v1.DiagnoseResponse0\x012\xbf\x04\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
@@ -4082,7 +4268,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -4096,151 +4282,158 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*ConfigurationChange)(nil),      // 9: pannier.host.v1.ConfigurationChange
 	(*UpgradeRequest)(nil),           // 10: pannier.host.v1.UpgradeRequest
 	(*UpgradeResponse)(nil),          // 11: pannier.host.v1.UpgradeResponse
-	(*Event)(nil),                    // 12: pannier.host.v1.Event
-	(*Driver)(nil),                   // 13: pannier.host.v1.Driver
-	(*DriverSwap)(nil),               // 14: pannier.host.v1.DriverSwap
-	(*DriverLogRequest)(nil),         // 15: pannier.host.v1.DriverLogRequest
-	(*DriverLogResponse)(nil),        // 16: pannier.host.v1.DriverLogResponse
-	(*DriverCapacity)(nil),           // 17: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 18: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 19: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 20: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 21: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 22: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 23: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 24: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 25: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 26: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 27: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 28: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 29: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 30: pannier.host.v1.Plugin
-	(*PluginCanary)(nil),             // 31: pannier.host.v1.PluginCanary
-	(*PluginVersion)(nil),            // 32: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 33: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 34: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 35: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 36: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 37: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 38: pannier.host.v1.RestartPluginResponse
-	(*PromotePluginRequest)(nil),     // 39: pannier.host.v1.PromotePluginRequest
-	(*PromotePluginResponse)(nil),    // 40: pannier.host.v1.PromotePluginResponse
-	(*RollbackPluginRequest)(nil),    // 41: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 42: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 43: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 44: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 45: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 46: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 47: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 48: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 49: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 50: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 51: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 52: pannier.host.v1.PluginLogResponse
-	nil,                              // 53: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 54: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 55: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 56: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 57: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 58: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 59: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 60: google.protobuf.Duration
+	(*DiagnoseRequest)(nil),          // 12: pannier.host.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),         // 13: pannier.host.v1.DiagnoseResponse
+	(*Event)(nil),                    // 14: pannier.host.v1.Event
+	(*Driver)(nil),                   // 15: pannier.host.v1.Driver
+	(*DriverSwap)(nil),               // 16: pannier.host.v1.DriverSwap
+	(*DriverLogRequest)(nil),         // 17: pannier.host.v1.DriverLogRequest
+	(*DriverLogResponse)(nil),        // 18: pannier.host.v1.DriverLogResponse
+	(*DriverCapacity)(nil),           // 19: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 20: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 21: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 22: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 23: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 24: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 25: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 26: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 27: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 28: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 29: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 30: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 31: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 32: pannier.host.v1.Plugin
+	(*PluginCanary)(nil),             // 33: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 34: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 35: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 36: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 37: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 38: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 39: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 40: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 41: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 42: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 43: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 44: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 45: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 46: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 47: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 48: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 49: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 50: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 51: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 52: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 53: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 54: pannier.host.v1.PluginLogResponse
+	nil,                              // 55: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 56: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 57: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 58: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 59: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 60: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 61: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 62: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	57, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	30, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	13, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	53, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	58, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	59, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	59, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	32, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	15, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	55, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	60, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	61, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
-	57, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
-	12, // 8: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	9,  // 9: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	57, // 10: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	54, // 11: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	55, // 12: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	57, // 13: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	17, // 14: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	13, // 15: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	14, // 16: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
-	57, // 17: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
-	13, // 18: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	13, // 19: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	13, // 20: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	13, // 21: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	30, // 22: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	57, // 23: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	57, // 24: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	56, // 25: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	33, // 26: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	32, // 27: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	31, // 28: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	34, // 29: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	57, // 30: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	57, // 31: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	57, // 32: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	57, // 33: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	34, // 34: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	34, // 35: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	60, // 36: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	60, // 37: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	30, // 38: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	60, // 39: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	30, // 40: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	60, // 41: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	30, // 42: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	60, // 43: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	30, // 44: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	30, // 45: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	30, // 46: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 47: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	3,  // 48: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	5,  // 49: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	7,  // 50: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	10, // 51: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
-	18, // 52: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	20, // 53: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	22, // 54: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	24, // 55: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	26, // 56: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	15, // 57: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
-	28, // 58: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	35, // 59: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	37, // 60: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	39, // 61: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	41, // 62: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	43, // 63: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	45, // 64: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	47, // 65: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	49, // 66: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	51, // 67: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 68: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	4,  // 69: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	6,  // 70: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	8,  // 71: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	11, // 72: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
-	19, // 73: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	21, // 74: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	23, // 75: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	25, // 76: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	27, // 77: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	16, // 78: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
-	29, // 79: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	36, // 80: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	38, // 81: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	40, // 82: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	42, // 83: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	44, // 84: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	46, // 85: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	48, // 86: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	50, // 87: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	52, // 88: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	68, // [68:89] is the sub-list for method output_type
-	47, // [47:68] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	59, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	59, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	14, // 9: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	9,  // 10: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
+	62, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
+	59, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	56, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	57, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	59, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	19, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	15, // 17: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	16, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
+	59, // 19: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
+	62, // 20: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
+	15, // 21: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	15, // 22: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	15, // 23: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	15, // 24: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	32, // 25: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	59, // 26: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	59, // 27: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	58, // 28: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	35, // 29: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	34, // 30: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	33, // 31: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	36, // 32: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	59, // 33: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	59, // 34: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	59, // 35: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	59, // 36: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	36, // 37: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	36, // 38: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	62, // 39: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	62, // 40: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	32, // 41: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	62, // 42: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	32, // 43: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	62, // 44: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	32, // 45: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	62, // 46: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	32, // 47: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	32, // 48: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	32, // 49: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 50: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	3,  // 51: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	5,  // 52: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	7,  // 53: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	10, // 54: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
+	12, // 55: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
+	20, // 56: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	22, // 57: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	24, // 58: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	26, // 59: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	28, // 60: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	17, // 61: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
+	30, // 62: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	37, // 63: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	39, // 64: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	41, // 65: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	43, // 66: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	45, // 67: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	47, // 68: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	49, // 69: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	51, // 70: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	53, // 71: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 72: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 73: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 74: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 75: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 76: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	13, // 77: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
+	21, // 78: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	23, // 79: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	25, // 80: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	27, // 81: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	29, // 82: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	18, // 83: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
+	31, // 84: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	38, // 85: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	40, // 86: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	42, // 87: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	44, // 88: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	46, // 89: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	48, // 90: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	50, // 91: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	52, // 92: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	54, // 93: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	72, // [72:94] is the sub-list for method output_type
+	50, // [50:72] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -4256,7 +4449,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

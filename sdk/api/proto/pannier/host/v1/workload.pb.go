@@ -1471,8 +1471,11 @@ type StartWorkloadRequest struct {
 	// release_with_caller releases the workload when the calling process ends. The host gets the process
 	// id from the socket's peer credentials.
 	ReleaseWithCaller bool `protobuf:"varint,2,opt,name=release_with_caller,json=releaseWithCaller,proto3" json:"release_with_caller,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// mounted_at is an absolute path of the host, without "." or "..": with release_with_caller, the workload goes on after
+	// the caller's end as long as a volume of it is mounted there, in the host's own mount namespace.
+	MountedAt     string `protobuf:"bytes,3,opt,name=mounted_at,json=mountedAt,proto3" json:"mounted_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartWorkloadRequest) Reset() {
@@ -1517,6 +1520,13 @@ func (x *StartWorkloadRequest) GetReleaseWithCaller() bool {
 		return x.ReleaseWithCaller
 	}
 	return false
+}
+
+func (x *StartWorkloadRequest) GetMountedAt() string {
+	if x != nil {
+		return x.MountedAt
+	}
+	return ""
 }
 
 type StartWorkloadResponse struct {
@@ -1841,9 +1851,11 @@ func (*StopWorkloadResponse_Step) isStopWorkloadResponse_Event() {}
 func (*StopWorkloadResponse_Workload) isStopWorkloadResponse_Event() {}
 
 type GetWorkloadRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// holders asks who has the workload's volumes, which is looked up in the mount tables of all processes.
+	Holders       bool `protobuf:"varint,3,opt,name=holders,proto3" json:"holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1892,9 +1904,18 @@ func (x *GetWorkloadRequest) GetId() string {
 	return ""
 }
 
+func (x *GetWorkloadRequest) GetHolders() bool {
+	if x != nil {
+		return x.Holders
+	}
+	return false
+}
+
 type GetWorkloadResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Workload      *Workload              `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Workload *Workload              `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	// holders are set if they were asked for.
+	Holders       []*Holder `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1936,6 +1957,113 @@ func (x *GetWorkloadResponse) GetWorkload() *Workload {
 	return nil
 }
 
+func (x *GetWorkloadResponse) GetHolders() []*Holder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+// Holder is a copy of a volume's mount, outside the directory of the host's own mounts, and a process that sees it.
+// Containers have volumes this way. Where a volume is mounted for several workloads of the node, the holders of all
+// of them are listed, as the kernel does not tell them apart.
+type Holder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request is the name of the volume block.
+	Request string `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// pid of one of the processes that see it; 0: the copy is in the host's own mount namespace.
+	Pid     int64  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	Command string `protobuf:"bytes,3,opt,name=command,proto3" json:"command,omitempty"`
+	// path as that process sees it.
+	Path     string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	ReadOnly bool   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// owner of the process, such as container "web" (docker, 0123456789ab) or unit web.service; empty: none with a name.
+	Owner string `protobuf:"bytes,6,opt,name=owner,proto3" json:"owner,omitempty"`
+	// stop is the command that ends the use; empty: none is known.
+	Stop          string `protobuf:"bytes,7,opt,name=stop,proto3" json:"stop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holder) Reset() {
+	*x = Holder{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holder) ProtoMessage() {}
+
+func (x *Holder) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
+func (*Holder) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Holder) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Holder) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Holder) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Holder) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Holder) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *Holder) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Holder) GetStop() string {
+	if x != nil {
+		return x.Stop
+	}
+	return ""
+}
+
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// namespace "*" or empty means all.
@@ -1946,7 +2074,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2086,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2099,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -1982,15 +2110,17 @@ func (x *ListWorkloadsRequest) GetNamespace() string {
 }
 
 type ListWorkloadsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Workloads     []*Workload            `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workloads []*Workload            `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	// node is the name of this node.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2132,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2145,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2023,6 +2153,13 @@ func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
 		return x.Workloads
 	}
 	return nil
+}
+
+func (x *ListWorkloadsResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
@@ -2180,10 +2317,12 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\aattempt\x18\b \x01(\x05R\aattempt\x12\x18\n" +
 	"\aservice\x18\t \x01(\tR\aservice\x12\x12\n" +
 	"\x04note\x18\n" +
-	" \x01(\tR\x04note\"y\n" +
+	" \x01(\tR\x04note\"\x98\x01\n" +
 	"\x14StartWorkloadRequest\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12.\n" +
-	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\"\x86\x01\n" +
+	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\x12\x1d\n" +
+	"\n" +
+	"mounted_at\x18\x03 \x01(\tR\tmountedAt\"\x86\x01\n" +
 	"\x15StartWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
@@ -2200,16 +2339,27 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x14StopWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
-	"\x05event\"B\n" +
+	"\x05event\"\\\n" +
 	"\x12GetWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"L\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x18\n" +
+	"\aholders\x18\x03 \x01(\bR\aholders\"\x7f\n" +
 	"\x13GetWorkloadResponse\x125\n" +
-	"\bworkload\x18\x01 \x01(\v2\x19.pannier.host.v1.WorkloadR\bworkload\"4\n" +
+	"\bworkload\x18\x01 \x01(\v2\x19.pannier.host.v1.WorkloadR\bworkload\x121\n" +
+	"\aholders\x18\x02 \x03(\v2\x17.pannier.host.v1.HolderR\aholders\"\xa9\x01\n" +
+	"\x06Holder\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\tR\arequest\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x18\n" +
+	"\acommand\x18\x03 \x01(\tR\acommand\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
+	"\x05owner\x18\x06 \x01(\tR\x05owner\x12\x12\n" +
+	"\x04stop\x18\a \x01(\tR\x04stop\"4\n" +
 	"\x14ListWorkloadsRequest\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"P\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"d\n" +
 	"\x15ListWorkloadsResponse\x127\n" +
-	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads2\xf2\x03\n" +
+	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node2\xf2\x03\n" +
 	"\x0fWorkloadService\x12`\n" +
 	"\rStartWorkload\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12d\n" +
 	"\x0fRunningWorkload\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12]\n" +
@@ -2229,7 +2379,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2254,70 +2404,72 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*StopWorkloadResponse)(nil),    // 20: pannier.host.v1.StopWorkloadResponse
 	(*GetWorkloadRequest)(nil),      // 21: pannier.host.v1.GetWorkloadRequest
 	(*GetWorkloadResponse)(nil),     // 22: pannier.host.v1.GetWorkloadResponse
-	(*ListWorkloadsRequest)(nil),    // 23: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 24: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 25: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 26: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 27: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 28: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 29: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 30: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 31: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 32: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 33: google.protobuf.Duration
+	(*Holder)(nil),                  // 23: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 24: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 25: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 26: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 27: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 28: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 29: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 30: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 31: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 32: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 33: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 34: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	30, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	31, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	25, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	31, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	26, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	27, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	26, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	32, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	27, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	28, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
 	13, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
 	14, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	32, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	32, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	33, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	33, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	12, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	28, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	29, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	8,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	9,  // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	32, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	33, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	7,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
-	32, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	32, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	33, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	33, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	10, // 23: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	11, // 24: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	29, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	32, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	32, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	33, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	30, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	33, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	33, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	34, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
 	0,  // 29: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
 	14, // 30: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 31: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	14, // 32: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 33: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	6,  // 34: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 35: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	15, // 36: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	17, // 37: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	19, // 38: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	21, // 39: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	23, // 40: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	16, // 41: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	18, // 42: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	20, // 43: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	22, // 44: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	24, // 45: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	41, // [41:46] is the sub-list for method output_type
-	36, // [36:41] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	23, // 35: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	6,  // 36: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	15, // 37: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	17, // 38: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	19, // 39: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	21, // 40: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	24, // 41: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	16, // 42: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	18, // 43: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	20, // 44: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	22, // 45: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	25, // 46: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	42, // [42:47] is the sub-list for method output_type
+	37, // [37:42] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2340,7 +2492,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,8 @@ const (
 	AgentServiceReloadProcedure = "/pannier.host.v1.AgentService/Reload"
 	// AgentServiceUpgradeProcedure is the fully-qualified name of the AgentService's Upgrade RPC.
 	AgentServiceUpgradeProcedure = "/pannier.host.v1.AgentService/Upgrade"
+	// AgentServiceDiagnoseProcedure is the fully-qualified name of the AgentService's Diagnose RPC.
+	AgentServiceDiagnoseProcedure = "/pannier.host.v1.AgentService/Diagnose"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -110,6 +112,9 @@ type AgentServiceClient interface {
 	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
 	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
 	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
+	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
+	// lines, its metrics, the mounts below its data directory, stacks and profiles.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -153,16 +158,23 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Upgrade")),
 			connect.WithClientOptions(opts...),
 		),
+		diagnose: connect.NewClient[v1.DiagnoseRequest, v1.DiagnoseResponse](
+			httpClient,
+			baseURL+AgentServiceDiagnoseProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Diagnose")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	status  *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	events  *connect.Client[v1.EventsRequest, v1.EventsResponse]
-	stop    *connect.Client[v1.StopRequest, v1.StopResponse]
-	reload  *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
-	upgrade *connect.Client[v1.UpgradeRequest, v1.UpgradeResponse]
+	status   *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	events   *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	stop     *connect.Client[v1.StopRequest, v1.StopResponse]
+	reload   *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
+	upgrade  *connect.Client[v1.UpgradeRequest, v1.UpgradeResponse]
+	diagnose *connect.Client[v1.DiagnoseRequest, v1.DiagnoseResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -190,6 +202,11 @@ func (c *agentServiceClient) Upgrade(ctx context.Context, req *connect.Request[v
 	return c.upgrade.CallUnary(ctx, req)
 }
 
+// Diagnose calls pannier.host.v1.AgentService.Diagnose.
+func (c *agentServiceClient) Diagnose(ctx context.Context, req *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
+	return c.diagnose.CallServerStream(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
@@ -207,6 +224,9 @@ type AgentServiceHandler interface {
 	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
 	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
 	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
+	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
+	// lines, its metrics, the mounts below its data directory, stacks and profiles.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -246,6 +266,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Upgrade")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceDiagnoseHandler := connect.NewServerStreamHandler(
+		AgentServiceDiagnoseProcedure,
+		svc.Diagnose,
+		connect.WithSchema(agentServiceMethods.ByName("Diagnose")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -258,6 +284,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceReloadHandler.ServeHTTP(w, r)
 		case AgentServiceUpgradeProcedure:
 			agentServiceUpgradeHandler.ServeHTTP(w, r)
+		case AgentServiceDiagnoseProcedure:
+			agentServiceDiagnoseHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -285,6 +313,10 @@ func (UnimplementedAgentServiceHandler) Reload(context.Context, *connect.Request
 
 func (UnimplementedAgentServiceHandler) Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Upgrade is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Diagnose is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.

@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pannier/pannier/host/internal/cli/bundle"
+	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+const (
+	// debugPatience bounds each call of pannier debug.
+	debugPatience = 10 * time.Second
+	// debugLines is how many lines of each log are collected.
+	debugLines = 2000
+)
+
+func (a *app) debugCommand() *cobra.Command {
+	var paths []string
+	var during time.Duration
+	cmd := &cobra.Command{
+		Use: "debug [FILE]", Short: "Collect what helps to find a problem's cause, without secrets, in one archive",
+		Long: `Collect what helps to find the cause of a problem in a new .tar.gz, which only you can read: the
+agent's configuration without secrets, what pannier status and pannier doctor say, volumes,
+workloads, nodes and servers, events, the logs of the agent, its plugins and drivers, mounts,
+metrics, stacks and profiles. It works without an agent, too. Run it as root, on the agent's
+machine; with ACLs, with a token that may write agent and read the rest.
+
+Secrets that are known here are searched for in each file before it is written: the token of
+this command, those in the agent's configuration and in the files that it names, those that the
+agent keeps in files, and whatever is a JSON Web Token or a private key. A line of a log with
+one, or else the whole file, is left out. Secrets of volumes are not known here; the agent shows
+them to nobody. errors.txt in the archive names what is missing, and why.`,
+		Example: `pannier debug
+pannier debug -duration 10s /tmp/pannier.tar.gz`,
+		Args: between(0, "FILE"),
+		RunE: a.do(func(ctx context.Context, args []string) error {
+			if during < 0 || during > time.Minute {
+				return &usageError{err: errors.New("-duration: from 0s to 1m")}
+			}
+			return a.debug(ctx, strings.Join(args, ""), paths, during)
+		}),
+	}
+	cmd.Flags().StringArrayVar(&paths, "config", nil, "`PATH` of the agent's configuration; may be given more than once "+
+		"(default: the agent's own, or "+packagedConfig+" if the agent does not answer)")
+	cmd.Flags().DurationVar(&during, "duration", 0, "how long to profile the agent's use of the processor, at most 1m")
+	return cmd
+}
+
+func (a *app) debug(ctx context.Context, path string, paths []string, during time.Duration) error {
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	token, err := a.token()
+	if err != nil {
+		return err
+	}
+	c := &collection{a: a, client: client, config: paths}
+	c.Secret("the token of this command", token)
+	c.collect(ctx, during)
+	if err := ctx.Err(); err != nil {
+		return errors.New("interrupted: nothing was written")
+	}
+	folder := fmt.Sprintf("pannier-debug-%s-%s", cmp.Or(c.name, "host"), time.Now().UTC().Format("20060102-150405"))
+	path = cmp.Or(path, folder+".tar.gz")
+	sum, err := c.WriteFile(path, folder)
+	if errors.Is(err, fs.ErrExist) {
+		return &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
+	}
+	if err != nil {
+		return err
+	}
+	if a.format == formatJSON {
+		return a.printValue(struct {
+			File string `json:"file"`
+			bundle.Summary
+		}{path, sum})
+	}
+	for _, line := range sum.Missing {
+		a.note("missing: %s", line)
+	}
+	return a.say(fmt.Sprintf("wrote %s: %s", path, count(int64(sum.Files), "file")))
+}
+
+// collection is a bundle that is being filled.
+type collection struct {
+	bundle.Bundle
+	a      *app
+	client *api.Client
+	config []string // paths of the agent's configuration
+	name   string   // the node's; empty: not known
+}
+
+func (c *collection) collect(ctx context.Context, during time.Duration) {
+	c.versions()
+	c.diagnose(ctx, during)
+	patient := c.a.patient(c.client, c.config)
+	if cfg := patient.Config; cfg != nil {
+		values, files := cfg.Secrets()
+		for whose, value := range values {
+			c.Secret(whose, value)
+		}
+		for _, path := range files {
+			c.SecretFile(path)
+		}
+		if name := "configuration.json"; c.File(name).Len() == 0 { // the agent does not answer
+			shown, err := cfg.Shown()
+			c.File(name).Write(shown)
+			c.Missing(name, err)
+		}
+	} else {
+		c.Missing("the search for secrets", fmt.Errorf("those in the agent's configuration were not searched for: %w",
+			cmp.Or(patient.ConfigErr, errors.New("it is not known where that is"))))
+	}
+	c.text("doctor.txt", func(a *app) error {
+		found, err := doctor.Examine(ctx, patient)
+		return errors.Join(err, a.showFindings(found))
+	})
+	status := collectAnswer(ctx, c, "status", c.client.Agent.Status, &hostv1.StatusRequest{})
+	if status != nil {
+		c.name = status.GetName()
+		c.text("status.txt", func(a *app) error { return a.showStatus(status) })
+	}
+	collectAnswer(ctx, c, "volumes", c.client.Volumes.ListVolumes, &hostv1.ListVolumesRequest{})
+	collectAnswer(ctx, c, "workloads", c.client.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{})
+	collectAnswer(ctx, c, "nodes", c.client.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+	members := collectAnswer(ctx, c, "members", c.client.Members.ListMembers, &hostv1.ListMembersRequest{})
+	if len(members.GetMembers()) > 0 && members.GetMembers()[0].GetAddress() != "" { // not a single host
+		collectAnswer(ctx, c, "peers", c.client.Operator.ListPeers, &hostv1.ListPeersRequest{})
+		collectAnswer(ctx, c, "autopilot", c.client.Operator.GetAutopilot, &hostv1.GetAutopilotRequest{})
+		collectAnswer(ctx, c, "health", c.client.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{})
+	}
+	c.logs(ctx, status)
+}
+
+// text adds what a command shows to people.
+func (c *collection) text(name string, show func(a *app) error) {
+	shown := *c.a
+	shown.out, shown.err, shown.format, shown.noColor = c.File(name), c.File(name), formatTable, true
+	c.Missing(name, show(&shown))
+}
+
+// message adds a message as JSON.
+func (c *collection) message(name string, m proto.Message, indent string) {
+	shown := *c.a
+	shown.out = c.File(name)
+	c.Missing(name, shown.printJSON(m, indent))
+}
+
+// versions adds those of this program and of the kernel.
+func (c *collection) versions() {
+	c.text("versions.txt", func(a *app) error {
+		var kernel unix.Utsname
+		if err := unix.Uname(&kernel); err != nil {
+			return err
+		}
+		hosts := unix.ByteSliceToString(kernel.Release[:]) + " " + unix.ByteSliceToString(kernel.Version[:])
+		return errors.Join(a.say(a.version().String()), a.say("kernel "+hosts))
+	})
+}
+
+// diagnose adds the files that the agent has of itself.
+func (c *collection) diagnose(ctx context.Context, during time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, during+debugPatience)
+	defer cancel()
+	req := &hostv1.DiagnoseRequest{}
+	if during > 0 {
+		req.Cpu = durationpb.New(during)
+	}
+	stream, err := c.client.Agent.Diagnose(ctx, connect.NewRequest(req))
+	if err != nil {
+		c.Missing("the agent's own files", err)
+		return
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		m := stream.Msg()
+		for _, path := range m.GetSecretFiles() {
+			c.SecretFile(path)
+		}
+		if len(c.config) == 0 {
+			c.config = m.GetConfigFiles()
+		}
+		if m.GetFile() != "" {
+			c.File(m.GetFile()).Write(m.GetChunk())
+		}
+		if m.GetError() != "" {
+			c.Missing(m.GetFile(), errors.New(m.GetError()))
+		}
+	}
+	c.Missing("the agent's own files", stream.Err())
+}
+
+// collectAnswer adds the answer of a call, and returns it; nil if there is none.
+func collectAnswer[Req, Resp any, M interface {
+	*Resp
+	proto.Message
+}](ctx context.Context, c *collection, name string,
+	call func(context.Context, *connect.Request[Req]) (*connect.Response[Resp], error), req *Req,
+) M {
+	ctx, cancel := context.WithTimeout(ctx, debugPatience)
+	defer cancel()
+	name += ".json"
+	resp, err := call(ctx, connect.NewRequest(req))
+	if err != nil {
+		c.Missing(name, err)
+		return nil
+	}
+	c.message(name, M(resp.Msg), "  ")
+	return M(resp.Msg)
+}
+
+// logs adds the events, and the logs of plugins and of drivers that the agent runs.
+func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
+	ctx, cancel := context.WithTimeout(ctx, debugPatience)
+	defer cancel()
+	const events = "events.jsonl"
+	stream, err := c.client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: keptEvents}))
+	if err == nil {
+		for stream.Receive() {
+			c.message(events, stream.Msg().GetEvent(), "")
+		}
+		err = errors.Join(stream.Err(), stream.Close())
+	}
+	c.Missing(events, err)
+	for _, p := range status.GetPlugins() {
+		stream, err := c.client.Plugins.PluginLog(ctx,
+			connect.NewRequest(&hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines}))
+		addLog(c, "logs/plugin-"+p.GetName()+".log", stream, err)
+	}
+	driver := func(name string, req *hostv1.DriverLogRequest, d *hostv1.Driver) {
+		if d.GetPid() == 0 && d.GetRestarts() == 0 { // the agent does not run it
+			return
+		}
+		req.Recent = debugLines
+		stream, err := c.client.Drivers.DriverLog(ctx, connect.NewRequest(req))
+		addLog(c, "logs/driver-"+name+".log", stream, err)
+	}
+	for _, d := range status.GetDrivers() {
+		id := d.GetId()
+		driver(id, &hostv1.DriverLogRequest{Id: id}, d)
+		driver(id+"-controller", &hostv1.DriverLogRequest{Id: id, Type: "controller"}, d.GetController())
+	}
+}
+
+// addLog adds the lines of a log's stream to a file.
+func addLog[T any, M interface {
+	*T
+	logResponse
+}](c *collection, name string, stream *connect.ServerStreamForClient[T], err error) {
+	if err == nil {
+		var text bytes.Buffer
+		for stream.Receive() {
+			text.WriteString(M(stream.Msg()).GetLine() + "\n")
+		}
+		c.File(name).Write(text.Bytes())
+		err = errors.Join(stream.Err(), stream.Close())
+	}
+	c.Missing(name, err)
+}

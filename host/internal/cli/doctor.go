@@ -1,0 +1,106 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/doctor"
+	"github.com/pannier/pannier/sdk/api"
+)
+
+// packagedConfig is the configuration of an agent that a package has installed.
+const packagedConfig = "/etc/pannier"
+
+func (a *app) doctorCommand() *cobra.Command {
+	var paths []string
+	var fix bool
+	cmd := &cobra.Command{
+		Use: "doctor", Short: "Check this machine and its agent, and name the commands that mend them",
+		Long: `Check this machine and its agent for what keeps workloads from their volumes: one row for
+each finding, with the command that mends it. It works without an agent, too: what needs one
+is skipped then. Run it as root, on the agent's machine.
+
+-fix mends what can be mended without risk: it loads the kernel's module for loop devices, and
+detaches those whose file was deleted and that nothing has mounted.
+
+The exit code is 0 if all is well, also with warnings, and 1 if something does not work.`,
+		Example: `pannier doctor
+pannier doctor -config /etc/pannier -o json`,
+		Args: exactly(),
+		RunE: a.do(func(ctx context.Context, _ []string) error { return a.examine(ctx, paths, fix) }),
+	}
+	cmd.Flags().StringArrayVar(&paths, "config", nil,
+		"`PATH` of the agent's configuration; may be given more than once (default "+packagedConfig+", if it is there)")
+	cmd.Flags().BoolVar(&fix, "fix", false, "mend what can be mended without risk")
+	return cmd
+}
+
+func (a *app) examine(ctx context.Context, paths []string, fix bool) error {
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	p := a.patient(client, paths)
+	p.Fix = fix
+	found, err := doctor.Examine(ctx, p)
+	if err != nil {
+		return err
+	}
+	if err := a.showFindings(found); err != nil {
+		return err
+	}
+	if doctor.Worst(found) == doctor.Fail {
+		return silentExit(ExitError)
+	}
+	return nil
+}
+
+// patient is this machine with the configuration of its agent; without paths that of a package, if it is there.
+func (a *app) patient(client *api.Client, paths []string) doctor.Patient {
+	p := doctor.Patient{Client: client}
+	if _, err := os.Stat(packagedConfig); err == nil && len(paths) == 0 {
+		paths = []string{packagedConfig}
+	}
+	if len(paths) == 0 {
+		return p
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		p.ConfigErr = err
+		return p
+	}
+	p.Config, p.ConfigErr = config.Load(config.Source{Paths: paths, BinDir: filepath.Dir(exe)})
+	return p
+}
+
+func (a *app) showFindings(found []doctor.Finding) error {
+	if a.format == formatJSON {
+		return a.printValue(found)
+	}
+	colors := map[doctor.Status]color{doctor.OK: green, doctor.Warn: yellow, doctor.Fail: red}
+	for _, f := range found {
+		why := f.Why
+		if f.Fixed != "" {
+			why += " (" + f.Fixed + ")"
+		}
+		status := fmt.Sprintf("%-7s", f.Status)
+		if c := colors[f.Status]; c != "" && a.colored(a.out) {
+			status = "\x1b[" + string(c) + "m" + status + "\x1b[0m"
+		}
+		if _, err := fmt.Fprintf(a.out, "%s  %-19s  %s\n", status, f.Check, printable(why)); err != nil {
+			return err
+		}
+		if f.Command != "" && f.Fixed != "mended" {
+			if err := a.say(strings.Repeat(" ", 30) + "run: " + f.Command); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

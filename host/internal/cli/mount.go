@@ -1,0 +1,432 @@
+package cli
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/internal/procfs"
+	"github.com/pannier/pannier/internal/trusted"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// The names by which mount(8) and umount(8) call this program.
+const (
+	mountHelper  = "mount.pannier"
+	umountHelper = "umount.pannier"
+)
+
+// The exit codes of mount(8) and umount(8).
+const (
+	exitMountUsage  = 1
+	exitMountSystem = 2
+	exitMountUser   = 8
+	exitMountFailed = 32
+)
+
+const (
+	// mountWait is how long a mount waits for a claim by default, and an unmount for the release.
+	mountWait = 100 * time.Second
+	// mountRetry is the pause between two attempts to claim a volume that others have.
+	mountRetry = 500 * time.Millisecond
+	// lazyWait is how long a lazy unmount waits for the release: processes may have the volume for long.
+	lazyWait = time.Second
+)
+
+// mountMain is mount.pannier and umount.pannier. It returns the exit code.
+func (a *app) mountMain(ctx context.Context, name string) int {
+	run := a.mountVolume
+	if name == umountHelper {
+		run = a.umountVolume
+	}
+	err := run(ctx, a.opts.Args)
+	if a.client != nil {
+		_ = a.client.Close() // closing idle connections cannot fail
+	}
+	if err == nil {
+		return ExitOK
+	}
+	a.note("%s: %s", name, message(err))
+	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
+		a.note("%s: %s", name, hinted.hint)
+	}
+	code := (*codeError)(nil)
+	switch {
+	case errors.As(err, &code):
+		return code.code
+	case ctx.Err() != nil:
+		return exitMountUser
+	default:
+		return exitMountFailed
+	}
+}
+
+// wrongMount is an error of the command line, or of who may use it.
+func wrongMount(format string, args ...any) error {
+	return &codeError{fmt.Errorf(format, args...), exitMountUsage}
+}
+
+// mountVolume mounts a volume.
+func (a *app) mountVolume(ctx context.Context, args []string) error {
+	r, err := parseMount(args)
+	if err != nil || r.fake {
+		return err
+	}
+	if err := mayMount(r.target); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	lock, err := lockMount(ctx, r.target)
+	if err != nil {
+		return fmt.Errorf("wait for another mount at %s: %w", r.target, err)
+	}
+	defer lock.Close()
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	if err != nil {
+		return err
+	}
+	if err := inNamespaceOf(int(status.Msg.GetPid())); err != nil {
+		return err
+	}
+	r.workload = mountWorkload(r.target, status.Msg.GetName())
+	if done, err := alreadyMounted(ctx, client, r); done || err != nil {
+		return err
+	}
+	w, err := a.claimMount(ctx, client, r)
+	if err != nil {
+		return err
+	}
+	if err := bindVolume(ctx, r, w.GetMounts()); err != nil {
+		// Without a mount, the agent releases the workload when this process has ended.
+		return fmt.Errorf("volume %q is claimed and cannot be mounted at %s: %w", r.source, r.target, err)
+	}
+	return nil
+}
+
+// mayMount fails if this process or the path must not be used.
+func mayMount(target string) error {
+	if os.Geteuid() != 0 {
+		return wrongMount("only root can mount volumes: run it by sudo, or let a unit or an fstab line of the host mount it")
+	}
+	named, err := filepath.EvalSymlinks(target)
+	if errors.Is(err, fs.ErrNotExist) {
+		return wrongMount("mount point %s does not exist: run mkdir -p %s", target, target)
+	}
+	if err != nil {
+		return err
+	}
+	if named != target {
+		return wrongMount("mount point %s is or passes a symbolic link: name %s", target, named)
+	}
+	if target == "/" {
+		return wrongMount("a volume cannot be mounted at /")
+	}
+	if err := trusted.Dir(filepath.Dir(target)); err != nil {
+		return wrongMount("mount point %s is not safe: %w", target, err)
+	}
+	if info, err := os.Stat(target); err != nil || !info.IsDir() {
+		return wrongMount("mount point %s is not a directory", target)
+	}
+	return nil
+}
+
+// mountLocks is the file of the locks of mount points. A mount point cannot be locked itself: where systemd mounts
+// automatically, to open it would wait for the mount.
+const mountLocks = "/run/pannier/mount.lock"
+
+// lockMount waits until no other helper mounts at a path, such as mount -a and an automount. To close the file ends the
+// lock.
+func lockMount(ctx context.Context, target string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(mountLocks), 0o755); err != nil { //nolint:gosec // as the agent makes it
+		return nil, err
+	}
+	f, err := os.OpenFile(mountLocks, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(target))
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(binary.BigEndian.Uint32(sum[:])), Len: 1}
+	for {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return nil, errors.Join(err, f.Close())
+		}
+		select {
+		case <-time.After(stopInterval):
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), f.Close())
+		}
+	}
+}
+
+// inNamespaceOf fails if the agent would not see what this process mounts.
+func inNamespaceOf(agent int) error {
+	ours, err := procfs.MountNamespace(procfs.Dir(os.Getpid()))
+	if err != nil {
+		return err
+	}
+	theirs, err := procfs.MountNamespace(procfs.Dir(agent))
+	if err != nil {
+		return fmt.Errorf("the agent (pid %d) is not found: mount on its host, not in a container: %w", agent, err)
+	}
+	if ours != theirs {
+		return &hintError{
+			errors.New("this process has a mount namespace of its own, and the agent would not see the mount"),
+			fmt.Sprintf("mount in the agent's: nsenter --target %d --mount mount ...", agent),
+		}
+	}
+	return nil
+}
+
+// alreadyMounted reports whether the volume is mounted at the target, as after an earlier mount -a. It fails if
+// something else is.
+func alreadyMounted(ctx context.Context, client *api.Client, r *mountRequest) (bool, error) {
+	table, err := mountuse.Read(mountuse.Self)
+	if err != nil {
+		return false, err
+	}
+	at := func(path string) *mountinfo.Info { // the topmost
+		for _, m := range slices.Backward(table) {
+			if m.Mountpoint == path {
+				return m
+			}
+		}
+		return nil
+	}
+	there := at(r.target)
+	if there == nil || there.FSType == "autofs" {
+		return false, nil
+	}
+	resp, err := client.Workloads.GetWorkload(ctx,
+		connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: r.namespace, Id: r.workload}))
+	var ours []*hostv1.Mount
+	switch {
+	case err == nil:
+		ours = resp.Msg.GetWorkload().GetMounts()
+	case connect.CodeOf(err) != connect.CodeNotFound:
+		return false, err
+	}
+	for _, m := range ours {
+		published := at(m.GetHostPath())
+		if published == nil || !mountuse.Shows(there, published) {
+			continue
+		}
+		if m.GetVolume() == r.source && m.GetReadOnly() == r.readOnly {
+			return true, nil
+		}
+		return false, &hintError{
+			fmt.Errorf("%s has volume %q of namespace %q already (read-only: %t)", r.target, m.GetVolume(), r.namespace, m.GetReadOnly()),
+			"unmount it first: umount " + r.target,
+		}
+	}
+	return false, &hintError{
+		fmt.Errorf("something else is mounted at %s: %s (%s)", r.target, there.Source, there.FSType),
+		"unmount it first: umount " + r.target,
+	}
+}
+
+// claimMount starts the mount's workload, and waits while others have the volume.
+func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountRequest) (*hostv1.Workload, error) {
+	volume := &hostv1.VolumeRequest{
+		Name: "volume", Source: r.source, ReadOnly: r.readOnly, AccessMode: r.access, AttachmentMode: string(claim.FileSystem),
+		Destination: r.target,
+	}
+	if len(r.driver) > 0 {
+		volume.MountOptions = &hostv1.MountOptions{MountFlags: r.driver}
+	}
+	req := &hostv1.StartWorkloadRequest{
+		Spec: &hostv1.WorkloadSpec{
+			Namespace: r.namespace, Id: r.workload, Volumes: []*hostv1.VolumeRequest{volume},
+		},
+		ReleaseWithCaller: true, MountedAt: r.target,
+	}
+	var refused error
+	for {
+		w, err := startMount(ctx, client, req)
+		if err == nil {
+			return w, nil
+		}
+		if ctx.Err() == nil {
+			waits, others := waitsForOthers(ctx, client, r, err)
+			if !waits && connect.CodeOf(err) == connect.CodeNotFound {
+				return nil, &hintError{err, fmt.Sprintf("the volumes: pannier volume status -namespace %s", r.namespace)}
+			}
+			if !waits {
+				return nil, err
+			}
+			if others && refused == nil {
+				a.note("%s: waiting for at most %s (option timeout): %s", mountHelper, r.timeout, message(err))
+			}
+			refused = err
+		}
+		select {
+		case <-time.After(mountRetry):
+			continue
+		case <-ctx.Done():
+		}
+		if refused == nil || errors.Is(context.Cause(ctx), context.Canceled) {
+			return nil, context.Cause(ctx)
+		}
+		return nil, &hintError{
+			fmt.Errorf("not within %s: %w", r.timeout, refused),
+			fmt.Sprintf("who has it: pannier volume explain -namespace %s %s", r.namespace, r.source),
+		}
+	}
+}
+
+// waitsForOthers reports whether a start that was refused may succeed later, and whether others have the volume.
+func waitsForOthers(ctx context.Context, client *api.Client, r *mountRequest, err error) (waits, others bool) {
+	switch connect.CodeOf(err) {
+	case connect.CodeUnavailable, connect.CodeAborted:
+		return true, false
+	case connect.CodeFailedPrecondition:
+	default:
+		return false, false
+	}
+	now, err := client.Volumes.GetVolume(ctx,
+		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: r.namespace, Id: r.source}))
+	if err != nil {
+		return false, false
+	}
+	return len(now.Msg.GetVolume().GetClaims()) > 0, true
+}
+
+func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorkloadRequest,
+) (w *hostv1.Workload, err error) {
+	stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	for stream.Receive() {
+		if last := stream.Msg().GetWorkload(); last != nil {
+			w = last
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return nil, err
+	}
+	if len(w.GetMounts()) != 1 {
+		return nil, fmt.Errorf("the agent's answer to the start of %q has %d mounts", req.GetSpec().GetId(), len(w.GetMounts()))
+	}
+	return w, nil
+}
+
+// bindVolume mounts what the agent has published. mount(8) notes in /run/mount/utab that umount(8) has to call the
+// helper. The volume's own nosuid and nodev stay.
+func bindVolume(ctx context.Context, r *mountRequest, mounts []*hostv1.Mount) error {
+	m := mounts[0]
+	options := append([]string{"helper=pannier"}, r.flags...)
+	if r.readOnly {
+		options = append(options, "ro")
+	}
+	if !m.GetSuid() {
+		options = append(options, "nosuid")
+	}
+	if !m.GetDev() {
+		options = append(options, "nodev")
+	}
+	return runMount(ctx, "mount", "--internal-only", "--bind", "-o", strings.Join(options, ","), "--", m.GetHostPath(), r.target)
+}
+
+// runMount runs mount(8) or umount(8) without a helper.
+func runMount(ctx context.Context, program string, args ...string) error {
+	path, err := lookSystem(program)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = []string{"LC_ALL=C"}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// lookSystem finds a program of the system, whatever PATH is.
+func lookSystem(program string) (string, error) {
+	for _, dir := range []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"} {
+		if path := filepath.Join(dir, program); unix.Access(path, unix.X_OK) == nil {
+			return path, nil
+		}
+	}
+	return "", &codeError{fmt.Errorf("%s is not installed (util-linux)", program), exitMountSystem}
+}
+
+// umountVolume unmounts a volume, and waits until its claim is released.
+func (a *app) umountVolume(ctx context.Context, args []string) error {
+	r, err := parseUmount(args)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return wrongMount("only root can unmount volumes: run it by sudo")
+	}
+	if err := runMount(ctx, "umount", append(r.flags, "--internal-only", "--", r.target)...); err != nil {
+		return err
+	}
+	if err := a.releaseMount(ctx, r); err != nil {
+		// The agent has seen that it is not mounted, or sees it when it is back.
+		a.note("%s: %s is unmounted; the agent goes on to release the volume: %s", umountHelper, r.target, message(err))
+	}
+	return nil
+}
+
+// releaseMount waits until the workload of a mount is released.
+func (a *app) releaseMount(ctx context.Context, r *umountRequest) error {
+	wait := mountWait
+	if r.lazy {
+		wait = lazyWait
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	all, err := client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: "*"}))
+	if err != nil {
+		return err
+	}
+	for _, w := range all.Msg.GetWorkloads() {
+		spec := w.GetSpec()
+		if spec.GetId() != mountWorkload(r.target, w.GetNode()) || w.GetState() == "stopped" || w.GetState() == "failed" {
+			continue
+		}
+		stream, err := client.Workloads.StopWorkload(ctx,
+			connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}))
+		if err != nil {
+			return err
+		}
+		for stream.Receive() { // until it is released
+		}
+		if err := errors.Join(stream.Err(), stream.Close()); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,186 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	escape "github.com/pannier/pannier/internal/printable"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// stopFlags are those of pannier workload stop.
+type stopFlags struct {
+	force, all, yes bool
+	timeout         time.Duration
+}
+
+func (a *app) workloadStop() *cobra.Command {
+	var f stopFlags
+	cmd := &cobra.Command{
+		Use: "stop [SPEC|ID]", Short: "Stop a workload and release what it has",
+		Long: `Stop a workload: release its volumes, deregister its services from Consul, revoke their
+tokens. What cannot be undone now, because a driver or Consul is down, is retried until
+it is done; the command can be interrupted meanwhile, the agent continues. After -timeout it
+says what the workload still waits for, and the exit code is 1; the agent continues then, too.
+
+With -all the workloads of this host are stopped, in the namespace of -namespace if it is given.
+Their programs are not ended, and a volume that is still in use is waited for. On a terminal you
+are asked first.
+
+With -force the agent unmounts itself what a driver does not unmount, because it does not
+answer, fails, or its FUSE file system has no server any more. A volume that is still in use
+is waited for as without it.`,
+		Example: `pannier workload stop redis
+pannier workload stop -all -timeout 1m`,
+		Args: between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			switch {
+			case f.timeout < 0:
+				return &usageError{err: errors.New("-timeout: not less than 0")}
+			case f.all && len(args) > 0:
+				return &usageError{err: fmt.Errorf("%q is one argument too many with -all", args[0])}
+			case f.all:
+				return a.stopAll(ctx, client, f)
+			case len(args) == 0:
+				return &usageError{err: errors.New("SPEC or ID is missing; -all stops all workloads of this host")}
+			}
+			namespace, id, err := a.specOrID(args[0])
+			if err != nil {
+				return err
+			}
+			p := a.progress()
+			w, err := a.stopWithin(ctx, client, p, f.timeout,
+				&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id, Force: f.force})
+			p.close()
+			if err != nil {
+				return hintWorkload(err)
+			}
+			return a.print(&hostv1.GetWorkloadResponse{Workload: w}, func() error {
+				a.note("workload %q is stopped", id)
+				return nil
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&f.force, "force", false, "unmount what a driver does not unmount; your name is recorded")
+	cmd.Flags().BoolVar(&f.all, "all", false, "stop all workloads of this host")
+	cmd.Flags().BoolVar(&f.yes, "yes", false, "do not ask on a terminal before -all")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,
+		"wait no longer than this `duration`, such as 30s; 0: until it is stopped")
+	return cmd
+}
+
+// stopAll stops the workloads of this host at the same time: one that waits delays no other.
+func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) error {
+	resp, err := client.Workloads.ListWorkloads(ctx,
+		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")}))
+	if err != nil {
+		return err
+	}
+	var all []*hostv1.WorkloadSpec
+	for _, w := range resp.Msg.GetWorkloads() {
+		if state := w.GetState(); state != "stopped" && state != "failed" {
+			all = append(all, w.GetSpec())
+		}
+	}
+	stopped := &hostv1.ListWorkloadsResponse{}
+	if len(all) > 0 {
+		if err := a.confirm(f.yes, "stop %s of this host?", count(int64(len(all)), "workload")); err != nil {
+			return err
+		}
+	}
+	type result struct {
+		ref claim.WorkloadRef
+		w   *hostv1.Workload
+		err error
+	}
+	results := make(chan result)
+	for _, spec := range all {
+		go func() {
+			quiet := &progress{w: io.Discard}
+			w, err := a.stopWithin(ctx, client, quiet, f.timeout,
+				&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId(), Force: f.force})
+			results <- result{claim.WorkloadRef{Namespace: spec.GetNamespace(), ID: spec.GetId()}, w, err}
+		}()
+	}
+	failed := 0
+	for range all {
+		switch r := <-results; {
+		case r.err == nil:
+			stopped.Workloads = append(stopped.Workloads, r.w)
+			a.note("workload %q is stopped", r.ref)
+		case connect.CodeOf(r.err) == connect.CodeNotFound: // somebody else has stopped it
+		default:
+			failed++
+			a.note("error: workload %q: %s", r.ref, message(r.err))
+		}
+	}
+	if err := a.print(stopped, func() error { return nil }); err != nil {
+		return err
+	}
+	if failed > 0 {
+		return &hintError{
+			fmt.Errorf("%s not stopped; the agent continues", was(int64(failed), "workload")),
+			"pannier workload status shows them",
+		}
+	}
+	a.note("%s stopped", was(int64(len(stopped.GetWorkloads())), "workload"))
+	return nil
+}
+
+// stopWithin stops a workload, and waits no longer than timeout; 0: until it is stopped.
+func (a *app) stopWithin(ctx context.Context, client *api.Client, p *progress, timeout time.Duration,
+	req *hostv1.StopWorkloadRequest,
+) (*hostv1.Workload, error) {
+	within, cancel := context.WithCancel(ctx) // not with a deadline, of which the agent would be told
+	defer cancel()
+	if timeout > 0 {
+		defer time.AfterFunc(timeout, cancel).Stop()
+	}
+	w, err := a.stop(within, client, p, req)
+	status := "pannier workload status " + escape.Argument(req.GetId())
+	switch {
+	case err == nil:
+		return w, nil
+	case ctx.Err() != nil:
+		return nil, &hintError{errors.New("interrupted"), "the agent continues; follow it with: " + status}
+	case within.Err() != nil:
+		err := fmt.Errorf("workload %q is not stopped within %s; the agent continues", req.GetId(), timeout)
+		if waits := p.waiting(); len(waits) > 0 {
+			err = fmt.Errorf("%w, and waits for: %s", err, strings.Join(waits, "; "))
+		}
+		return nil, &hintError{err, status + " says what it waits for"}
+	}
+	return nil, err
+}
+
+// stop stops a workload, with retries as start has.
+func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
+	req *hostv1.StopWorkloadRequest,
+) (w *hostv1.Workload, err error) {
+	seen := false // steps of this stop were received
+	err = a.patiently(ctx, p, true, func() error {
+		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(req))
+		if err != nil {
+			return err
+		}
+		var some bool
+		w, some, err = receive(stream, p)
+		if seen && connect.CodeOf(err) == connect.CodeNotFound {
+			// The agent died between the last step and its answer: the workload is stopped.
+			spec := &hostv1.WorkloadSpec{Id: req.GetId(), Namespace: req.GetNamespace()}
+			w, err = &hostv1.Workload{Spec: spec, State: "stopped"}, nil
+		}
+		seen = seen || some
+		return err
+	})
+	return w, err
+}

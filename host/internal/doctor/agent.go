@@ -1,0 +1,293 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// askAgent gets the agent's own view.
+func (p *Patient) askAgent(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, checkPatience)
+	defer cancel()
+	resp, err := p.Client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	if err != nil {
+		p.statusErr = err
+		return
+	}
+	p.status = resp.Msg
+}
+
+func (p *Patient) agent(context.Context) []Finding {
+	switch s := p.status; {
+	case s == nil && connect.CodeOf(p.statusErr) == connect.CodeUnavailable:
+		return one(Fail, fmt.Sprintf("it does not answer: %v", p.statusErr), "systemctl status pannier")
+	case s == nil:
+		return one(Fail, fmt.Sprintf("its state cannot be read: %v", p.statusErr), "pannier acl token self")
+	case !s.GetReady():
+		return one(Fail, fmt.Sprintf("%s is not ready: %s", s.GetName(), s.GetMessage()), "journalctl -u pannier -n 50")
+	default:
+		return ok("%s is ready: version %s, process %d", s.GetName(), s.GetVersion(), s.GetPid())
+	}
+}
+
+func (p *Patient) plugins(context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	var problems []Finding
+	for _, plugin := range p.status.GetPlugins() {
+		add := func(s Status, why, command string) {
+			problems = append(problems, one(s, plugin.GetName()+": "+why, command+" "+plugin.GetName())...)
+		}
+		switch state := plugin.GetState(); {
+		case plugin.GetDuplicateOf() != "":
+			add(Warn, "it is another file of "+plugin.GetDuplicateOf()+", and does not run", "pannier plugin status")
+			continue
+		case state != "running":
+			add(Fail, strings.TrimSuffix(state+": "+plugin.GetLastError(), ": "), "pannier plugin logs")
+		case plugin.GetDegraded() != "":
+			add(Warn, plugin.GetDegraded(), "pannier plugin rollback")
+		}
+		if why := plugin.GetFileProblem(); why != "" {
+			add(Warn, why, "pannier plugin status")
+		}
+		for _, v := range plugin.GetVersions() { // what serves is not what is in the plugin directory
+			switch {
+			case v.GetFile() != "" && v.GetRefused() != "":
+				add(Warn, v.GetFile()+" is refused: "+v.GetRefused(), "pannier plugin versions")
+			case v.GetFile() != "" && v.GetWaits():
+				add(Warn, v.GetFile()+" waits, because the plugin is pinned", "pannier plugin unpin")
+			}
+		}
+		if why := plugin.GetConfigProblem(); why != "" {
+			add(Warn, why, "pannier plugin status")
+		}
+		if at := plugin.GetDebuggedAt(); at != "" {
+			add(Warn, "it is debugged: its calls go to "+at, "pannier plugin restart")
+		}
+	}
+	if len(p.status.GetPlugins()) == 0 {
+		return one(Warn, "there are none", "pannier plugin install -h")
+	}
+	return or(problems, "%d, all serve", len(p.status.GetPlugins()))
+}
+
+func (p *Patient) drivers(context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	var problems []Finding
+	look := func(d *hostv1.Driver) {
+		name := d.GetId()
+		if d.GetType() != "monolith" {
+			name += " (" + d.GetType() + ")"
+		}
+		status := "pannier driver status " + d.GetId()
+		if !d.GetHealthy() {
+			why := name + " is not healthy: " + d.GetMessage()
+			if socket, local := strings.CutPrefix(d.GetEndpoint(), "unix://"); local && d.GetPid() == 0 {
+				if _, err := os.Stat(socket); err != nil {
+					why += fmt.Sprintf(": its socket: %v", err)
+				}
+			}
+			problems = append(problems, one(Fail, why, status)...)
+		}
+		if why := d.GetProgramProblem(); why != "" {
+			problems = append(problems, one(Warn, name+": "+why, status)...)
+		}
+		if d.GetConfigurationWaits() {
+			problems = append(problems, one(Warn, name+" has a changed configuration, which waits until it is not in use",
+				"pannier driver restart "+d.GetId())...)
+		}
+	}
+	for _, d := range p.status.GetDrivers() {
+		look(d)
+		if c := d.GetController(); c != nil {
+			look(c)
+		}
+	}
+	return or(problems, "%d, all healthy", len(p.status.GetDrivers()))
+}
+
+// leftovers are mounts without a journal's record, and records without their mount.
+func (p *Patient) leftovers(ctx context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	var problems []Finding
+	for _, path := range p.status.GetLeftovers() {
+		problems = append(problems, one(Warn, path+" belongs to no workload that the agent knows",
+			"findmnt -R "+path+"  # then unmount it, or move it away")...)
+	}
+	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
+	if err != nil {
+		return append(problems, one(Fail, fmt.Sprintf("the workloads cannot be listed: %v", err), "")...)
+	}
+	for _, w := range resp.Msg.GetWorkloads() {
+		if w.GetNode() != p.status.GetName() || w.GetState() != "running" {
+			continue
+		}
+		for _, m := range w.GetMounts() {
+			if path := m.GetHostPath(); path != "" && !slices.ContainsFunc(p.mounts, func(i *mountInfo) bool {
+				return i.Mountpoint == path
+			}) {
+				problems = append(problems, one(Fail, fmt.Sprintf("workload %q runs, and its volume %q is not mounted at %s",
+					w.GetSpec().GetId(), m.GetVolume(), path), "pannier workload stop "+w.GetSpec().GetId())...)
+			}
+		}
+	}
+	return or(problems, "they agree")
+}
+
+// stuck is how long a release may be tried.
+const stuck = time.Minute
+
+func (p *Patient) releases(context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	var problems []Finding
+	for _, r := range p.status.GetReleases() {
+		s := Warn
+		if time.Since(r.GetSince().AsTime()) > stuck {
+			s = Fail
+		}
+		command := r.GetCommand()
+		if command == "" {
+			command = "pannier workload status " + r.GetWorkload()
+		}
+		problems = append(problems, one(s, fmt.Sprintf("workload %q is not released since %s (%d attempts): %s", r.GetWorkload(),
+			r.GetSince().AsTime().Local().Format(time.DateTime), r.GetTries(), r.GetError()), command)...)
+	}
+	return or(problems, "none waits")
+}
+
+// alone returns a finding for a host without others; nil: there are some.
+func (p *Patient) alone() []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	if f := p.unconfigured(); f != nil {
+		return f
+	}
+	if p.Config.TLS == nil {
+		return skipped("a single host")
+	}
+	return nil
+}
+
+// peers: gossip goes by UDP, and by TCP to the same port; calls by TCP. That UDP arrives is known by an agent that
+// others count as alive.
+func (p *Patient) peers(ctx context.Context) []Finding {
+	if f := p.alone(); f != nil {
+		return f
+	}
+	resp, err := p.Client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+	if err != nil {
+		return one(Fail, fmt.Sprintf("the members cannot be listed: %v", err), "pannier server members")
+	}
+	var problems []Finding
+	reached := 0
+	for _, m := range resp.Msg.GetMembers() {
+		if m.GetName() == p.status.GetName() || m.GetStatus() == "left" {
+			continue
+		}
+		if m.GetStatus() != "alive" {
+			problems = append(problems, one(Fail, fmt.Sprintf("%s is %s: no gossip arrives from it (UDP and TCP %s)", m.GetName(),
+				m.GetStatus(), m.GetAddress()), "pannier server members")...)
+		}
+		for _, port := range []struct{ what, address string }{{"gossip", m.GetAddress()}, {"calls", m.GetRpcAddress()}} {
+			conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", port.address)
+			if err != nil {
+				problems = append(problems, one(Fail, fmt.Sprintf("%s cannot be reached for %s: %v", m.GetName(), port.what, err),
+					"nc -vz "+strings.Replace(port.address, ":", " ", 1))...)
+				continue
+			}
+			_ = conn.Close() // nothing was sent
+			reached++
+		}
+	}
+	return or(problems, "%d ports of other agents were reached", reached)
+}
+
+func (p *Patient) quorum(ctx context.Context) []Finding {
+	if f := p.alone(); f != nil {
+		return f
+	}
+	resp, err := p.Client.Operator.AutopilotHealth(ctx, connect.NewRequest(&hostv1.AutopilotHealthRequest{}))
+	if err != nil {
+		return one(Fail, fmt.Sprintf("the servers' health cannot be read: %v", err), "pannier operator raft list-peers")
+	}
+	health := resp.Msg
+	voters := 0
+	var sick []string
+	for _, peer := range health.GetPeers() {
+		if peer.GetVoter() {
+			voters++
+		}
+		if !peer.GetHealthy() {
+			sick = append(sick, peer.GetName())
+		}
+	}
+	say := fmt.Sprintf("%d servers vote, and %d may fail", voters, health.GetFailureTolerance())
+	switch {
+	case len(sick) > 0:
+		return one(Fail, fmt.Sprintf("%s; not healthy: %s", say, strings.Join(sick, ", ")), "pannier operator autopilot health")
+	case health.GetFailureTolerance() == 0:
+		return one(Warn, say+": the next failure stops new claims; a cluster should have three or five servers",
+			"pannier operator autopilot health")
+	default:
+		return ok("%s", say)
+	}
+}
+
+func (p *Patient) gossipKeys(ctx context.Context) []Finding {
+	if f := p.alone(); f != nil {
+		return f
+	}
+	resp, err := p.Client.Members.ListKeys(ctx, connect.NewRequest(&hostv1.ListKeysRequest{}))
+	if err != nil {
+		return one(Warn, fmt.Sprintf("the keys cannot be listed: %v", err), "pannier keyring list")
+	}
+	var problems []Finding
+	for _, k := range resp.Msg.GetKeys() {
+		if n := resp.Msg.GetAgents(); k.GetAgents() != n || k.GetPrimary() != 0 && k.GetPrimary() != n {
+			problems = append(problems, one(Warn, fmt.Sprintf("%d of %d agents have the key %s, and %d encrypt with it: the others"+
+				" may not hear them", k.GetAgents(), n, k.GetId(), k.GetPrimary()), "pannier keyring list")...)
+		}
+	}
+	if why := resp.Msg.GetProblem(); why != "" {
+		problems = append(problems, one(Warn, why, "pannier keyring list")...)
+	}
+	return or(problems, "%d, the same on all %d agents", len(resp.Msg.GetKeys()), resp.Msg.GetAgents())
+}
+
+func (p *Patient) secretsKeys(ctx context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	resp, err := p.Client.Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+	if err != nil {
+		return one(Warn, fmt.Sprintf("their state cannot be read: %v", err), "pannier operator secrets status")
+	}
+	if why := resp.Msg.GetProblem(); why != "" {
+		return one(Fail, why, "pannier operator secrets status")
+	}
+	var problems []Finding
+	for _, k := range resp.Msg.GetKeys() {
+		if !k.GetHere() {
+			problems = append(problems, one(Fail, fmt.Sprintf("the server that answers lacks the key %s, which %d records need",
+				k.GetId(), k.GetSealed()), "pannier operator secrets status")...)
+		}
+	}
+	return or(problems, "%d, all there", len(resp.Msg.GetKeys()))
+}

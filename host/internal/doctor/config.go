@@ -1,0 +1,67 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+)
+
+func (p *Patient) configuration(context.Context) []Finding {
+	switch {
+	case p.Config != nil:
+		return ok("it is valid")
+	case p.ConfigErr == nil:
+		return skipped("no configuration was found: give -config")
+	default:
+		return one(Fail, strings.ReplaceAll(p.ConfigErr.Error(), "\n", "; "), "pannier agent -config PATH -check")
+	}
+}
+
+// expiry is how long before its end a certificate should be replaced.
+const expiry = 30 * 24 * time.Hour
+
+func (p *Patient) certificates(context.Context) []Finding {
+	if f := p.unconfigured(); f != nil {
+		return f
+	}
+	var files []string
+	if t := p.Config.TLS; t != nil {
+		files = append(files, t.CAFile, t.CertFile)
+	}
+	for _, c := range p.Config.Consuls {
+		for _, f := range []string{c.CAFile, c.CertFile} {
+			if f != "" {
+				files = append(files, f)
+			}
+		}
+	}
+	if len(files) == 0 {
+		return skipped("none is configured")
+	}
+	var problems []Finding
+	for _, f := range files {
+		problems = append(problems, checkCertificate(f, p.Config.TLS)...)
+	}
+	return or(problems, "%d files, all good for %d days", len(files), int(expiry.Hours())/24)
+}
+
+// checkCertificate also judges those of others, which need not name an agent.
+func checkCertificate(file string, own *config.TLS) []Finding {
+	inspect := "pannier tls cert inspect " + file
+	d, err := pki.Describe(file)
+	left := time.Until(d.NotAfter)
+	switch {
+	case err != nil:
+		return one(Fail, err.Error(), inspect)
+	case left <= 0, time.Now().Before(d.NotBefore), d.Problem != "" && own != nil && file == own.CertFile:
+		return one(Fail, file+": "+d.Problem, inspect)
+	case left < expiry:
+		return one(Warn, fmt.Sprintf("%s expires on %s", file, d.NotAfter.Local().Format(time.DateTime)), inspect)
+	default:
+		return nil
+	}
+}

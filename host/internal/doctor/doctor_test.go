@@ -1,0 +1,138 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/test/lib/docker"
+	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
+)
+
+func TestMain(m *testing.M) { testns.Main(m, 0) }
+
+// is fails unless the findings are of one status each, and say so by these words.
+func is(t *testing.T, found []Finding, want ...string) {
+	t.Helper()
+	if len(found) != len(want) {
+		t.Fatalf("the findings are %+v, and should be %q", found, want)
+	}
+	for i, f := range found {
+		if got := fmt.Sprintf("%s: %s: %s", f.Status, f.Why, f.Command); !strings.Contains(got, want[i]) {
+			t.Errorf("the finding %q should have %q", got, want[i])
+		}
+	}
+}
+
+func TestFstab(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fstab")
+	is(t, checkFstab(path), "ok: there is no")
+	text := `# a comment
+UUID=1 / ext4 defaults 0 1
+data /data pannier _netdev,x-systemd.requires=pannier.socket 0 0
+#old /old pannier defaults 0 0
+logs /logs pannier ro,_netdev 0 0
+by-hand /mnt pannier noauto 0 0
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	is(t, checkFstab(path), "warn: "+path+":5: /logs lacks the option x-systemd.requires=pannier.socket")
+	if err := os.WriteFile(path, []byte(strings.Replace(text, "_netdev,", "", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	is(t, checkFstab(path), "warn: "+path+":3: /data lacks the option _netdev", ":5: ")
+}
+
+func TestCertificates(t *testing.T) {
+	for name, c := range map[string]struct {
+		validity time.Duration
+		want     []string
+	}{
+		"fresh":   {365 * 24 * time.Hour, nil},
+		"ending":  {29 * 24 * time.Hour, []string{"warn: "}},
+		"expired": {-time.Hour, []string{"fail: "}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			issued, err := pki.NewAuthority(c.validity)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(t.TempDir(), "ca.pem")
+			if err := os.WriteFile(file, issued.Cert, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			is(t, checkCertificate(file, nil), c.want...)
+		})
+	}
+	is(t, checkCertificate("/nowhere", nil), "fail: ")
+	p := Patient{Config: &config.Agent{}}
+	is(t, p.certificates(t.Context()), "skipped: none is configured")
+}
+
+func TestPropagation(t *testing.T) {
+	testbin.RequireRoot(t, "mounts that are not shared")
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
+	look := func() []Finding {
+		mounts, err := readMounts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := Patient{Config: &config.Agent{DataDir: filepath.Join(dir, "not/made/yet")}, mounts: mounts}
+		return p.propagation(t.Context())
+	}
+	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatal(err)
+	}
+	is(t, look(), "ok: ")
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	is(t, look(), "mount --make-rshared "+dir)
+}
+
+// A check that does not end is reported, and those after it are made.
+func TestCheckThatHangs(t *testing.T) {
+	t.Parallel()
+	p := Patient{}
+	is(t, p.make(t.Context(), check{"hangs", func(_ *Patient, _ context.Context) []Finding { select {} }}),
+		"fail: the check has not ended within "+checkPatience.String())
+}
+
+func TestDocker(t *testing.T) {
+	d := docker.Start(t, "the check of dockerd")
+	t.Setenv("DOCKER_HOST", "unix://"+filepath.Join(t.TempDir(), "nobody"))
+	p := Patient{}
+	is(t, p.docker(t.Context()), "skipped: no dockerd listens on")
+	host, _ := strings.CutPrefix(d.Env()[0], "DOCKER_HOST=")
+	t.Setenv("DOCKER_HOST", host)
+	found := p.docker(t.Context())
+	is(t, found[:1], "warn: a restart of dockerd ends its containers: live-restore is off")
+}
+
+func TestTools(t *testing.T) {
+	p := Patient{mounts: mountTable{}, Config: &config.Agent{DataDir: "/d"}}
+	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
+		t.Skip("ext4's tools are not installed")
+	}
+	is(t, p.tools(t.Context()), "ok: those of ext4 are there")
+	if installed("mount.cifs") {
+		t.Skip("cifs's tools are installed, so none that are missing can be seen")
+	}
+	p.mounts = mountTable{{Mountpoint: "/d/csi/v", FSType: "cifs"}, {Mountpoint: "/elsewhere", FSType: "btrfs"}}
+	is(t, p.tools(t.Context()), "fail: cifs is in use, and mount.cifs is not installed")
+}

@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/moby/sys/mountinfo"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+type mountInfo = mountinfo.Info
+
+// mountTable has this process's mounts; a later one is on top.
+type mountTable []*mountInfo
+
+func readMounts() (mountTable, error) {
+	all, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	return all, nil
+}
+
+// of returns the mount that a path is on, or will be.
+func (t mountTable) of(path string) *mountInfo {
+	var best *mountInfo
+	for _, m := range t {
+		if within(m.Mountpoint, path) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+			best = m
+		}
+	}
+	return best
+}
+
+func (t mountTable) uses(device string) bool {
+	return slices.ContainsFunc(t, func(m *mountInfo) bool { return m.Source == device })
+}
+
+// within says whether a path is a folder or below it. Both are clean.
+func within(dir, path string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// fileSystems that volumes are mounted with, or ask for.
+func (p *Patient) fileSystems(ctx context.Context) []string {
+	used := map[string]bool{}
+	for _, m := range p.mounts {
+		if within(p.dataDir(), m.Mountpoint) {
+			used[m.FSType] = true
+		}
+	}
+	if p.status != nil {
+		if resp, err := p.Client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{})); err == nil {
+			for _, v := range resp.Msg.GetVolumes() {
+				used[v.GetSpec().GetMountOptions().GetFsType()] = true
+			}
+		}
+	}
+	var known []string
+	for name := range toolsOf {
+		if used[name] || name == "ext4" { // what csi-local formats with unless asked otherwise
+			known = append(known, name)
+		}
+	}
+	slices.Sort(known)
+	return known
+}
+
+// remote are the file systems whose server may be away.
+var remote = []string{"nfs", "nfs4", "cifs", "smb3", "ceph", "9p"}
+
+// hungPatience bounds a look at a mount.
+const hungPatience = 2 * time.Second
+
+// hungMounts are those whose server does not answer. A child looks, since a look at one cannot be ended.
+func (p *Patient) hungMounts(ctx context.Context) []Finding {
+	var problems []Finding
+	looked := 0
+	for _, m := range p.mounts {
+		if !slices.Contains(remote, m.FSType) && !strings.HasPrefix(m.FSType, "fuse.") || !within(p.dataDir(), m.Mountpoint) {
+			continue
+		}
+		looked++
+		if err := statfs(ctx, m.Mountpoint); err != nil {
+			problems = append(problems, one(Fail, fmt.Sprintf("%s (%s, %s): %v", m.Mountpoint, m.Source, m.FSType, err),
+				"pannier workload status  # then stop the one that has it")...)
+		}
+	}
+	return or(problems, "%d of volumes on a network or in FUSE, all answer", looked)
+}
+
+// statfs asks a mount for its size.
+func statfs(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, hungPatience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "stat", "-f", "--", path)
+	cmd.WaitDelay = time.Millisecond // a process in the kernel does not end when it is killed
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return fmt.Errorf("it does not answer within %s", hungPatience)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+const fstabFile = "/etc/fstab"
+
+func (p *Patient) fstab(context.Context) []Finding { return checkFstab(fstabFile) }
+
+// checkFstab: a line of the type pannier without _netdev is mounted before the network and the agent are up
+// (systemd.mount(5)).
+func checkFstab(path string) []Finding {
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return ok("there is no %s", path)
+	} else if err != nil {
+		return one(Fail, err.Error(), "")
+	}
+	defer f.Close()
+	var problems []Finding
+	volumes := 0
+	lines := bufio.NewScanner(f)
+	for n := 1; lines.Scan(); n++ {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 4 || strings.HasPrefix(fields[0], "#") || fields[2] != "pannier" {
+			continue
+		}
+		volumes++
+		options := strings.Split(fields[3], ",")
+		for _, need := range []string{"_netdev", "x-systemd.requires=pannier.socket"} {
+			if !slices.ContainsFunc(options, func(o string) bool { return o == need || o == "noauto" }) {
+				problems = append(problems, one(Warn, fmt.Sprintf("%s:%d: %s lacks the option %s: the boot does not wait for the"+
+					" agent", path, n, fields[1], need), fmt.Sprintf("${EDITOR:-vi} +%d %s", n, path))...)
+			}
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return one(Fail, fmt.Sprintf("%s: %v", path, err), "")
+	}
+	return or(problems, "%d volumes in it", volumes)
+}

@@ -1,0 +1,89 @@
+package volumes
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/sdk"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/frontend"
+)
+
+// config is the config block of the plugin.
+type config struct {
+	Namespace string `json:"namespace" default:"docker" doc:"where volumes are that name none"`
+	Driver    string `json:"driver" doc:"the CSI driver of volumes that are created without one"`
+	Timeout   string `json:"timeout" default:"100s" doc:"how long a container's start waits for a volume that others have"`
+
+	timeout time.Duration
+}
+
+// maxTimeout is below 120 s, after which dockerd gives a Mount up.
+const maxTimeout = 110 * time.Second
+
+// Validate implements sdk.Config's.
+func (c *config) Validate() (err error) {
+	c.timeout, err = time.ParseDuration(c.Timeout)
+	if err != nil || c.timeout < time.Second || c.timeout > maxTimeout {
+		return fmt.Errorf("timeout: %q is no time between 1s and %s", c.Timeout, maxTimeout)
+	}
+	return nil
+}
+
+// Door is the front door. Its listen block is "docker".
+type Door struct{ sdk.Config[config] }
+
+// NewDoor returns a front door that is not configured yet.
+func NewDoor() *Door { return &Door{} }
+
+const listenName = "docker"
+
+// idle reports whether the plugin has no socket: it is installed, but not set up.
+func idle() bool { return len(sdk.Listeners()) == 0 }
+
+// Ready is called before this process takes over from another one: the API must answer.
+func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
+	if idle() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := host.API.Workloads.ListWorkloads(ctx,
+		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: d.Get().Namespace}))
+	return err
+}
+
+// Serve serves the engine's calls until ctx ends.
+func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
+	if idle() {
+		sdk.Logger().Info("nothing to do: the plugin's block has no listen \"" + listenName + "\"")
+		<-ctx.Done()
+		return nil
+	}
+	listener, err := host.Listen(listenName)
+	if err != nil {
+		return err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return fmt.Errorf("read the kernel's boot id: %w", err)
+	}
+	own, err := self()
+	if err != nil {
+		return fmt.Errorf("read this process's start time: %w", err)
+	}
+	s := &service{
+		config: d.Get, store: &store{host.State, boot}, work: &work{api: host.API}, self: own, log: slog.Default(), ctx: ctx,
+	}
+	var watching sync.WaitGroup
+	watching.Go(func() { s.watch(ctx) })
+	err = frontend.ServeHTTP(ctx, listener, s.handler())
+	watching.Wait()
+	s.pending.Wait()
+	return err
+}

@@ -1,0 +1,17 @@
+// Command docker-volume is the front door through which Docker and Podman use volumes: their volume plugin protocol.
+// The host starts it; it is not run by hand. DESIGN.md says how it keeps volumes exactly as long as containers have
+// them.
+package main
+
+import (
+	"github.com/pannier/pannier/plugins/docker-volume/internal/volumes"
+	"github.com/pannier/pannier/sdk"
+	"github.com/pannier/pannier/sdk/frontend"
+)
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version string
+
+func main() {
+	sdk.Main(sdk.Info{Name: "docker-volume", Version: sdk.BuildVersion(version)}, frontend.Plugin(volumes.NewDoor()))
+}
