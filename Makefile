@@ -11,7 +11,7 @@ PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume
 BIN      := bin
 
-VERSION = $(shell git describe --tags --match 'v[0-9]*' --always --dirty 2>/dev/null || echo unknown)
+VERSION = $(shell tools/version)
 # This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
 GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X main.version=$(VERSION)'
 
