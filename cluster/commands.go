@@ -263,6 +263,18 @@ func (c Commands) ResealVolume(ctx context.Context, ref claim.VolumeRef, ifModif
 	return result.Volume, err
 }
 
+// PutSnapshot records the name of a snapshot that its driver has taken. Errors: ErrSnapshotExists if it is the name of
+// another volume's snapshot; ErrInvalid.
+func (c Commands) PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error) {
+	return apply[command.PutSnapshotResult](ctx, c.to, &command.PutSnapshot{Snapshot: s})
+}
+
+// DeleteSnapshot removes the names of a driver's snapshot, and returns them.
+func (c Commands) DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error) {
+	result, err := apply[command.DeleteSnapshotResult](ctx, c.to, &command.DeleteSnapshot{PluginID: driver, ID: id})
+	return result.Removed, err
+}
+
 // ResealSigningKey replaces the encrypted signing key by the same key under another secrets key, if it has not
 // changed since it was read. Errors: ErrConflict if it has.
 func (c Commands) ResealSigningKey(ctx context.Context, read claim.SigningKey, sealed []byte, key string) error {

@@ -91,7 +91,7 @@ func needSpace(dir string, need uint64) error {
 func spaceFor(c command.Command) uint64 {
 	switch c.(type) {
 	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode,
-		*command.PutToken, *command.PutSigningKey,
+		*command.PutToken, *command.PutSigningKey, *command.PutSnapshot,
 		*command.PutACLPolicies, *command.PutACLRoles, *command.PutACLTokens, *command.ResealVolume:
 		return spaceToGrow
 	default:

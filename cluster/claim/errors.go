@@ -58,6 +58,10 @@ var (
 	ErrCycle = errcode.FailedPrecondition.New("workloads wait for one another")
 	// ErrTokenNotFound: the ledger knows no such token.
 	ErrTokenNotFound = errcode.FailedPrecondition.New("token not found")
+	// ErrSnapshotExists: the name is that of another volume's snapshot.
+	ErrSnapshotExists = errcode.AlreadyExists.New("exists")
+	// ErrSnapshotNotFound: the ledger knows no snapshot of that name.
+	ErrSnapshotNotFound = errcode.NotFound.New("snapshot not found")
 	// ErrDriverNotFound: no node has, or recently had, such a driver.
 	ErrDriverNotFound = errcode.NotFound.New("driver not found")
 )

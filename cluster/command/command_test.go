@@ -79,6 +79,11 @@ func commands() []command.Command {
 		&command.ExpireACLTokens{},
 		&command.PutSecretsKey{ID: "k", Active: true, Gone: true},
 		&command.ResealVolume{Ref: volume, IfModifyIndex: 7, SealedSecrets: []byte{0, 255}, KeyID: "k"},
+		&command.PutSnapshot{Snapshot: claim.Snapshot{
+			SnapshotRef: claim.SnapshotRef{Namespace: "default", Name: "before"}, PluginID: "hostpath", ID: "snap-1",
+			Volume: "mysql", ExternalVolumeID: "x", CreatedAt: at,
+		}},
+		&command.DeleteSnapshot{PluginID: "hostpath", ID: "snap-1"},
 	}
 	for _, c := range all {
 		command.SetAt(c, at)

@@ -67,6 +67,8 @@ var reasons = map[string]error{
 	"old_secrets_key":    claim.ErrOldKey,
 	"token-not-found":    claim.ErrTokenNotFound,
 	"driver-not-found":   claim.ErrDriverNotFound,
+	"snapshot-exists":    claim.ErrSnapshotExists,
+	"snapshot-not-found": claim.ErrSnapshotNotFound,
 
 	"acl-bootstrapped":     acl.ErrBootstrapped,
 	"acl-policy-not-found": acl.ErrPolicyNotFound,

@@ -13,11 +13,11 @@ import (
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
 // hosts needs; level 3 has the namespaces that a node is bound to, volumes that are refused because another one has
 // their external id, mutable parameters of volumes, who forced a release, and drivers whose controller is another
-// process than their node service.
+// process than their node service; level 4 has the names of snapshots.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
-const Level = 3
+const Level = 4
 
 // LevelOf returns the level that a server must know to apply the command, given the fields that are set.
 func LevelOf(c Command) int {
@@ -132,6 +132,8 @@ type Ledger interface {
 	ExpireACLTokens(*ExpireACLTokens) (any, error)
 	PutSecretsKey(*PutSecretsKey) (any, error)
 	ResealVolume(*ResealVolume) (any, error)
+	PutSnapshot(*PutSnapshot) (any, error)
+	DeleteSnapshot(*DeleteSnapshot) (any, error)
 }
 
 // kinds is the registry of commands. An entry has the number that stands for the command in the log, the level
@@ -165,6 +167,8 @@ var kinds = map[kind]row{
 	27: rowOf[ExpireACLTokensResult](2, Ledger.ExpireACLTokens),
 	28: rowOf[PutSecretsKeyResult](2, Ledger.PutSecretsKey),
 	29: rowOf[ResealVolumeResult](2, Ledger.ResealVolume),
+	30: rowOf[PutSnapshotResult](4, Ledger.PutSnapshot),
+	31: rowOf[DeleteSnapshotResult](4, Ledger.DeleteSnapshot),
 }
 
 type kind byte

@@ -29,6 +29,7 @@ import (
 //	b/                                 ACL bootstrap
 //	l/                                 what was promised to nodes
 //	o/                                 how the leader manages the servers
+//	h/NS/NAME                          snapshot
 //	s/                                 names of the keys that encrypt secrets
 //	x/KEY                              outcome of a command with a key
 //
@@ -37,6 +38,7 @@ import (
 //	cr/NS/VOLUME/WNS/WORKLOAD          claims being released
 //	vd/DRIVER/NS/VOLUME                volumes of a driver
 //	ve/DRIVER/SHA256/NS/VOLUME         volumes by the hash of their external id
+//	he/DRIVER/SHA256/NS/NAME           snapshots by the hash of the driver's id
 //	dn/DRIVER/NODE                     the driver on the node
 //	we/TIME/NS/WORKLOAD                ended workloads, oldest first
 //	wn/NODE/NS/WORKLOAD                workloads that run or wait on a node
@@ -64,6 +66,7 @@ const (
 	liveness     = "l/"
 	autopilot    = "o/"
 	secretsKeys  = "s/"
+	snapshots    = "h/"
 	keptResults  = "x/"
 
 	claimsByWorkload    = "cw/"
@@ -71,6 +74,7 @@ const (
 	claimsReleasing     = "cr/"
 	volumesByDriver     = "vd/"
 	volumesByExternalID = "ve/"
+	snapshotsByID       = "he/"
 	driversByNode       = "dn/"
 	workloadsByEnd      = "we/"
 	workloadsByNode     = "wn/"
@@ -87,15 +91,17 @@ var appliedKey = []byte("m/applied")
 func volumePart(r claim.VolumeRef) string     { return r.Namespace + "/" + r.ID }
 func workloadPart(r claim.WorkloadRef) string { return r.Namespace + "/" + r.ID }
 
-func volumeKey(r claim.VolumeRef) string     { return volumes + volumePart(r) }
-func workloadKey(r claim.WorkloadRef) string { return workloads + workloadPart(r) }
-func nodeKey(name string) string             { return nodes + name }
-func driverKey(id string) string             { return drivers + id }
-func tokenKey(id string) string              { return tokens + id }
-func policyKey(name string) string           { return aclPolicies + name }
-func roleKey(name string) string             { return aclRoles + name }
-func keptKey(key string) string              { return keptResults + key }
-func aclTokenKey(accessor string) string     { return aclTokens + accessor }
+func volumeKey(r claim.VolumeRef) string      { return volumes + volumePart(r) }
+func workloadKey(r claim.WorkloadRef) string  { return workloads + workloadPart(r) }
+func snapshotPart(r claim.SnapshotRef) string { return r.Namespace + "/" + r.Name }
+func snapshotKey(r claim.SnapshotRef) string  { return snapshots + snapshotPart(r) }
+func nodeKey(name string) string              { return nodes + name }
+func driverKey(id string) string              { return drivers + id }
+func tokenKey(id string) string               { return tokens + id }
+func policyKey(name string) string            { return aclPolicies + name }
+func roleKey(name string) string              { return aclRoles + name }
+func keptKey(key string) string               { return keptResults + key }
+func aclTokenKey(accessor string) string      { return aclTokens + accessor }
 
 func claimPart(v claim.VolumeRef, w claim.WorkloadRef) string {
 	return volumePart(v) + "/" + workloadPart(w)
@@ -123,6 +129,15 @@ func volumeIndexKeys(v *claim.Volume) []string {
 // characters, so its hash is in the key.
 func externalIDPart(driver, externalID string) string {
 	return fmt.Sprintf("%s%s/%x/", volumesByExternalID, driver, sha256.Sum256([]byte(externalID)))
+}
+
+func snapshotIndexKeys(s *claim.Snapshot) []string {
+	return []string{snapshotIDPart(s.PluginID, s.ID) + snapshotPart(s.SnapshotRef)}
+}
+
+// snapshotIDPart is the prefix of the index keys of all names of a driver's snapshot. See externalIDPart.
+func snapshotIDPart(driver, id string) string {
+	return fmt.Sprintf("%s%s/%x/", snapshotsByID, driver, sha256.Sum256([]byte(id)))
 }
 
 func claimIndexKeys(c *claim.Claim) []string {

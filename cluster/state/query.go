@@ -118,6 +118,22 @@ func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.Volume
 	return found, err
 }
 
+// Snapshot reads the snapshot of a name. The error is claim.ErrSnapshotNotFound if no snapshot has it.
+func (tx *ReadTx) Snapshot(ref claim.SnapshotRef) (claim.Snapshot, error) {
+	s, found, err := read[claim.Snapshot](tx, snapshotKey(ref))
+	if err == nil && !found {
+		err = fmt.Errorf("snapshot %q: %w", ref, claim.ErrSnapshotNotFound)
+	}
+	return s, err
+}
+
+// SnapshotsByID lists the names of a driver's snapshot, by namespace and name. There is at most one, unless a driver
+// gives one id to several snapshots.
+func (tx *ReadTx) SnapshotsByID(driver, id string) ([]claim.Snapshot, error) {
+	return indexed(tx, span{base: snapshotIDPart(driver, id)}, func(part string) string { return snapshots + part },
+		read[claim.Snapshot])
+}
+
 // Claim reads one claim. The error is claim.ErrClaimNotFound if there is none.
 func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, error) {
 	c, found, err := readClaim(tx, claimKey(v, w))

@@ -182,6 +182,9 @@ func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, e
 	case secretsKeys[0]:
 		_, err := decode[claim.SecretsKeys](value)
 		return none(secretsKeys, err)
+	case snapshots[0]:
+		s, err := decode[claim.Snapshot](value)
+		return snapshotKey(s.SnapshotRef), withoutValues(snapshotIndexKeys(&s)), err
 	case keptResults[0]:
 		k, err := decode[kept](value)
 		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), err

@@ -32,6 +32,13 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
 	},
 	{
+		name: "snapshot-name-taken-over", promise: "the name of a snapshot in a namespace is that of one volume's",
+		file: "cluster/state/apply_snapshot.go",
+		old:  "if err := old.CheckSource(next.PluginID, next.ExternalVolumeID); err != nil {",
+		new:  "if err := old.CheckSource(next.PluginID, old.ExternalVolumeID); err != nil {",
+		pkg:  statePkg, run: "^TestSnapshotNames$",
+	},
+	{
 		name: "name-without-namespace", promise: "volumes that are created under one name are two at their driver",
 		file: "host/internal/csi/controllers/volumes.go",
 		old:  `return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.Namespace, v.ID)`,

@@ -51,12 +51,14 @@ func (s *Server) filter(ctx context.Context, c *caller, request, answer any) (bo
 		hidden, err := s.hidden(ctx, c, request)
 		m.Snapshots = keep(m.GetSnapshots(),
 			func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
+		c.hideNames(m.GetSnapshots())
 		return true, err
 	case *hostv1.GetGroupSnapshotResponse:
 		hidden, err := s.hidden(ctx, c, request)
 		if g := m.GetGroup(); g != nil {
 			g.Snapshots = keep(g.GetSnapshots(),
 				func(p *hostv1.Snapshot) bool { return err == nil && !hidden[p.GetExternalVolumeId()] })
+			c.hideNames(g.GetSnapshots())
 		}
 		return true, err
 	case *hostv1.ListACLPoliciesResponse:
@@ -85,6 +87,16 @@ func (c *caller) hideHolders(groups []*hostv1.DeviceGroup) {
 			if d.GetWorkload() != "" && !c.sees(d, acl.ListWorkloads) {
 				d.Workload, d.Namespace = hidden, ""
 			}
+		}
+	}
+}
+
+// hideNames removes the names that snapshots have in namespaces where the caller may not list. Their volumes are no
+// longer registered.
+func (c *caller) hideNames(snapshots []*hostv1.Snapshot) {
+	for _, p := range snapshots {
+		if !c.AllowNamespace(namespaceIn(p.GetName()), acl.CSIListVolume) {
+			p.Name = ""
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -190,14 +191,17 @@ func (f *storageFake) CreateSnapshot(ctx context.Context, _ storage.Driver,
 		ID: "snap-" + req.Name, VolumeExternalID: req.Volume.ExternalID, Size: 5, Ready: true,
 		CreatedAt: time.Unix(1, 0),
 	}
-	f.snapshots = append(f.snapshots, s)
+	if !slices.ContainsFunc(f.snapshots, func(have storage.Snapshot) bool { return have.ID == s.ID }) {
+		f.snapshots = append(f.snapshots, s)
+	}
 	return s, nil
 }
 
-func (f *storageFake) DeleteSnapshot(_ context.Context, _ storage.Driver, _ string, s map[string]string) error {
+func (f *storageFake) DeleteSnapshot(_ context.Context, _ storage.Driver, id string, s map[string]string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.snapshots, f.secrets = nil, s
+	f.snapshots = slices.DeleteFunc(f.snapshots, func(have storage.Snapshot) bool { return have.ID == id })
+	f.secrets = s
 	return nil
 }
 

@@ -409,8 +409,12 @@ func (s *Server) snapshotSource(ctx context.Context, v claim.Volume) (string, er
 	if err != nil {
 		return "", err
 	}
+	id, _, err := s.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID)
+	if err != nil {
+		return "", err
+	}
 	list, err := s.cfg.Controllers.ListSnapshots(ctx, v.PluginID, storage.ListSnapshotsRequest{
-		Page: storage.Page{Max: 1}, SnapshotID: v.SnapshotID, Secrets: open,
+		Page: storage.Page{Max: 1}, SnapshotID: id, Secrets: open,
 	})
 	if status.Code(err) == codes.Unimplemented {
 		return "", nil
@@ -419,7 +423,7 @@ func (s *Server) snapshotSource(ctx context.Context, v claim.Volume) (string, er
 		return "", fmt.Errorf("find the volume of snapshot %q: %w", v.SnapshotID, err)
 	}
 	for _, snapshot := range list.Snapshots {
-		if snapshot.ID == v.SnapshotID {
+		if snapshot.ID == id {
 			return snapshot.VolumeExternalID, nil
 		}
 	}

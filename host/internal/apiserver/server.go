@@ -344,6 +344,8 @@ type Ledger interface {
 	DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error)
 	RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error)
 	DeregisterVolume(ctx context.Context, ref claim.VolumeRef, force bool) (command.DeregisterVolumeResult, error)
+	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
+	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
 	Stats() cluster.Stats
 
 	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)

@@ -3,13 +3,17 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/secrets"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -64,6 +68,9 @@ func (s volumeService) ListVolumes(ctx context.Context,
 	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...),
 		func(tx *state.ReadTx) error {
 			volumes, _, err := tx.Volumes(query)
+			if err == nil && len(volumes) == 0 && query.Driver != "" {
+				err = s.checkDriver(ctx, tx, query.Driver)
+			}
 			if err != nil {
 				return err
 			}
@@ -80,6 +87,34 @@ func (s volumeService) ListVolumes(ctx context.Context,
 			return nil
 		})
 	return connect.NewResponse(resp), err
+}
+
+// checkDriver returns an error that names the known drivers if no node has the driver, and the caller may list them.
+func (s *Server) checkDriver(ctx context.Context, tx *state.ReadTx, id string) error {
+	if !callerOf(ctx).Allow(acl.Plugin, acl.List) {
+		return nil
+	}
+	all, err := tx.Drivers()
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, d := range all {
+		known = append(known, strconv.Quote(d.ID))
+	}
+	for _, d := range s.cfg.Drivers.List() {
+		known = append(known, strconv.Quote(d.ID))
+	}
+	slices.Sort(known)
+	known = slices.Compact(known)
+	switch {
+	case slices.Contains(known, strconv.Quote(id)):
+		return nil
+	case len(known) == 0:
+		return fmt.Errorf("%w: no node has a driver %q, or any other", claim.ErrDriverNotFound, id)
+	default:
+		return fmt.Errorf("%w: no node has a driver %q; there is %s", claim.ErrDriverNotFound, id, strings.Join(known, ", "))
+	}
 }
 
 // ListExternal lists a page of the volumes at a driver, registered or not.

@@ -168,11 +168,14 @@ func (s volumeService) create(ctx context.Context, v claim.Volume) error {
 	}
 	asked := v
 	asked.CloneID = source
+	if asked.SnapshotID, _, err = s.snapshotID(ctx, v.Namespace, v.PluginID, v.SnapshotID); err != nil {
+		return err
+	}
 	made, err := s.cfg.Controllers.Create(ctx, asked)
 	if err != nil {
 		return err
 	}
-	made.CloneID = v.CloneID
+	made.CloneID, made.SnapshotID = v.CloneID, v.SnapshotID
 	switch _, err := s.put(ctx, made); {
 	case errors.Is(err, claim.ErrDuplicate): // whose it is may be hidden from the caller
 		return fmt.Errorf("volume %q: driver %q answered its creation with the external id %q, which %w: the driver gives one id "+

@@ -2,7 +2,9 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -33,17 +35,58 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
+	named := claim.SnapshotRef{Namespace: v.Namespace, Name: name}
+	if known, found, err := s.findSnapshot(ctx, named); err != nil {
+		return nil, err
+	} else if found {
+		if err := known.CheckSource(v.PluginID, v.ExternalID); err != nil {
+			return nil, fmt.Errorf("%w; give this one another name, or delete that one: pannier volume snapshot delete %s %s",
+				err, known.PluginID, named.Name)
+		}
+	}
 	taken, err := s.cfg.Controllers.CreateSnapshot(ctx, v, name, req.Msg.GetParameters(), req.Msg.GetSecrets())
 	if err != nil {
 		return nil, err
 	}
+	put, err := s.cfg.Ledger.PutSnapshot(ctx, claim.Snapshot{
+		SnapshotRef: named, PluginID: v.PluginID, ID: taken.ID, Volume: v.ID, ExternalVolumeID: v.ExternalID,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("driver %q has taken the snapshot %s, but its name %q was not recorded: %w; take it again to "+
+			"finish: it is not taken twice", v.PluginID, taken.ID, named, err)
+	}
 	shown := shownSnapshot(v.PluginID, taken)
-	shown.Volume = v.String()
-	s.snapshotEvent("created", v.PluginID, taken.ID, v.String())
+	shown.Volume, shown.Name = v.String(), named.String()
+	if put.Changed {
+		s.snapshotEvent("created", v.PluginID, taken.ID, v.String())
+	}
 	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}), nil
 }
 
-// DeleteSnapshot deletes a snapshot at its driver. It may be repeated.
+// findSnapshot reads the snapshot of a name, which may not exist.
+func (s *Server) findSnapshot(ctx context.Context, ref claim.SnapshotRef) (known claim.Snapshot, found bool,
+	err error,
+) {
+	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
+		known, err = tx.Snapshot(ref)
+		return err
+	})
+	if errors.Is(err, claim.ErrSnapshotNotFound) {
+		return known, false, nil
+	}
+	return known, err == nil, err
+}
+
+// snapshotID returns the driver's id of a snapshot, which is given by it or by the name that it has in a namespace.
+func (s *Server) snapshotID(ctx context.Context, namespace, driver, given string) (id string, named bool, err error) {
+	known, found, err := s.findSnapshot(ctx, claim.SnapshotRef{Namespace: namespace, Name: given})
+	if err != nil || !found || known.PluginID != driver {
+		return given, false, err
+	}
+	return known.ID, true, nil
+}
+
+// DeleteSnapshot deletes a snapshot at its driver. An unknown one is an error, if the driver lists its snapshots.
 func (s volumeService) DeleteSnapshot(ctx context.Context,
 	req *connect.Request[hostv1.DeleteSnapshotRequest],
 ) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
@@ -53,11 +96,37 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 	if req.Msg.GetSnapshotId() == "" {
 		return nil, invalid("delete snapshot", "snapshot_id", "is missing")
 	}
-	err := s.cfg.Controllers.DeleteSnapshot(ctx, req.Msg.GetPluginId(), req.Msg.GetSnapshotId(), req.Msg.GetSecrets())
-	if err == nil {
-		s.snapshotEvent("deleted", req.Msg.GetPluginId(), req.Msg.GetSnapshotId(), "")
+	driver := req.Msg.GetPluginId()
+	id, named, err := s.snapshotID(ctx, namespaceOr(req.Msg.GetNamespace()), driver, req.Msg.GetSnapshotId())
+	if err != nil {
+		return nil, err
 	}
-	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), err
+	unknown := !named && s.unknownSnapshot(ctx, driver, id, req.Msg.GetSecrets())
+	if !unknown {
+		if err := s.cfg.Controllers.DeleteSnapshot(ctx, driver, id, req.Msg.GetSecrets()); err != nil {
+			return nil, err
+		}
+	}
+	removed, err := s.cfg.Ledger.DeleteSnapshot(ctx, driver, id)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("snapshot %s is deleted at driver %q, but its name is still recorded: %w; delete it again to "+
+			"finish", id, driver, err)
+	case unknown && len(removed) == 0: // no earlier attempt of this call has deleted it either
+		return nil, fmt.Errorf("%w: driver %q has none with the id %q, and none has this name in the namespace %q",
+			claim.ErrSnapshotNotFound, driver, id, namespaceOr(req.Msg.GetNamespace()))
+	}
+	s.snapshotEvent("deleted", driver, id, "")
+	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
+}
+
+// unknownSnapshot reports whether a driver lists its snapshots, and not this one. Drivers answer the deletion of an
+// unknown snapshot as if they had deleted it (CSI spec, DeleteSnapshot).
+func (s *Server) unknownSnapshot(ctx context.Context, driver, id string, secrets map[string]string) bool {
+	list, err := s.cfg.Controllers.ListSnapshots(ctx, driver, storage.ListSnapshotsRequest{
+		Page: storage.Page{Max: 1}, SnapshotID: id, Secrets: secrets,
+	})
+	return err == nil && !slices.ContainsFunc(list.Snapshots, func(have storage.Snapshot) bool { return have.ID == id })
 }
 
 // ListSnapshots lists a page of a driver's snapshots, with the registered volumes that they were taken of.
@@ -77,7 +146,8 @@ func (s volumeService) ListSnapshots(ctx context.Context,
 	return connect.NewResponse(&hostv1.ListSnapshotsResponse{Snapshots: shown, NextToken: list.Next}), err
 }
 
-// shownSnapshots returns a driver's snapshots with the names of the registered volumes that they were taken of.
+// shownSnapshots returns a driver's snapshots with their names, and those of the registered volumes that they were
+// taken of.
 func (s *Server) shownSnapshots(ctx context.Context, driver string, snapshots []storage.Snapshot) (
 	shown []*hostv1.Snapshot, err error,
 ) {
@@ -90,6 +160,13 @@ func (s *Server) shownSnapshots(ctx context.Context, driver string, snapshots []
 			one := shownSnapshot(driver, snapshot)
 			if len(of) > 0 {
 				one.Volume = of[0].String()
+			}
+			names, err := tx.SnapshotsByID(driver, snapshot.ID)
+			if err != nil {
+				return err
+			}
+			if len(names) > 0 {
+				one.Name = names[0].String()
 			}
 			shown = append(shown, one)
 		}

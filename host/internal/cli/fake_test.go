@@ -316,7 +316,7 @@ func (f *fake) CreateSnapshot(_ context.Context,
 		return nil, err
 	}
 	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
-		SnapshotId: "snap-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes",
+		SnapshotId: "snap-" + r.Msg.GetName(), Name: r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes",
 	}}), nil
 }
 
@@ -362,7 +362,7 @@ func (f *fake) ListSnapshots(context.Context,
 ) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
 	return connect.NewResponse(&hostv1.ListSnapshotsResponse{
 		Snapshots: []*hostv1.Snapshot{{
-			SnapshotId: "snap-1", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30,
+			SnapshotId: "snap-1", Name: "one", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30,
 			Ready: true, CreatedAt: ago(49 * time.Hour),
 		}}, NextToken: "x",
 	}), nil

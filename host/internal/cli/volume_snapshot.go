@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"connectrpc.com/connect"
@@ -19,30 +20,41 @@ func (a *app) snapshotCommand() *cobra.Command {
 
 func (a *app) snapshotCreate() *cobra.Command {
 	var flags driverFlags
+	var name string
 	cmd := &cobra.Command{
-		Use: "create VOLUME NAME", Short: "Take a snapshot of a volume",
-		Long:    "Take a snapshot of a volume. Repeating it gives the same snapshot.",
-		Example: "pannier volume snapshot create data before-the-upgrade",
-		Args:    exactly("VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
+		Use: "create VOLUME [NAME]", Short: "Take a snapshot of a volume",
+		Long: `Take a snapshot of a volume. NAME, or -name, is its name in the namespace: snapshot_id in a volume
+spec takes it, and so does delete. Repeating the command gives the same snapshot; a name that another
+volume's snapshot has is refused. Without a name it gets one that contains the time.`,
+		Example: "pannier volume snapshot create data -name before-the-upgrade",
+		Args:    between(1, "VOLUME", "NAME"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			if len(args) == 2 {
+				if name != "" {
+					return &usageError{err: errors.New("NAME and -name say the same; give one of them")}
+				}
+				name = args[1]
+			}
 			parameters, secrets, err := flags.read()
 			if err != nil {
 				return err
 			}
 			resp, err := client.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
-				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: args[1],
+				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: name,
 				Parameters: parameters, Secrets: secrets,
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
 			return a.print(resp.Msg, func() error {
 				a.warn(resp.Msg.GetWarnings())
 				s := resp.Msg.GetSnapshot()
-				return a.say(fmt.Sprintf("snapshot %s of volume %q: %s", s.GetSnapshotId(), args[0], readiness(s)))
+				return a.say(fmt.Sprintf("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0],
+					readiness(s)))
 			})
 		}),
 	}
+	cmd.Flags().StringVar(&name, "name", "", "the snapshot's `name` in the namespace")
 	flags.add(cmd)
 	return cmd
 }
@@ -59,7 +71,8 @@ func (a *app) snapshotDelete() *cobra.Command {
 	var secretFlags []string
 	cmd := &cobra.Command{
 		Use: "delete DRIVER SNAPSHOT", Short: "Delete a snapshot at its driver",
-		Example: "pannier volume snapshot delete local snap-0abc",
+		Long:    `Delete a snapshot at its driver. SNAPSHOT is its name in the namespace, or the driver's id of it.`,
+		Example: "pannier volume snapshot delete local before-the-upgrade",
 		Args:    exactly("DRIVER", "SNAPSHOT"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			secrets, err := readSecrets(secretFlags)
@@ -67,7 +80,7 @@ func (a *app) snapshotDelete() *cobra.Command {
 				return err
 			}
 			resp, err := client.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
-				PluginId: args[0], SnapshotId: args[1], Secrets: secrets,
+				PluginId: args[0], SnapshotId: args[1], Namespace: a.namespaceOr(claim.DefaultNamespace), Secrets: secrets,
 			}))
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
@@ -123,14 +136,14 @@ func (a *app) showSnapshots(snapshots []*hostv1.Snapshot) error {
 		a.note("no snapshots")
 		return nil
 	}
-	t := newTable("SNAPSHOT", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
+	t := newTable("SNAPSHOT", "NAME", "VOLUME", "EXTERNAL VOLUME", "SIZE", "READY", "AGE", "GROUP")
 	for _, s := range snapshots {
 		ready := cell{"yes", green}
 		if !s.GetReady() {
 			ready = cell{"no", yellow}
 		}
-		t.row(s.GetSnapshotId(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready, age(s.GetCreatedAt()),
-			s.GetGroupId())
+		t.row(s.GetSnapshotId(), s.GetName(), s.GetVolume(), s.GetExternalVolumeId(), size(s.GetSize()), ready,
+			age(s.GetCreatedAt()), s.GetGroupId())
 	}
 	return a.show(t)
 }

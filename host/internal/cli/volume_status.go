@@ -76,7 +76,7 @@ func (a *app) volumeList() *cobra.Command {
 func (a *app) listVolumes(ctx context.Context, client *api.Client, req *hostv1.ListVolumesRequest) error {
 	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(req))
 	if err != nil {
-		return err
+		return hint(err, ExitNotFound, "pannier driver status lists the drivers")
 	}
 	a.noteAge(resp.Msg.GetMeta(), req.GetRead())
 	return a.print(resp.Msg, func() error {

@@ -141,6 +141,9 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 	for _, op := range append(ops, mounted) { // before any call fails
 		for _, code := range answers {
 			id := fmt.Sprintf("%s-%d", op.rpc, code)
+			if op.rpc == "DeleteSnapshot" {
+				d.AddSnapshot(id, id)
+			}
 			all.run("register "+id, func() error { return register(t.Context(), c, d, id, "single-node-writer") })
 		}
 	}

@@ -32,9 +32,10 @@ type VolumeSpec struct {
 	PluginId   string                 `protobuf:"bytes,5,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	ExternalId string                 `protobuf:"bytes,6,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
 	// capacities in bytes; 0: no limit.
-	CapacityMin     int64               `protobuf:"varint,7,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
-	CapacityMax     int64               `protobuf:"varint,8,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
-	CloneId         string              `protobuf:"bytes,9,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
+	CapacityMin int64  `protobuf:"varint,7,opt,name=capacity_min,json=capacityMin,proto3" json:"capacity_min,omitempty"`
+	CapacityMax int64  `protobuf:"varint,8,opt,name=capacity_max,json=capacityMax,proto3" json:"capacity_max,omitempty"`
+	CloneId     string `protobuf:"bytes,9,opt,name=clone_id,json=cloneId,proto3" json:"clone_id,omitempty"`
+	// snapshot_id is the driver's id of a snapshot, or the name of one in the volume's namespace.
 	SnapshotId      string              `protobuf:"bytes,10,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
 	Capabilities    []*VolumeCapability `protobuf:"bytes,11,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	MountOptions    *MountOptions       `protobuf:"bytes,12,opt,name=mount_options,json=mountOptions,proto3" json:"mount_options,omitempty"`
@@ -2490,12 +2491,13 @@ func (x *DetachedClaim) GetMessage() string {
 }
 
 type CreateSnapshotRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	VolumeId      string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	Parameters    map[string]string      `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Secrets       map[string]string      `protobuf:"bytes,5,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	VolumeId  string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// name of the snapshot; empty: one that contains the time.
+	Name          string            `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Parameters    map[string]string `protobuf:"bytes,4,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Secrets       map[string]string `protobuf:"bytes,5,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2629,7 +2631,9 @@ type Snapshot struct {
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	Ready     bool                   `protobuf:"varint,7,opt,name=ready,proto3" json:"ready,omitempty"`
 	// group_id of the group that it is part of; empty: none.
-	GroupId       string `protobuf:"bytes,8,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	GroupId string `protobuf:"bytes,8,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// name that it was taken under, with its namespace in front unless that is "default"; empty: none.
+	Name          string `protobuf:"bytes,9,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2716,6 +2720,13 @@ func (x *Snapshot) GetReady() bool {
 func (x *Snapshot) GetGroupId() string {
 	if x != nil {
 		return x.GroupId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -3136,10 +3147,12 @@ func (*DeleteGroupSnapshotResponse) Descriptor() ([]byte, []int) {
 }
 
 type DeleteSnapshotRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PluginId      string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
-	SnapshotId    string                 `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
-	Secrets       map[string]string      `protobuf:"bytes,3,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	PluginId string                 `protobuf:"bytes,1,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
+	// snapshot_id is the driver's id of the snapshot, or its name in the namespace.
+	SnapshotId    string            `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	Secrets       map[string]string `protobuf:"bytes,3,rep,name=secrets,proto3" json:"secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Namespace     string            `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3193,6 +3206,13 @@ func (x *DeleteSnapshotRequest) GetSecrets() map[string]string {
 		return x.Secrets
 	}
 	return nil
+}
+
+func (x *DeleteSnapshotRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 type DeleteSnapshotResponse struct {
@@ -3610,7 +3630,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
 	"\x16CreateSnapshotResponse\x125\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x19.pannier.host.v1.SnapshotR\bsnapshot\x12\x1a\n" +
-	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\x8e\x02\n" +
+	"\bwarnings\x18\x02 \x03(\tR\bwarnings\"\xa2\x02\n" +
 	"\bSnapshot\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12\x1b\n" +
@@ -3621,7 +3641,8 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x14\n" +
 	"\x05ready\x18\a \x01(\bR\x05ready\x12\x19\n" +
-	"\bgroup_id\x18\b \x01(\tR\agroupId\"\x99\x03\n" +
+	"\bgroup_id\x18\b \x01(\tR\agroupId\x12\x12\n" +
+	"\x04name\x18\t \x01(\tR\x04name\"\x99\x03\n" +
 	"\x1aCreateGroupSnapshotRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n" +
 	"\n" +
@@ -3664,12 +3685,13 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x1d\n" +
-	"\x1bDeleteGroupSnapshotResponse\"\xe0\x01\n" +
+	"\x1bDeleteGroupSnapshotResponse\"\xfe\x01\n" +
 	"\x15DeleteSnapshotRequest\x12\x1b\n" +
 	"\tplugin_id\x18\x01 \x01(\tR\bpluginId\x12\x1f\n" +
 	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
 	"snapshotId\x12M\n" +
-	"\asecrets\x18\x03 \x03(\v23.pannier.host.v1.DeleteSnapshotRequest.SecretsEntryR\asecrets\x1a:\n" +
+	"\asecrets\x18\x03 \x03(\v23.pannier.host.v1.DeleteSnapshotRequest.SecretsEntryR\asecrets\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x18\n" +

@@ -121,9 +121,10 @@ type VolumeServiceClient interface {
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
-	// CreateSnapshot takes a snapshot, or returns the existing one with that name.
+	// CreateSnapshot takes a snapshot, or returns the existing one with that name. Names are unique per namespace: that
+	// of another volume's snapshot is refused.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
-	// DeleteSnapshot deletes a snapshot at its driver.
+	// DeleteSnapshot deletes a snapshot at its driver. An unknown one is not found, if the driver lists its snapshots.
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
 	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
@@ -403,9 +404,10 @@ type VolumeServiceHandler interface {
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
 	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
-	// CreateSnapshot takes a snapshot, or returns the existing one with that name.
+	// CreateSnapshot takes a snapshot, or returns the existing one with that name. Names are unique per namespace: that
+	// of another volume's snapshot is refused.
 	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
-	// DeleteSnapshot deletes a snapshot at its driver.
+	// DeleteSnapshot deletes a snapshot at its driver. An unknown one is not found, if the driver lists its snapshots.
 	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
 	// ListSnapshots lists a driver's snapshots in pages.
 	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)

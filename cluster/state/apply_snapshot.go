@@ -1,0 +1,50 @@
+package state
+
+import (
+	"errors"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
+)
+
+func (tx *writeTx) PutSnapshot(c *command.PutSnapshot) (any, error) {
+	next := c.Snapshot
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	var before []string
+	switch old, err := tx.Snapshot(next.SnapshotRef); {
+	case errors.Is(err, claim.ErrSnapshotNotFound):
+	case err != nil:
+		return nil, err
+	default:
+		if err := old.CheckSource(next.PluginID, next.ExternalVolumeID); err != nil {
+			return nil, err
+		}
+		if old.ID == next.ID {
+			return command.PutSnapshotResult{Snapshot: old}, nil
+		}
+		before = snapshotIndexKeys(&old)
+	}
+	next.CreatedAt = c.At
+	if err := write(tx, snapshotKey(next.SnapshotRef), &next, before, snapshotIndexKeys(&next)); err != nil {
+		return nil, err
+	}
+	return command.PutSnapshotResult{Snapshot: next, Changed: true}, nil
+}
+
+func (tx *writeTx) DeleteSnapshot(c *command.DeleteSnapshot) (any, error) {
+	found, err := tx.SnapshotsByID(c.PluginID, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	var result command.DeleteSnapshotResult
+	for i := range found[:min(len(found), command.MaxItems)] {
+		s := &found[i]
+		if err := write(tx, snapshotKey(s.SnapshotRef), (*claim.Snapshot)(nil), snapshotIndexKeys(s), nil); err != nil {
+			return nil, err
+		}
+		result.Removed = append(result.Removed, s.SnapshotRef)
+	}
+	return result, nil
+}

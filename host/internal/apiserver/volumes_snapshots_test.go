@@ -1,0 +1,84 @@
+package apiserver
+
+import (
+	"testing"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// A snapshot has one name in its namespace, by which it is listed, used for a new volume and deleted.
+func TestSnapshotsByName(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	h.create(t, spec("a"))
+	h.create(t, spec("b"))
+	take := func(namespace, volume string) (*hostv1.Snapshot, error) {
+		resp, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{
+			Namespace: namespace, VolumeId: volume, Name: "before",
+		}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg.GetSnapshot(), nil
+	}
+	first, err := take("", "a")
+	if check.NoError(t, err); first.GetName() != "before" {
+		t.Errorf("taken %v", first)
+	}
+	again, err := take("", "a")
+	if check.NoError(t, err); again.GetSnapshotId() != first.GetSnapshotId() {
+		t.Errorf("taken again %v, first %v", again, first)
+	}
+	_, err = take("", "b")
+	wantError(t, err, connect.CodeAlreadyExists, `snapshot "before" exists`, `volume "a"`,
+		"pannier volume snapshot delete fake before")
+	if len(h.fake.snapshots) != 1 {
+		t.Errorf("the driver was asked for a refused snapshot: %v", h.fake.snapshots)
+	}
+	list, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
+	if check.NoError(t, err); len(list.Msg.GetSnapshots()) != 1 || list.Msg.GetSnapshots()[0].GetName() != "before" {
+		t.Errorf("listed %v", list.Msg)
+	}
+
+	restored := spec("c")
+	restored.SnapshotId = "before"
+	for range 2 { // it exists with the same definition
+		made, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
+		check.NoError(t, err)
+		if got := made.Msg.GetVolume().GetSpec(); got.GetSnapshotId() != "before" ||
+			h.fake.volumes[got.GetExternalId()].SnapshotID != first.GetSnapshotId() {
+			t.Errorf("restored %v from %q", got, h.fake.volumes[got.GetExternalId()].SnapshotID)
+		}
+	}
+
+	remove := func(snapshot string) error {
+		_, err := h.client.Volumes.DeleteSnapshot(h.ctx,
+			request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: snapshot}))
+		return err
+	}
+	wantError(t, remove("after"), connect.CodeNotFound, `"after"`, `"fake"`)
+	check.NoError(t, remove("before"))
+	if len(h.fake.snapshots) != 0 {
+		t.Errorf("left at the driver: %v", h.fake.snapshots)
+	}
+	wantError(t, remove("before"), connect.CodeNotFound, `"before"`)
+	taken, err := take("", "b") // the name is free
+	check.NoError(t, err)
+	check.NoError(t, remove(taken.GetSnapshotId()))
+	_, err = take("", "a")
+	check.NoError(t, err)
+}
+
+func TestListVolumesOfAnUnknownDriver(t *testing.T) {
+	needsRoot(t)
+	h := openHost(t)
+	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "nosuch"}))
+	wantError(t, err, connect.CodeNotFound, `"nosuch"`, `there is "fake"`)
+	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "fake"}))
+	if check.NoError(t, err); len(list.Msg.GetVolumes()) != 0 {
+		t.Errorf("listed %v", list.Msg)
+	}
+}
