@@ -97,6 +97,20 @@ func TestAStartWaitsForAnEarlierRelease(t *testing.T) {
 	h.clean(t)
 }
 
+// The journal is still being written that the run is to stop: a start does not join it.
+func TestAStartRightAfterAStopIsAnotherRun(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	i, err := h.find(ref("w"))
+	check.NoError(t, err)
+	i.askStop("the test stops it")
+	h.start(t, spec("w", "a"))
+	inOrder(t, h.happened(), "publish a", "unpublish a", "freed w", "claim w", "publish a")
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 func TestAStopGivesAStartUp(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")

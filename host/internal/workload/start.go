@@ -76,7 +76,7 @@ func startDecided(s State, waits bool) bool {
 	return s == Running || s.Ended() || s == Stopping && waits
 }
 
-// errReleasing: an earlier run of the workload is not released yet.
+// errReleasing: an earlier run of the workload is being stopped, and not released yet.
 var errReleasing = errors.New("the workload is being released")
 
 // begin finds the workload or makes it, with its record in the journal. Where a changed spec has
@@ -89,7 +89,7 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 	}
 	if i := m.workloads[spec.WorkloadRef]; i != nil {
 		switch s := i.snapshot(); {
-		case s.State == Stopping:
+		case s.State == Stopping || !s.State.Ended() && isClosed(i.stop):
 			return i, 0, errReleasing
 		case !s.State.Ended():
 			asked, err := m.join(i, s, spec, opts.Owner)
