@@ -63,18 +63,21 @@ func (h Holder) Stop() string {
 // are not seen. In this namespace the volume's mounts are those below ignore, and copies are later than the first of
 // them: an earlier one is what the driver serves the volume from.
 func Holders(path, ignore, destination string) ([]Holder, error) {
+	device, missing := deviceAt(path) // before the look: afterwards it may be unmounted, and gone
 	scene, err := Look([]string{path}, nil)
 	if err != nil {
 		return nil, err
 	}
 	own := Tree{scene.own, "/"}
 	table := scene.views[own].mounts
-	s := copySearch{at: topmost(table, path), ignore: ignore, destination: destination, receives: map[string][]string{}}
+	s := copySearch{
+		at: topmost(table, path), device: device, ignore: ignore, destination: destination, receives: map[string][]string{},
+	}
 	if s.at == nil {
 		return nil, nil
 	}
-	if s.device, err = deviceAt(path); err != nil {
-		return nil, err
+	if missing != nil {
+		return nil, missing
 	}
 	s.learn(table)
 	s.lookHere(table)

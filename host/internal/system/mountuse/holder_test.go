@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -96,6 +97,30 @@ func TestHoldersOfAMount(t *testing.T) {
 
 // A copy in this process's own namespace counts as well, unless an agent made it, or it was there before: then the
 // volume is a copy of it.
+// A volume is released while its holders are looked for: its folder goes with its mount.
+func TestHoldersOfWhatIsBeingUnmounted(t *testing.T) {
+	testbin.RequireRoot(t, "who holds a mount that is being unmounted")
+	own := tempDir(t)
+	path := filepath.Join(own, "volume")
+	begun := time.Now()
+	check.Must(Holders(path, own, ""))(t)
+	took := time.Since(begun)
+	const moments = 50
+	for n := range moments {
+		check.NoError(t, os.Mkdir(path, 0o700))
+		mount(t, "volume", path, "tmpfs", 0)
+		looked := make(chan error, 1)
+		go func() {
+			_, err := Holders(path, own, "")
+			looked <- err
+		}()
+		<-time.After(took * time.Duration(n) / moments) // each moment of a look has its turn
+		check.NoError(t, unix.Unmount(path, 0))
+		check.NoError(t, os.Remove(path))
+		check.NoError(t, <-looked)
+	}
+}
+
 func TestHoldersInTheOwnNamespace(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a mount in this namespace")
 	host := tempDir(t)

@@ -241,19 +241,29 @@ type shown struct {
 	Status     map[string]any `json:",omitempty"`
 }
 
-// get shows one volume.
+// get shows one volume. It is there whether or not its state can be shown: with an error the engine would take it that
+// there is no such volume.
 func (s *service) get(ctx context.Context, name string) (shown, error) {
 	r, err := s.store.get(ctx, name)
 	if err != nil {
 		return shown{}, err
 	}
+	v := shown{Name: name, CreatedAt: r.CreatedAt.Format(time.RFC3339)}
 	id, err := s.work.workloadOf(ctx, name, r.Namespace)
-	if err != nil {
-		return shown{}, err
+	if err == nil {
+		v.Mountpoint, v.Status, err = s.status(ctx, name, id, r)
 	}
+	if err != nil {
+		v.Status = map[string]any{"error": text(err)}
+	}
+	return v, nil
+}
+
+// status is where a volume is mounted, and who has it.
+func (s *service) status(ctx context.Context, name, workload string, r record) (path string, all map[string]any, err error) {
 	n, err := s.work.look(ctx, name, r.Namespace)
 	if err != nil {
-		return shown{}, err
+		return "", nil, err
 	}
 	seen := 0
 	for _, m := range r.Mounts {
@@ -261,11 +271,8 @@ func (s *service) get(ctx context.Context, name string) (shown, error) {
 			seen++
 		}
 	}
-	return shown{
-		Name: name, Mountpoint: n.path, CreatedAt: r.CreatedAt.Format(time.RFC3339),
-		Status: map[string]any{
-			"namespace": r.Namespace, "workload": id, "mounts": len(r.Mounts), "seen": seen, "holders": ownersOf(n.holders),
-		},
+	return n.path, map[string]any{
+		"namespace": r.Namespace, "workload": workload, "mounts": len(r.Mounts), "seen": seen, "holders": ownersOf(n.holders),
 	}, nil
 }
 

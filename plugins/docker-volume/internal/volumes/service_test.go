@@ -76,6 +76,7 @@ type host struct {
 	other   string // the workload that has the volume
 	stops   int
 	hang    bool // starts do not return
+	blind   bool // the state of workloads cannot be read
 	deleted bool
 }
 
@@ -98,6 +99,9 @@ func (h *host) GetWorkload(context.Context, *connect.Request[hostv1.GetWorkloadR
 ) (*connect.Response[hostv1.GetWorkloadResponse], error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.blind {
+		return nil, connect.NewError(connect.CodeUnknown, errors.New("the mounts cannot be read"))
+	}
 	if h.state == "" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
 	}
@@ -368,6 +372,14 @@ func TestMounts(t *testing.T) {
 			}
 			if got := call(t.Context(), s, "VolumeDriver.Remove", `{"Name": "other"}`); got != "" {
 				t.Errorf("Remove: %q", got)
+			}
+		},
+		"a volume whose state cannot be shown is there": func(t *testing.T, h *host, s *service) {
+			expect(t, s, "Mount", "1", "/mounted")
+			h.with(func() { h.blind = true })
+			v, err := s.get(t.Context(), "data")
+			if err != nil || v.Name != "data" || v.Status["error"] != "the mounts cannot be read" {
+				t.Errorf("got %+v, %v", v, err)
 			}
 		},
 		"removed": func(t *testing.T, h *host, s *service) {
