@@ -1,7 +1,6 @@
 package plugins_test
 
 import (
-	"net/http"
 	"testing"
 
 	"github.com/pannier/pannier/sdk/conformance"
@@ -35,21 +34,8 @@ func TestPythonPageUnderAnAgent(t *testing.T) {
 		t.Errorf("the plugin is %v", p)
 	}
 	d.kill()
-
-	before := plugin(t, d.Host, d.name)
-	d.Kill()
-	d.Start()
-	if now := plugin(t, d.Host, d.name); now.GetPid() != before.GetPid() {
-		t.Errorf("the next agent has %v instead of %v", now, before)
-	}
-	end = d.load()
-	d.swap()
-	t.Logf("%d requests were answered", end())
-	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
+	d.restart()
+	d.underLoad()
 	d.kill()
-	d.Run("agent", "stop", "-plugins")
-	d.AwaitEnd()
-	if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err == nil {
-		t.Error("somebody still serves the page")
-	}
+	d.stop()
 }

@@ -253,33 +253,43 @@ func TestASocketOutlivesItsProcesses(t *testing.T) {
 	d := newDoor(t)
 	d.up()
 	d.kill()
+	d.restart()
+	d.underLoad()
+	d.kill()
+	d.Run("agent", "upgrade") // the agent's next program has the socket too
+	d.underLoad()
+	d.kill()
+	d.stop()
+}
 
-	// The next agent takes the socket from the process that has it.
-	before := plugin(t, d.Host, "volumes-page")
+// restart lets the next agent take the socket from the process that has it.
+func (d *door) restart() {
+	d.t.Helper()
+	before := plugin(d.t, d.Host, d.name)
 	d.Kill()
 	d.Start()
-	if now := plugin(t, d.Host, "volumes-page"); now.GetPid() != before.GetPid() {
-		t.Errorf("the next agent has %v instead of %v", now, before)
+	if now := plugin(d.t, d.Host, d.name); now.GetPid() != before.GetPid() {
+		d.t.Errorf("the next agent has %v instead of %v", now, before)
 	}
+}
+
+// underLoad swaps the plugin while it is asked.
+func (d *door) underLoad() {
+	d.t.Helper()
+	before := plugin(d.t, d.Host, d.name)
 	end := d.load()
 	d.swap()
-	t.Logf("%d requests were answered", end())
+	d.t.Logf("%d requests were answered", end())
 	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
-	d.kill()
+}
 
-	// So does the agent's next program.
-	before = plugin(t, d.Host, "volumes-page")
-	d.Run("agent", "upgrade")
-	end = d.load()
-	d.swap()
-	t.Logf("%d requests were answered", end())
-	d.Eventually("the process that was replaced has ended", func() error { return gone(before) })
-	d.kill()
-
+// stop ends the agent with its plugins, and their sockets.
+func (d *door) stop() {
+	d.t.Helper()
 	d.Run("agent", "stop", "-plugins")
 	d.AwaitEnd()
 	if _, err := d.get(&http.Client{Transport: &http.Transport{}}); err == nil {
-		t.Error("somebody still serves the page")
+		d.t.Error("somebody still serves the page")
 	}
 }
 
