@@ -260,7 +260,9 @@ func (s *service) get(ctx context.Context, name string) (shown, error) {
 }
 
 // status is where a volume is mounted, and who has it.
-func (s *service) status(ctx context.Context, name, workload string, r record) (path string, all map[string]any, err error) {
+func (s *service) status(ctx context.Context, name, workload string, r record) (path string, all map[string]any,
+	err error,
+) {
 	n, err := s.work.look(ctx, name, r.Namespace)
 	if err != nil {
 		return "", nil, err
