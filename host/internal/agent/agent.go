@@ -122,18 +122,29 @@ func (a *agent) open(ctx context.Context) error {
 }
 
 // newLogger makes the agent's logger. Each entry is one line, whatever a plugin or driver has put into it.
-func newLogger(cfg *config.Agent, logs io.Writer) hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{
-		Name: "pannier", Output: printable.Writer(logs), Level: hclog.LevelFromString(cfg.LogLevel),
-		JSONFormat: cfg.LogFormat == "json",
-	})
+func newLogger(cfg *config.Agent, logs io.Writer) hclog.InterceptLogger {
+	return hclog.NewInterceptLogger(logOptions(cfg, logs, hclog.LevelFromString(cfg.LogLevel)))
+}
+
+func logOptions(cfg *config.Agent, logs io.Writer, level hclog.Level) *hclog.LoggerOptions {
+	return &hclog.LoggerOptions{
+		Name: "pannier", Output: printable.Writer(logs), Level: level, JSONFormat: cfg.LogFormat == "json",
+	}
+}
+
+// monitor writes what the agent logs from now on, from a level, also to another writer, which must not block, until
+// stop is called.
+func (a *agent) monitor(level hclog.Level, lines io.Writer) (stop func()) {
+	sink := hclog.NewSinkAdapter(logOptions(a.cfg, lines, level))
+	a.log.RegisterSink(sink)
+	return func() { a.log.DeregisterSink(sink) }
 }
 
 // agent has the parts that agents of every role have open.
 type agent struct {
 	cfg     *config.Agent
 	version string
-	log     hclog.Logger
+	log     hclog.InterceptLogger
 	logs    io.Writer
 	recent  *recentLog // the end of what log has written
 	started time.Time

@@ -47,6 +47,8 @@ var needs = map[string]need{
 
 	v1.WorkloadServiceStartWorkloadProcedure: change(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others,
 		identities),
+	v1.WorkloadServiceCheckWorkloadProcedure: query(in(acl.SubmitWorkload), mounting(in(acl.CSIMountVolume)), others,
+		identities),
 	v1.WorkloadServiceRunningWorkloadProcedure: change(in(acl.SubmitWorkload)),
 	v1.WorkloadServiceStopWorkloadProcedure:    change(in(acl.SubmitWorkload), forced(to(acl.Operator, acl.Write))),
 	v1.WorkloadServiceGetWorkloadProcedure:     query(in(acl.ReadWorkload)),
@@ -83,6 +85,7 @@ var needs = map[string]need{
 	v1.AgentServiceUpgradeProcedure: change(to(acl.Agent, acl.Write)),
 	// Stacks and logs are about all namespaces, and profiling costs time.
 	v1.AgentServiceDiagnoseProcedure: change(to(acl.Agent, acl.Write)),
+	v1.AgentServiceMonitorProcedure:  query(to(acl.Agent, acl.Read)), // the log is about all namespaces
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
 	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),

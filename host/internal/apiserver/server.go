@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -72,6 +73,8 @@ type Config struct {
 	Reload func(ctx context.Context) (Reloaded, error)
 	// Diagnosis describes the agent, for Diagnose.
 	Diagnosis func() (Diagnosis, error)
+	// Monitor writes what the agent logs, from a level, to a writer that does not block, until stop is called.
+	Monitor func(level hclog.Level, lines io.Writer) (stop func())
 	// Upgrade begins to replace the agent's program, and returns once that is known to be usable. Upgraded returns how
 	// the last attempt ended; nil: there was none.
 	Upgrade  func(ctx context.Context) (handover.Outcome, error)
@@ -388,6 +391,8 @@ type Plugins interface {
 // Workloads are those of this node (workload.Manager).
 type Workloads interface {
 	Start(ctx context.Context, spec workload.Spec, opts workload.Options) (workload.Workload, error)
+	// Check says what Start would do, and changes nothing.
+	Check(ctx context.Context, spec workload.Spec) (workload.Check, error)
 	Stop(ctx context.Context, ref claim.WorkloadRef, reason string, progress func(workload.Step)) (workload.Workload,
 		error)
 	// Force lets the release of a workload unmount what drivers do not.

@@ -70,6 +70,34 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	return stream.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: shown}})
 }
 
+// CheckWorkload says what StartWorkload would do on this node.
+func (s workloadService) CheckWorkload(ctx context.Context, req *connect.Request[hostv1.CheckWorkloadRequest],
+) (*connect.Response[hostv1.CheckWorkloadResponse], error) {
+	spec, err := workloadSpec(req.Msg.GetSpec())
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.cfg.Workloads.Check(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	resp := &hostv1.CheckWorkloadResponse{Node: s.cfg.Name, State: string(found.State)}
+	for _, v := range found.Volumes {
+		mode := claim.Write
+		if v.Usage.ReadOnly {
+			mode = claim.Read
+		}
+		resp.Volumes = append(resp.Volumes, &hostv1.CheckedVolume{
+			Request: v.Request.Name, Volume: v.Request.Source, Driver: v.Driver, Mode: string(mode),
+			AccessMode: string(v.Usage.AccessMode), AttachmentMode: string(v.Usage.AttachmentMode),
+		})
+	}
+	for _, problem := range found.Problems {
+		resp.Problems = append(resp.Problems, problem.Error())
+	}
+	return connect.NewResponse(resp), nil
+}
+
 // StopWorkload stops a workload and streams its steps until nothing is left.
 func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[hostv1.StopWorkloadRequest],
 	stream *connect.ServerStream[hostv1.StopWorkloadResponse],

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -41,6 +42,9 @@ its configuration again (see pannier agent reload).
 
 Flags override PANNIER_* variables in the environment (PANNIER_DATA_DIR and so on), and
 these override the files of -config.
+
+-dev needs no configuration: data and socket are in a temporary folder, which it prints, and where
+the http port is taken another one is used, so several may run on a machine.
 
 -check starts nothing and reports mistakes with file and line: of the files themselves, and
 plugins, drivers' programs and users that are not on this machine.`,
@@ -98,6 +102,7 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 			Name: given("name", &f.name), DataDir: given("data-dir", &f.dataDir), PluginDir: given("plugin-dir", &f.pluginDir),
 			Socket: given("socket", &f.socket), LogLevel: given("log-level", &f.logLevel),
 		},
+		FreePort: freePort,
 		TempDir: func() (string, error) {
 			temporary, err = os.MkdirTemp("", "pannier-dev-")
 			return temporary, err
@@ -133,8 +138,23 @@ func (a *app) runAgent(ctx context.Context, cmd *cobra.Command, f *agentFlags) (
 	if f.dev {
 		a.note("an agent for trying out, with its data in %s; in another shell:", cfg.DataDir)
 		a.note("  export PANNIER_ADDR=unix://%s", cfg.Socket)
+		if cfg.HTTPPort == 0 {
+			a.note("port %d is taken, by another agent perhaps: health and metrics are at a free one, which the log names",
+				config.DefaultHTTPPort)
+		}
 	}
 	return a.opts.RunAgent(ctx, cfg, a.opts.Version, a.err)
+}
+
+// freePort returns the port of agents for health and metrics or, if it is taken, 0: any free one.
+func freePort() int {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp",
+		net.JoinHostPort("localhost", strconv.Itoa(config.DefaultHTTPPort)))
+	if err != nil {
+		return 0
+	}
+	_ = l.Close() // opened only for the test
+	return config.DefaultHTTPPort
 }
 
 // removeTemporary removes the data of a -dev agent, unless something is still mounted in it:

@@ -2,13 +2,16 @@ package cli
 
 import (
 	"context"
+	"net"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/host/internal/fencing/fence"
 	"github.com/pannier/pannier/test/lib/check"
@@ -36,5 +39,16 @@ func TestTheProgramIsAFence(t *testing.T) {
 	if out, err := exec.CommandContext(ctx, pannier, "fence", "-dir",
 		filepath.Join(dir, "none")).CombinedOutput(); err == nil {
 		t.Errorf("a fence without a directory: %s", out)
+	}
+}
+
+// A second agent for trying out gets another port.
+func TestFreePort(t *testing.T) {
+	l, err := net.Listen("tcp", net.JoinHostPort("localhost", strconv.Itoa(config.DefaultHTTPPort)))
+	if err == nil { // else somebody else has it
+		defer l.Close()
+	}
+	if port := freePort(); port != 0 {
+		t.Errorf("port %d, which is taken", port)
 	}
 }

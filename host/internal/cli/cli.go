@@ -101,7 +101,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
 		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(),
 		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.doctorCommand(), a.debugCommand(),
-		a.versionCommand(), a.completionCommand())
+		a.monitorCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		root.AddCommand(a.agentCommand(), a.fenceCommand())
 	}

@@ -165,6 +165,9 @@ func (f *fake) CreateVolume(_ context.Context,
 			TakenAt: ago(3 * time.Hour),
 		}},
 	}
+	if spec.GetId() == "free" {
+		v.Claims = nil
+	}
 	f.volumes[spec.GetId()] = v
 	return connect.NewResponse(&hostv1.CreateVolumeResponse{
 		Volume:   v,
@@ -458,6 +461,39 @@ func step(name, volume, state string, undo bool) *hostv1.Step {
 		Name: name, Volume: volume, State: state, Undo: undo,
 		Took: durationpb.New(1200 * time.Microsecond), Attempt: 1,
 	}
+}
+
+// CheckWorkload finds a problem with each volume of which the fake knows one.
+func (f *fake) CheckWorkload(_ context.Context,
+	r *connect.Request[hostv1.CheckWorkloadRequest],
+) (*connect.Response[hostv1.CheckWorkloadResponse], error) {
+	resp := &hostv1.CheckWorkloadResponse{Node: "n1"}
+	for _, v := range r.Msg.GetSpec().GetVolumes() {
+		if _, err := f.volume(v.GetSource()); err != nil {
+			resp.Problems = append(resp.Problems, fmt.Sprintf("no volume %q", v.GetSource()))
+			continue
+		}
+		resp.Volumes = append(resp.Volumes, &hostv1.CheckedVolume{
+			Request: v.GetName(), Volume: v.GetSource(), Driver: "local", Mode: "write",
+			AccessMode: "single-node-writer", AttachmentMode: "file-system",
+		})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// Monitor sends a line, and one after which lines were lost.
+func (f *fake) Monitor(ctx context.Context, r *connect.Request[hostv1.MonitorRequest],
+	s *connect.ServerStream[hostv1.MonitorResponse],
+) error {
+	for _, m := range []*hostv1.MonitorResponse{
+		{}, {Line: "at level " + r.Msg.GetLogLevel()},
+		{Line: "token=eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJqb2huIn0.c2lnbmF0dXJl"}, {Line: "after a gap", Lost: 3},
+	} {
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest],

@@ -27,12 +27,14 @@ const leftoverGrace = 10 * time.Second
 const echoTime = 500 * time.Millisecond
 
 func (a *app) workloadRun() *cobra.Command {
-	return &cobra.Command{
+	var dry bool
+	cmd := &cobra.Command{
 		Use: "run SPEC [-- COMMAND ARGS...]", Short: "Run a program with its volumes in the foreground",
 		Long: `Start a workload, run its program in a mount namespace of its own with each volume at its
 destination, and release the volumes when it ends. Sidecars of the spec start before
 the program and end after it. The exit code is the program's. Processes that the program
-leaves running are ended. Needs root.`,
+leaves running are ended. Needs root. -dry-run runs nothing: it says what a start would do and
+who has the volumes, and fails if it would be refused.`,
 		Example: "pannier workload run redis.hcl -- redis-server --dir /data",
 		Args: func(cmd *cobra.Command, args []string) error {
 			dash := cmd.ArgsLenAtDash()
@@ -51,9 +53,14 @@ leaves running are ended. Needs root.`,
 			if err != nil {
 				return err
 			}
+			if dry {
+				return a.dryStart(ctx, r.client, r.spec)
+			}
 			return r.run(context.WithoutCancel(ctx))
 		}),
 	}
+	dryFlag(cmd, &dry)
+	return cmd
 }
 
 // run is one workload in the foreground.

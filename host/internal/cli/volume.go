@@ -33,32 +33,38 @@ func (a *app) volumeInit() *cobra.Command {
 		Example: "pannier volume init",
 		Args:    between(0, "FILE"),
 		RunE: a.do(func(_ context.Context, args []string) error {
-			path := "volume.hcl"
-			if len(args) > 0 {
-				path = args[0]
-			}
-			if path == "-" {
-				_, err := fmt.Fprint(a.out, volumeInit)
-				return err
-			}
-			f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-			if errors.Is(err, fs.ErrExist) {
-				return &hintError{
-					&codeError{fmt.Errorf("%s already exists", path), ExitRefused},
-					"name another file: pannier volume init FILE",
-				}
-			}
-			if err != nil {
-				return err
-			}
-			_, err = f.WriteString(volumeInit)
-			if err = errors.Join(err, f.Close()); err != nil {
-				return fmt.Errorf("write %s: %w", path, err)
-			}
-			a.note("wrote %s; edit it, then: pannier volume create %s", path, path)
-			return nil
+			return a.writeSpec("volume", volumeInit, "pannier volume create", args)
 		}),
 	}
+}
+
+// writeSpec writes a spec to start from to the file of the arguments, or else to one that is named for its noun. then
+// is the command that takes it.
+func (a *app) writeSpec(noun, text, then string, args []string) error {
+	path := noun + ".hcl"
+	if len(args) > 0 {
+		path = args[0]
+	}
+	if path == "-" {
+		_, err := fmt.Fprint(a.out, text)
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return &hintError{
+			&codeError{fmt.Errorf("%s already exists", path), ExitRefused},
+			fmt.Sprintf("name another file: pannier %s init FILE", noun),
+		}
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	a.note("wrote %s; edit it, then: %s %s", path, then, path)
+	return nil
 }
 
 func (a *app) volumeValidate() *cobra.Command {

@@ -19,25 +19,30 @@ import (
 
 func (a *app) workloadCommand() *cobra.Command {
 	return a.noun("workload", "Workloads, their volumes and services",
-		a.workloadRun(), a.workloadStart(), a.workloadStop(), a.workloadStatus())
+		a.workloadInit(), a.workloadValidate(), a.workloadRun(), a.workloadStart(), a.workloadStop(), a.workloadStatus())
 }
 
 // mountFormats are the additional formats of commands that show a workload's mounts.
 var mountFormats = map[string]string{extraFormats: formatDocker + " " + formatSystemd + " " + formatDropin}
 
 func (a *app) workloadStart() *cobra.Command {
-	return &cobra.Command{
+	var dry bool
+	cmd := &cobra.Command{
 		Use: "start SPEC", Short: "Start a workload for a unit, a container or a script",
 		Long: `Bring a workload's volumes and services up and keep them until pannier workload
 stop. It may be repeated. With -o docker the workload's mounts, secrets and ports are
 written as flags of docker run, with -o systemd as lines of a unit, with -o systemd-dropin
-as the drop-in of a unit that pannier-workload@.service starts the workload for.`,
+as the drop-in of a unit that pannier-workload@.service starts the workload for. -dry-run changes
+nothing: it says what a start would do and who has the volumes, and fails if it would be refused.`,
 		Example: "flags=$(pannier workload start -o docker redis.hcl) && docker run $flags redis",
 		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec, Annotations: mountFormats,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			spec, err := a.readWorkload(args[0])
 			if err != nil {
 				return err
+			}
+			if dry {
+				return a.dryStart(ctx, client, spec)
 			}
 			p := a.progress()
 			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec})
@@ -54,6 +59,12 @@ as the drop-in of a unit that pannier-workload@.service starts the workload for.
 			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showMounts(w) })
 		}),
 	}
+	dryFlag(cmd, &dry)
+	return cmd
+}
+
+func dryFlag(cmd *cobra.Command, dry *bool) {
+	cmd.Flags().BoolVar(dry, "dry-run", false, "say what a start would do and who has the volumes, and change nothing")
 }
 
 func (a *app) workloadStatus() *cobra.Command {

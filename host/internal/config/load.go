@@ -35,6 +35,8 @@ type Source struct {
 	BinDir string
 	// Dev adds a socket in the data directory and a csi-local driver with the id "local".
 	Dev bool
+	// FreePort returns a port for health and metrics with Dev if none is given.
+	FreePort func() int
 	// TempDir makes the data directory with Dev if none is given.
 	TempDir func() (string, error)
 }
@@ -228,6 +230,9 @@ func (l *loader) rest(env Overrides) {
 	if l.src.Dev {
 		a.Socket = filepath.Join(a.DataDir, "pannier.sock")
 		a.LeavePluginsOnStop = false
+		if l.src.FreePort != nil {
+			a.HTTPPort = l.src.FreePort()
+		}
 	}
 	sections := make([]*section, len(l.roots))
 	for i, r := range l.roots {

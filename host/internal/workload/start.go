@@ -152,7 +152,11 @@ func (m *Manager) make(spec Spec, opts Options) (*instance, error) {
 	for _, v := range spec.Volumes {
 		rec.Volumes = append(rec.Volumes, volumesteps.NewRecord(spec.WorkloadRef, rec.RunID, v))
 	}
-	if err := m.resolve(&rec); err != nil {
+	identified, err := m.resolve(&rec)
+	if err == nil && identified {
+		err = m.SecretsDir.Mount()
+	}
+	if err != nil {
 		return nil, err
 	}
 	i := m.instance(rec)
@@ -179,8 +183,9 @@ func whose(owner int) string {
 }
 
 // resolve takes the ports that a new workload needs, and makes the records of its services: every
-// fault in them is found before anything is written. After an error the caller releases the ports.
-func (m *Manager) resolve(rec *record) (err error) {
+// fault in them is found before anything is written. identified: it will have secrets. After an error the caller
+// releases the ports.
+func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	spec := &rec.Spec
 	fault := func(err error) error { return fmt.Errorf("%w %q: %w", ErrInvalid, spec.ID, err) }
 	want := make([]ports.Request, 0, len(spec.Ports))
@@ -193,11 +198,11 @@ func (m *Manager) resolve(rec *record) (err error) {
 		}
 	}
 	if len(want) == 0 && len(spec.Services) == 0 {
-		return nil
+		return false, nil
 	}
 	got, err := m.Ports.Take(portHolder(spec.WorkloadRef), want...)
 	if err != nil {
-		return fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
+		return false, fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
 	}
 	rec.Ports = map[string]int{}
 	for n, p := range spec.Ports {
@@ -206,12 +211,11 @@ func (m *Manager) resolve(rec *record) (err error) {
 	own := got[len(spec.Ports):] // of proxies
 	services, err := m.services.Resolve(spec.WorkloadRef, spec.Services, spec.Canary, rec.Ports)
 	if err != nil {
-		return fault(err)
+		return false, fault(err)
 	}
-	identified := false
 	for _, s := range services {
 		if err := m.Services.Check(&s); err != nil {
-			return fmt.Errorf("workload %q: service %q: %w", spec.WorkloadRef, s.Name, err)
+			return false, fmt.Errorf("workload %q: service %q: %w", spec.WorkloadRef, s.Name, err)
 		}
 		sr := m.services.NewRecord(spec.WorkloadRef, s)
 		identified = identified || s.Identified()
@@ -221,12 +225,12 @@ func (m *Manager) resolve(rec *record) (err error) {
 		rec.Services = append(rec.Services, sr)
 	}
 	if !identified {
-		return nil
+		return false, nil
 	}
 	if rec.UID, err = spec.uid(); err != nil {
-		return fault(err)
+		return false, fault(err)
 	}
-	return m.SecretsDir.Mount()
+	return true, nil
 }
 
 // portHolder names a workload to those whose request for its ports is refused.

@@ -78,12 +78,12 @@ func (b *Bundle) Write(w io.Writer, folder string) (Summary, error) {
 			continue
 		}
 		content := f.content.Bytes()
-		whose := b.revealed(content)
+		whose := b.Reveals(content)
 		if whose != "" && slices.Contains([]string{".log", ".jsonl"}, filepath.Ext(f.name)) {
 			var lines int
 			content, lines = b.withoutLines(content)
 			b.Missing(f.name, fmt.Errorf("lines are left out (%d), because they have a secret in them: %s", lines, whose))
-			whose = b.revealed(content) // it may be in several lines
+			whose = b.Reveals(content) // it may be in several lines
 		}
 		if whose != "" {
 			b.Missing(f.name, fmt.Errorf("it is left out, because it has a secret in it: %s", whose))
@@ -94,7 +94,7 @@ func (b *Bundle) Write(w io.Writer, folder string) (Summary, error) {
 		}
 	}
 	for _, line := range b.missing {
-		if whose := b.revealed([]byte(line)); whose != "" {
+		if whose := b.Reveals([]byte(line)); whose != "" {
 			line = "the reason why something is missing is left out, because it has a secret in it: " + whose
 		}
 		sum.Missing = append(sum.Missing, line)
@@ -114,7 +114,7 @@ func (b *Bundle) Write(w io.Writer, folder string) (Summary, error) {
 // withoutLines returns a text without the lines that have a secret, and their number.
 func (b *Bundle) withoutLines(text []byte) (rest []byte, lines int) {
 	for line := range bytes.Lines(text) {
-		if b.revealed(line) != "" {
+		if b.Reveals(line) != "" {
 			lines++
 			continue
 		}

@@ -106,8 +106,8 @@ func spellings(value string) (all [][]byte) {
 	return all
 }
 
-// revealed says whose secret a text has; empty: none that is known.
-func (b *Bundle) revealed(content []byte) (whose string) {
+// Reveals says whose secret a text has; empty: none that is known.
+func (b *Bundle) Reveals(content []byte) (whose string) {
 	for name, shape := range shapes {
 		if shape.Match(content) {
 			return name

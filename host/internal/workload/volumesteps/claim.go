@@ -130,7 +130,11 @@ func (s *Steps) prepare(ctx context.Context, v *Volume) (claim.Claim, error) {
 
 // nodeDriver waits until a driver is healthy; it must have a node service.
 func (s *Steps) nodeDriver(ctx context.Context, id string, v *Volume) (drivers.Driver, error) {
-	d, err := s.Calls.Await(ctx, id, s.DriverWait)
+	wait := s.DriverWait
+	if v.set.check {
+		wait = 0
+	}
+	d, err := s.Calls.Await(ctx, id, wait)
 	if err == nil && d.Fingerprint.Node == nil {
 		err = fmt.Errorf("driver %q has no node service on this node: it cannot mount volume %q here", d.ID, v.Ref)
 	}

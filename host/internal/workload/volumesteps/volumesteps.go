@@ -134,6 +134,7 @@ type Set struct {
 	Volumes []*Volume
 
 	epoch uint64 // of the lease under which the claims were last seen in the ledger
+	check bool   // nothing is started: drivers are not waited for
 }
 
 // NewSet makes the volumes of a workload from their records.

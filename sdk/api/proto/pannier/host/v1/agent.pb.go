@@ -981,6 +981,114 @@ func (x *DiagnoseResponse) GetSecretFiles() []string {
 	return nil
 }
 
+type MonitorRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// log_level is the least level to send: trace, debug, info, warn or error; empty: info.
+	LogLevel      string `protobuf:"bytes,1,opt,name=log_level,json=logLevel,proto3" json:"log_level,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MonitorRequest) Reset() {
+	*x = MonitorRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MonitorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MonitorRequest) ProtoMessage() {}
+
+func (x *MonitorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MonitorRequest.ProtoReflect.Descriptor instead.
+func (*MonitorRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *MonitorRequest) GetLogLevel() string {
+	if x != nil {
+		return x.LogLevel
+	}
+	return ""
+}
+
+// MonitorResponse is one line of the agent's log. The first message has none.
+type MonitorResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Line  string                 `protobuf:"bytes,1,opt,name=line,proto3" json:"line,omitempty"`
+	// lost lines before this one, because they were read too slowly.
+	Lost int64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	// secret_files are files, and folders of files, with secrets that no line may have. Only in the first message.
+	SecretFiles   []string `protobuf:"bytes,3,rep,name=secret_files,json=secretFiles,proto3" json:"secret_files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MonitorResponse) Reset() {
+	*x = MonitorResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MonitorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MonitorResponse) ProtoMessage() {}
+
+func (x *MonitorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MonitorResponse.ProtoReflect.Descriptor instead.
+func (*MonitorResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MonitorResponse) GetLine() string {
+	if x != nil {
+		return x.Line
+	}
+	return ""
+}
+
+func (x *MonitorResponse) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *MonitorResponse) GetSecretFiles() []string {
+	if x != nil {
+		return x.SecretFiles
+	}
+	return nil
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
@@ -1000,7 +1108,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1120,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1133,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -1138,7 +1246,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1258,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1271,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Driver) GetId() string {
@@ -1420,7 +1528,7 @@ type DriverSwap struct {
 
 func (x *DriverSwap) Reset() {
 	*x = DriverSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1540,7 @@ func (x *DriverSwap) String() string {
 func (*DriverSwap) ProtoMessage() {}
 
 func (x *DriverSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1553,7 @@ func (x *DriverSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverSwap.ProtoReflect.Descriptor instead.
 func (*DriverSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DriverSwap) GetAt() *timestamppb.Timestamp {
@@ -1519,7 +1627,7 @@ type DriverLogRequest struct {
 
 func (x *DriverLogRequest) Reset() {
 	*x = DriverLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1639,7 @@ func (x *DriverLogRequest) String() string {
 func (*DriverLogRequest) ProtoMessage() {}
 
 func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1652,7 @@ func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogRequest.ProtoReflect.Descriptor instead.
 func (*DriverLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DriverLogRequest) GetId() string {
@@ -1585,7 +1693,7 @@ type DriverLogResponse struct {
 
 func (x *DriverLogResponse) Reset() {
 	*x = DriverLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1705,7 @@ func (x *DriverLogResponse) String() string {
 func (*DriverLogResponse) ProtoMessage() {}
 
 func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1718,7 @@ func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogResponse.ProtoReflect.Descriptor instead.
 func (*DriverLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DriverLogResponse) GetLine() string {
@@ -1633,7 +1741,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1753,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1766,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -1700,7 +1808,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1820,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1833,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -1786,7 +1894,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1906,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1919,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -1833,7 +1941,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +1953,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +1966,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -1890,7 +1998,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +2010,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +2023,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type RestartDriverRequest struct {
@@ -1931,7 +2039,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2051,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2064,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -1989,7 +2097,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2001,7 +2109,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2014,7 +2122,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -2032,7 +2140,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2152,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2165,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 type ListDriversResponse struct {
@@ -2069,7 +2177,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2189,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2202,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -2113,7 +2221,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2233,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2246,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -2157,7 +2265,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2277,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2290,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -2200,7 +2308,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2320,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2333,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 type ListPluginsResponse struct {
@@ -2237,7 +2345,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2357,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2370,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -2331,7 +2439,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2451,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2464,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Plugin) GetName() string {
@@ -2585,7 +2693,7 @@ type PluginCanary struct {
 
 func (x *PluginCanary) Reset() {
 	*x = PluginCanary{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2705,7 @@ func (x *PluginCanary) String() string {
 func (*PluginCanary) ProtoMessage() {}
 
 func (x *PluginCanary) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2718,7 @@ func (x *PluginCanary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
 func (*PluginCanary) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PluginCanary) GetGeneration() *PluginGeneration {
@@ -2700,7 +2808,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2820,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2833,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -2811,7 +2919,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2931,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2944,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -2922,7 +3030,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3042,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3055,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -2988,7 +3096,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3108,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3121,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -3047,7 +3155,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3167,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3180,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -3093,7 +3201,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3213,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3226,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -3145,7 +3253,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3265,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3278,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -3191,7 +3299,7 @@ type PromotePluginRequest struct {
 
 func (x *PromotePluginRequest) Reset() {
 	*x = PromotePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3203,7 +3311,7 @@ func (x *PromotePluginRequest) String() string {
 func (*PromotePluginRequest) ProtoMessage() {}
 
 func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3216,7 +3324,7 @@ func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
 func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PromotePluginRequest) GetName() string {
@@ -3243,7 +3351,7 @@ type PromotePluginResponse struct {
 
 func (x *PromotePluginResponse) Reset() {
 	*x = PromotePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3363,7 @@ func (x *PromotePluginResponse) String() string {
 func (*PromotePluginResponse) ProtoMessage() {}
 
 func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3376,7 @@ func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
 func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PromotePluginResponse) GetPlugin() *Plugin {
@@ -3292,7 +3400,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3412,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3425,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -3351,7 +3459,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3471,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3484,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -3397,7 +3505,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3517,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3530,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -3449,7 +3557,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3569,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3582,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -3493,7 +3601,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3613,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3626,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -3538,7 +3646,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +3658,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +3671,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -3584,7 +3692,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3704,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3717,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -3634,7 +3742,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3646,7 +3754,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3659,7 +3767,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 type VerifyPluginRequest struct {
@@ -3672,7 +3780,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +3792,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +3805,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -3726,7 +3834,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3846,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3859,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -3816,7 +3924,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3936,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3949,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -3875,7 +3983,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3887,7 +3995,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3900,7 +4008,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -3988,7 +4096,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x05chunk\x18\x02 \x01(\fR\x05chunk\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12!\n" +
 	"\fconfig_files\x18\x04 \x03(\tR\vconfigFiles\x12!\n" +
-	"\fsecret_files\x18\x05 \x03(\tR\vsecretFiles\"\xa2\x02\n" +
+	"\fsecret_files\x18\x05 \x03(\tR\vsecretFiles\"-\n" +
+	"\x0eMonitorRequest\x12\x1b\n" +
+	"\tlog_level\x18\x01 \x01(\tR\blogLevel\"\\\n" +
+	"\x0fMonitorResponse\x12\x12\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x03R\x04lost\x12!\n" +
+	"\fsecret_files\x18\x03 \x03(\tR\vsecretFiles\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -4228,14 +4342,15 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
 	"\x11PluginLogResponse\x12\x12\n" +
-	"\x04line\x18\x01 \x01(\tR\x04line2\xd7\x03\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\xa7\x04\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
 	"\x04Stop\x12\x1c.pannier.host.v1.StopRequest\x1a\x1d.pannier.host.v1.StopResponse\x12I\n" +
 	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse\x12L\n" +
 	"\aUpgrade\x12\x1f.pannier.host.v1.UpgradeRequest\x1a .pannier.host.v1.UpgradeResponse\x12Q\n" +
-	"\bDiagnose\x12 .pannier.host.v1.DiagnoseRequest\x1a!.pannier.host.v1.DiagnoseResponse0\x012\xbf\x04\n" +
+	"\bDiagnose\x12 .pannier.host.v1.DiagnoseRequest\x1a!.pannier.host.v1.DiagnoseResponse0\x01\x12N\n" +
+	"\aMonitor\x12\x1f.pannier.host.v1.MonitorRequest\x1a .pannier.host.v1.MonitorResponse0\x012\xbf\x04\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
@@ -4268,7 +4383,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -4284,153 +4399,157 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*UpgradeResponse)(nil),          // 11: pannier.host.v1.UpgradeResponse
 	(*DiagnoseRequest)(nil),          // 12: pannier.host.v1.DiagnoseRequest
 	(*DiagnoseResponse)(nil),         // 13: pannier.host.v1.DiagnoseResponse
-	(*Event)(nil),                    // 14: pannier.host.v1.Event
-	(*Driver)(nil),                   // 15: pannier.host.v1.Driver
-	(*DriverSwap)(nil),               // 16: pannier.host.v1.DriverSwap
-	(*DriverLogRequest)(nil),         // 17: pannier.host.v1.DriverLogRequest
-	(*DriverLogResponse)(nil),        // 18: pannier.host.v1.DriverLogResponse
-	(*DriverCapacity)(nil),           // 19: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 20: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 21: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 22: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 23: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 24: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 25: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 26: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 27: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 28: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 29: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 30: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 31: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 32: pannier.host.v1.Plugin
-	(*PluginCanary)(nil),             // 33: pannier.host.v1.PluginCanary
-	(*PluginVersion)(nil),            // 34: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 35: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 36: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 37: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 38: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 39: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 40: pannier.host.v1.RestartPluginResponse
-	(*PromotePluginRequest)(nil),     // 41: pannier.host.v1.PromotePluginRequest
-	(*PromotePluginResponse)(nil),    // 42: pannier.host.v1.PromotePluginResponse
-	(*RollbackPluginRequest)(nil),    // 43: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 44: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 45: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 46: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 47: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 48: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 49: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 50: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 51: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 52: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 53: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 54: pannier.host.v1.PluginLogResponse
-	nil,                              // 55: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 56: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 57: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 58: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 59: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 60: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 61: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 62: google.protobuf.Duration
+	(*MonitorRequest)(nil),           // 14: pannier.host.v1.MonitorRequest
+	(*MonitorResponse)(nil),          // 15: pannier.host.v1.MonitorResponse
+	(*Event)(nil),                    // 16: pannier.host.v1.Event
+	(*Driver)(nil),                   // 17: pannier.host.v1.Driver
+	(*DriverSwap)(nil),               // 18: pannier.host.v1.DriverSwap
+	(*DriverLogRequest)(nil),         // 19: pannier.host.v1.DriverLogRequest
+	(*DriverLogResponse)(nil),        // 20: pannier.host.v1.DriverLogResponse
+	(*DriverCapacity)(nil),           // 21: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 22: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 23: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 24: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 25: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 26: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 27: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 28: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 29: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 30: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 31: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 32: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 33: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 34: pannier.host.v1.Plugin
+	(*PluginCanary)(nil),             // 35: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 36: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 37: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 38: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 39: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 40: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 41: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 42: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 43: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 44: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 45: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 46: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 47: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 48: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 49: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 50: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 51: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 52: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 53: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 54: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 55: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 56: pannier.host.v1.PluginLogResponse
+	nil,                              // 57: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 58: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 59: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 60: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 61: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 62: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 63: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 64: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	59, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	32, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	15, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	55, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	60, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	61, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	61, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	34, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	17, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	57, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	62, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	63, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
-	59, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
-	59, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
-	14, // 9: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	61, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	61, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	16, // 9: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
 	9,  // 10: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	62, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
-	59, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	56, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	57, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	59, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	19, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	15, // 17: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	16, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
-	59, // 19: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
-	62, // 20: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
-	15, // 21: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	15, // 22: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	15, // 23: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	15, // 24: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	32, // 25: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	59, // 26: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	59, // 27: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	58, // 28: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	35, // 29: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	34, // 30: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	33, // 31: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	36, // 32: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	59, // 33: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	59, // 34: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	59, // 35: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	59, // 36: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	36, // 37: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	36, // 38: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	62, // 39: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	62, // 40: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	32, // 41: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	62, // 42: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	32, // 43: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	62, // 44: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	32, // 45: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	62, // 46: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	32, // 47: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	32, // 48: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	32, // 49: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	64, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
+	61, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	58, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	59, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	61, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	21, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	17, // 17: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	18, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
+	61, // 19: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
+	64, // 20: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
+	17, // 21: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 22: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 23: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	17, // 24: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	34, // 25: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	61, // 26: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	61, // 27: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	60, // 28: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	37, // 29: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	36, // 30: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	35, // 31: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	38, // 32: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	61, // 33: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	61, // 34: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	61, // 35: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	61, // 36: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	38, // 37: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	38, // 38: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	64, // 39: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	64, // 40: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	34, // 41: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	64, // 42: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	34, // 43: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	64, // 44: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	34, // 45: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	64, // 46: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	34, // 47: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	34, // 48: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	34, // 49: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
 	0,  // 50: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
 	3,  // 51: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
 	5,  // 52: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
 	7,  // 53: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
 	10, // 54: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
 	12, // 55: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
-	20, // 56: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	22, // 57: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	24, // 58: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	26, // 59: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	28, // 60: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	17, // 61: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
-	30, // 62: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	37, // 63: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	39, // 64: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	41, // 65: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	43, // 66: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	45, // 67: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	47, // 68: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	49, // 69: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	51, // 70: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	53, // 71: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 72: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	4,  // 73: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	6,  // 74: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	8,  // 75: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	11, // 76: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
-	13, // 77: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
-	21, // 78: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	23, // 79: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	25, // 80: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	27, // 81: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	29, // 82: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	18, // 83: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
-	31, // 84: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	38, // 85: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	40, // 86: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	42, // 87: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	44, // 88: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	46, // 89: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	48, // 90: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	50, // 91: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	52, // 92: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	54, // 93: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	72, // [72:94] is the sub-list for method output_type
-	50, // [50:72] is the sub-list for method input_type
+	14, // 56: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
+	22, // 57: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	24, // 58: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	26, // 59: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	28, // 60: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	30, // 61: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	19, // 62: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
+	32, // 63: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	39, // 64: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	41, // 65: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	43, // 66: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	45, // 67: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	47, // 68: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	49, // 69: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	51, // 70: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	53, // 71: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	55, // 72: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 73: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 74: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 75: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 76: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 77: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	13, // 78: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
+	15, // 79: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
+	23, // 80: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	25, // 81: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	27, // 82: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	29, // 83: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	31, // 84: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	20, // 85: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
+	33, // 86: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	40, // 87: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	42, // 88: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	44, // 89: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	46, // 90: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	48, // 91: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	50, // 92: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	52, // 93: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	54, // 94: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	56, // 95: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	73, // [73:96] is the sub-list for method output_type
+	50, // [50:73] is the sub-list for method input_type
 	50, // [50:50] is the sub-list for extension type_name
 	50, // [50:50] is the sub-list for extension extendee
 	0,  // [0:50] is the sub-list for field type_name
@@ -4449,7 +4568,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -1611,6 +1611,208 @@ func (*StartWorkloadResponse_Step) isStartWorkloadResponse_Event() {}
 
 func (*StartWorkloadResponse_Workload) isStartWorkloadResponse_Event() {}
 
+type CheckWorkloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Spec          *WorkloadSpec          `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckWorkloadRequest) Reset() {
+	*x = CheckWorkloadRequest{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckWorkloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckWorkloadRequest) ProtoMessage() {}
+
+func (x *CheckWorkloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckWorkloadRequest.ProtoReflect.Descriptor instead.
+func (*CheckWorkloadRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CheckWorkloadRequest) GetSpec() *WorkloadSpec {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+type CheckWorkloadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// state of the workload on this node; empty: it is not there.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// volumes that were found, with what a start would claim.
+	Volumes []*CheckedVolume `protobuf:"bytes,3,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// problems would make a start fail at present, whoever has the volumes.
+	Problems      []string `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckWorkloadResponse) Reset() {
+	*x = CheckWorkloadResponse{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckWorkloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckWorkloadResponse) ProtoMessage() {}
+
+func (x *CheckWorkloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckWorkloadResponse.ProtoReflect.Descriptor instead.
+func (*CheckWorkloadResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CheckWorkloadResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *CheckWorkloadResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *CheckWorkloadResponse) GetVolumes() []*CheckedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *CheckWorkloadResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type CheckedVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// request is the name of the volume block.
+	Request string `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	// volume's id; empty: the driver makes one for this workload.
+	Volume string `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"`
+	Driver string `protobuf:"bytes,3,opt,name=driver,proto3" json:"driver,omitempty"`
+	// mode is "read" or "write".
+	Mode           string `protobuf:"bytes,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	AccessMode     string `protobuf:"bytes,5,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
+	AttachmentMode string `protobuf:"bytes,6,opt,name=attachment_mode,json=attachmentMode,proto3" json:"attachment_mode,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CheckedVolume) Reset() {
+	*x = CheckedVolume{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckedVolume) ProtoMessage() {}
+
+func (x *CheckedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckedVolume.ProtoReflect.Descriptor instead.
+func (*CheckedVolume) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CheckedVolume) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *CheckedVolume) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *CheckedVolume) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *CheckedVolume) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *CheckedVolume) GetAccessMode() string {
+	if x != nil {
+		return x.AccessMode
+	}
+	return ""
+}
+
+func (x *CheckedVolume) GetAttachmentMode() string {
+	if x != nil {
+		return x.AttachmentMode
+	}
+	return ""
+}
+
 type RunningWorkloadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1622,7 +1824,7 @@ type RunningWorkloadRequest struct {
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1836,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1849,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -1679,7 +1881,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1893,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1906,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
 }
 
 type StopWorkloadRequest struct {
@@ -1719,7 +1921,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1933,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1946,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -1781,7 +1983,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1995,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +2008,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -1862,7 +2064,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2076,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2089,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -1922,7 +2124,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2136,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2149,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -1987,7 +2189,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2201,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2214,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Holder) GetRequest() string {
@@ -2074,7 +2276,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2288,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2301,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -2120,7 +2322,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2334,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2347,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2326,7 +2528,22 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x15StartWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
-	"\x05event\"X\n" +
+	"\x05event\"I\n" +
+	"\x14CheckWorkloadRequest\x121\n" +
+	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\"\x97\x01\n" +
+	"\x15CheckWorkloadResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x128\n" +
+	"\avolumes\x18\x03 \x03(\v2\x1e.pannier.host.v1.CheckedVolumeR\avolumes\x12\x1a\n" +
+	"\bproblems\x18\x04 \x03(\tR\bproblems\"\xb7\x01\n" +
+	"\rCheckedVolume\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
+	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x16\n" +
+	"\x06driver\x18\x03 \x01(\tR\x06driver\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\tR\x04mode\x12\x1f\n" +
+	"\vaccess_mode\x18\x05 \x01(\tR\n" +
+	"accessMode\x12'\n" +
+	"\x0fattachment_mode\x18\x06 \x01(\tR\x0eattachmentMode\"X\n" +
 	"\x16RunningWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x10\n" +
@@ -2359,9 +2576,10 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"d\n" +
 	"\x15ListWorkloadsResponse\x127\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node2\xf2\x03\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node2\xd2\x04\n" +
 	"\x0fWorkloadService\x12`\n" +
-	"\rStartWorkload\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12d\n" +
+	"\rStartWorkload\x12%.pannier.host.v1.StartWorkloadRequest\x1a&.pannier.host.v1.StartWorkloadResponse0\x01\x12^\n" +
+	"\rCheckWorkload\x12%.pannier.host.v1.CheckWorkloadRequest\x1a&.pannier.host.v1.CheckWorkloadResponse\x12d\n" +
 	"\x0fRunningWorkload\x12'.pannier.host.v1.RunningWorkloadRequest\x1a(.pannier.host.v1.RunningWorkloadResponse\x12]\n" +
 	"\fStopWorkload\x12$.pannier.host.v1.StopWorkloadRequest\x1a%.pannier.host.v1.StopWorkloadResponse0\x01\x12X\n" +
 	"\vGetWorkload\x12#.pannier.host.v1.GetWorkloadRequest\x1a$.pannier.host.v1.GetWorkloadResponse\x12^\n" +
@@ -2379,7 +2597,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2398,78 +2616,85 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*Step)(nil),                    // 14: pannier.host.v1.Step
 	(*StartWorkloadRequest)(nil),    // 15: pannier.host.v1.StartWorkloadRequest
 	(*StartWorkloadResponse)(nil),   // 16: pannier.host.v1.StartWorkloadResponse
-	(*RunningWorkloadRequest)(nil),  // 17: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 18: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 19: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 20: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 21: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 22: pannier.host.v1.GetWorkloadResponse
-	(*Holder)(nil),                  // 23: pannier.host.v1.Holder
-	(*ListWorkloadsRequest)(nil),    // 24: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 25: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 26: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 27: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 28: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 29: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 30: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 31: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 32: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 33: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 34: google.protobuf.Duration
+	(*CheckWorkloadRequest)(nil),    // 17: pannier.host.v1.CheckWorkloadRequest
+	(*CheckWorkloadResponse)(nil),   // 18: pannier.host.v1.CheckWorkloadResponse
+	(*CheckedVolume)(nil),           // 19: pannier.host.v1.CheckedVolume
+	(*RunningWorkloadRequest)(nil),  // 20: pannier.host.v1.RunningWorkloadRequest
+	(*RunningWorkloadResponse)(nil), // 21: pannier.host.v1.RunningWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 22: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 23: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 24: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 25: pannier.host.v1.GetWorkloadResponse
+	(*Holder)(nil),                  // 26: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 27: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 28: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 29: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 30: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 31: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 32: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 33: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 34: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 35: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 36: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	31, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	34, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	26, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	32, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	27, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	28, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	29, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	35, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	30, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	31, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
 	13, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
 	14, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	33, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	33, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	36, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	36, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	12, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	29, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	32, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	8,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	9,  // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	33, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	36, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	7,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
-	33, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	33, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	36, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	36, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	10, // 23: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	11, // 24: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	30, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	33, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	33, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	34, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	33, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	36, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	36, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	37, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
 	0,  // 29: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
 	14, // 30: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 31: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	14, // 32: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 33: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 34: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	23, // 35: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	6,  // 36: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	15, // 37: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	17, // 38: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	19, // 39: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	21, // 40: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	24, // 41: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	16, // 42: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	18, // 43: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	20, // 44: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	22, // 45: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	25, // 46: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	42, // [42:47] is the sub-list for method output_type
-	37, // [37:42] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	0,  // 32: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	19, // 33: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
+	14, // 34: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 35: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 36: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	26, // 37: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	6,  // 38: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	15, // 39: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	17, // 40: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
+	20, // 41: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	22, // 42: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	24, // 43: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	27, // 44: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	16, // 45: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	18, // 46: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	21, // 47: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	23, // 48: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	25, // 49: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	28, // 50: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	45, // [45:51] is the sub-list for method output_type
+	39, // [39:45] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2482,7 +2707,7 @@ func file_pannier_host_v1_workload_proto_init() {
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[20].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[23].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -2492,7 +2717,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -49,6 +49,8 @@ const (
 	AgentServiceUpgradeProcedure = "/pannier.host.v1.AgentService/Upgrade"
 	// AgentServiceDiagnoseProcedure is the fully-qualified name of the AgentService's Diagnose RPC.
 	AgentServiceDiagnoseProcedure = "/pannier.host.v1.AgentService/Diagnose"
+	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
+	AgentServiceMonitorProcedure = "/pannier.host.v1.AgentService/Monitor"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -115,6 +117,9 @@ type AgentServiceClient interface {
 	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
 	// lines, its metrics, the mounts below its data directory, stacks and profiles.
 	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
+	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
+	// how many; the agent does not wait.
+	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -164,6 +169,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Diagnose")),
 			connect.WithClientOptions(opts...),
 		),
+		monitor: connect.NewClient[v1.MonitorRequest, v1.MonitorResponse](
+			httpClient,
+			baseURL+AgentServiceMonitorProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Monitor")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -175,6 +186,7 @@ type agentServiceClient struct {
 	reload   *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
 	upgrade  *connect.Client[v1.UpgradeRequest, v1.UpgradeResponse]
 	diagnose *connect.Client[v1.DiagnoseRequest, v1.DiagnoseResponse]
+	monitor  *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -207,6 +219,11 @@ func (c *agentServiceClient) Diagnose(ctx context.Context, req *connect.Request[
 	return c.diagnose.CallServerStream(ctx, req)
 }
 
+// Monitor calls pannier.host.v1.AgentService.Monitor.
+func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
+	return c.monitor.CallServerStream(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
@@ -227,6 +244,9 @@ type AgentServiceHandler interface {
 	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
 	// lines, its metrics, the mounts below its data directory, stacks and profiles.
 	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
+	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
+	// how many; the agent does not wait.
+	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -272,6 +292,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Diagnose")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceMonitorHandler := connect.NewServerStreamHandler(
+		AgentServiceMonitorProcedure,
+		svc.Monitor,
+		connect.WithSchema(agentServiceMethods.ByName("Monitor")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -286,6 +312,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceUpgradeHandler.ServeHTTP(w, r)
 		case AgentServiceDiagnoseProcedure:
 			agentServiceDiagnoseHandler.ServeHTTP(w, r)
+		case AgentServiceMonitorProcedure:
+			agentServiceMonitorHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -317,6 +345,10 @@ func (UnimplementedAgentServiceHandler) Upgrade(context.Context, *connect.Reques
 
 func (UnimplementedAgentServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Diagnose is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Monitor is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.

@@ -36,6 +36,9 @@ const (
 	// WorkloadServiceStartWorkloadProcedure is the fully-qualified name of the WorkloadService's
 	// StartWorkload RPC.
 	WorkloadServiceStartWorkloadProcedure = "/pannier.host.v1.WorkloadService/StartWorkload"
+	// WorkloadServiceCheckWorkloadProcedure is the fully-qualified name of the WorkloadService's
+	// CheckWorkload RPC.
+	WorkloadServiceCheckWorkloadProcedure = "/pannier.host.v1.WorkloadService/CheckWorkload"
 	// WorkloadServiceRunningWorkloadProcedure is the fully-qualified name of the WorkloadService's
 	// RunningWorkload RPC.
 	WorkloadServiceRunningWorkloadProcedure = "/pannier.host.v1.WorkloadService/RunningWorkload"
@@ -56,6 +59,9 @@ type WorkloadServiceClient interface {
 	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
+	// CheckWorkload says what StartWorkload would do with a spec on this node, as far as that can be known without
+	// claiming anything. It changes nothing.
+	CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error)
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
@@ -88,6 +94,12 @@ func NewWorkloadServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 			connect.WithSchema(workloadServiceMethods.ByName("StartWorkload")),
 			connect.WithClientOptions(opts...),
 		),
+		checkWorkload: connect.NewClient[v1.CheckWorkloadRequest, v1.CheckWorkloadResponse](
+			httpClient,
+			baseURL+WorkloadServiceCheckWorkloadProcedure,
+			connect.WithSchema(workloadServiceMethods.ByName("CheckWorkload")),
+			connect.WithClientOptions(opts...),
+		),
 		runningWorkload: connect.NewClient[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse](
 			httpClient,
 			baseURL+WorkloadServiceRunningWorkloadProcedure,
@@ -118,6 +130,7 @@ func NewWorkloadServiceClient(httpClient connect.HTTPClient, baseURL string, opt
 // workloadServiceClient implements WorkloadServiceClient.
 type workloadServiceClient struct {
 	startWorkload   *connect.Client[v1.StartWorkloadRequest, v1.StartWorkloadResponse]
+	checkWorkload   *connect.Client[v1.CheckWorkloadRequest, v1.CheckWorkloadResponse]
 	runningWorkload *connect.Client[v1.RunningWorkloadRequest, v1.RunningWorkloadResponse]
 	stopWorkload    *connect.Client[v1.StopWorkloadRequest, v1.StopWorkloadResponse]
 	getWorkload     *connect.Client[v1.GetWorkloadRequest, v1.GetWorkloadResponse]
@@ -127,6 +140,11 @@ type workloadServiceClient struct {
 // StartWorkload calls pannier.host.v1.WorkloadService.StartWorkload.
 func (c *workloadServiceClient) StartWorkload(ctx context.Context, req *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error) {
 	return c.startWorkload.CallServerStream(ctx, req)
+}
+
+// CheckWorkload calls pannier.host.v1.WorkloadService.CheckWorkload.
+func (c *workloadServiceClient) CheckWorkload(ctx context.Context, req *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error) {
+	return c.checkWorkload.CallUnary(ctx, req)
 }
 
 // RunningWorkload calls pannier.host.v1.WorkloadService.RunningWorkload.
@@ -155,6 +173,9 @@ type WorkloadServiceHandler interface {
 	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
 	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
+	// CheckWorkload says what StartWorkload would do with a spec on this node, as far as that can be known without
+	// claiming anything. It changes nothing.
+	CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error)
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
@@ -181,6 +202,12 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 		WorkloadServiceStartWorkloadProcedure,
 		svc.StartWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("StartWorkload")),
+		connect.WithHandlerOptions(opts...),
+	)
+	workloadServiceCheckWorkloadHandler := connect.NewUnaryHandler(
+		WorkloadServiceCheckWorkloadProcedure,
+		svc.CheckWorkload,
+		connect.WithSchema(workloadServiceMethods.ByName("CheckWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
 	workloadServiceRunningWorkloadHandler := connect.NewUnaryHandler(
@@ -211,6 +238,8 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 		switch r.URL.Path {
 		case WorkloadServiceStartWorkloadProcedure:
 			workloadServiceStartWorkloadHandler.ServeHTTP(w, r)
+		case WorkloadServiceCheckWorkloadProcedure:
+			workloadServiceCheckWorkloadHandler.ServeHTTP(w, r)
 		case WorkloadServiceRunningWorkloadProcedure:
 			workloadServiceRunningWorkloadHandler.ServeHTTP(w, r)
 		case WorkloadServiceStopWorkloadProcedure:
@@ -230,6 +259,10 @@ type UnimplementedWorkloadServiceHandler struct{}
 
 func (UnimplementedWorkloadServiceHandler) StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.StartWorkload is not implemented"))
+}
+
+func (UnimplementedWorkloadServiceHandler) CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.CheckWorkload is not implemented"))
 }
 
 func (UnimplementedWorkloadServiceHandler) RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {

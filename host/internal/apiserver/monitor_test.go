@@ -1,0 +1,67 @@
+package apiserver
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+	"github.com/hashicorp/go-hclog"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// The agent's log is followed at a level of its own, from the call on until its end.
+func TestMonitor(t *testing.T) {
+	log := hclog.NewInterceptLogger(&hclog.LoggerOptions{Output: io.Discard, Level: hclog.Error})
+	following := make(chan int, 2)
+	h := openHost(t, func(c *Config) {
+		c.Diagnosis = func() (Diagnosis, error) { return Diagnosis{SecretFiles: []string{"/key"}}, nil }
+		c.Monitor = func(level hclog.Level, lines io.Writer) func() {
+			sink := hclog.NewSinkAdapter(&hclog.LoggerOptions{Level: level, Output: lines, DisableTime: true})
+			log.RegisterSink(sink)
+			following <- 1
+			return func() { log.DeregisterSink(sink); following <- 0 }
+		}
+	})
+	stream, err := h.client.Agent.Monitor(h.ctx, request(&hostv1.MonitorRequest{LogLevel: "warn"}))
+	check.NoError(t, err)
+	if !stream.Receive() || len(stream.Msg().GetSecretFiles()) != 1 || <-following != 1 {
+		t.Fatalf("first %v, %v", stream.Msg(), stream.Err())
+	}
+	log.Info("not this")
+	log.Named("driver").Warn("this", "and", "that")
+	if !stream.Receive() || stream.Msg().GetLine() != "[WARN]  driver: this: and=that" {
+		t.Errorf("received %v, %v", stream.Msg(), stream.Err())
+	}
+	check.NoError(t, stream.Close())
+	if <-following != 0 {
+		t.Error("it goes on after its caller has left")
+	}
+	stream, err = h.client.Agent.Monitor(h.ctx, request(&hostv1.MonitorRequest{LogLevel: "loud"}))
+	check.NoError(t, err)
+	stream.Receive()
+	wantError(t, stream.Err(), connect.CodeInvalidArgument, "loud", "debug")
+}
+
+// A caller that does not read loses lines and is told how many. The logger never waits.
+func TestMonitorLosesLines(t *testing.T) {
+	m := &monitored{lines: make(chan *hostv1.MonitorResponse, 2)}
+	for i := range 5 {
+		fmt.Fprintf(m, "line %d\n", i)
+	}
+	var got []string
+	read := func() {
+		one := <-m.lines
+		got = append(got, fmt.Sprint(one.GetLine(), " lost ", one.GetLost()))
+	}
+	read()
+	fmt.Fprint(m, "line 5\n")
+	read()
+	read()
+	if all := strings.Join(got, ", "); all != "line 0 lost 0, line 1 lost 0, line 5 lost 3" {
+		t.Error(all)
+	}
+}

@@ -1,0 +1,235 @@
+package cli
+
+import (
+	"context"
+	_ "embed" // for the spec that init writes
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+//go:embed workload_init.hcl
+var workloadInit string
+
+func (a *app) workloadInit() *cobra.Command {
+	return &cobra.Command{
+		Use: "init [FILE]", Short: "Write a workload spec to start from (workload.hcl; - is standard output)",
+		Example: "pannier workload init",
+		Args:    between(0, "FILE"),
+		RunE: a.do(func(_ context.Context, args []string) error {
+			return a.writeSpec("workload", workloadInit, "pannier workload validate", args)
+		}),
+	}
+}
+
+func (a *app) workloadValidate() *cobra.Command {
+	return &cobra.Command{
+		Use: "validate FILE", Short: "Check a workload spec against this host, and change nothing",
+		Long: `Check a workload spec, and change nothing: first the file, with file and line of all that is wrong
+with it, then whether its volumes are registered, their drivers are healthy here, and the modes,
+ports and services fit. That another workload has a volume now is no mistake of a spec: pannier
+workload start -dry-run says that too. - is standard input.`,
+		Example: "pannier workload validate redis.hcl",
+		Args:    exactly("FILE"), ValidArgsFunction: completeSpec,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			spec, err := a.readWorkload(args[0])
+			if err != nil {
+				return err
+			}
+			resp, err := client.Workloads.CheckWorkload(ctx, connect.NewRequest(&hostv1.CheckWorkloadRequest{Spec: spec}))
+			if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
+				a.note("%s has no mistake in itself; the rest needs an agent", args[0])
+			}
+			if err != nil {
+				return err
+			}
+			if len(resp.Msg.GetProblems()) > 0 {
+				return a.problems(resp.Msg.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
+					resp.Msg.GetNode()))
+			}
+			return a.answer(resp.Msg, "workload %q is valid on node %q", spec.GetId(), resp.Msg.GetNode())
+		}),
+	}
+}
+
+// problems prints what is in the way, and returns an error that sums it up.
+func (a *app) problems(all []string, summary string) error {
+	for _, problem := range all {
+		a.note("problem: %s", problem)
+	}
+	return &hintError{&codeError{errors.New(summary), ExitRefused}, "nothing was changed"}
+}
+
+// dryRun is what a start would do.
+type dryRun struct {
+	*hostv1.CheckWorkloadResponse
+	spec *hostv1.WorkloadSpec
+	// claims are those on the volumes, and refused why the workload would not get one; both by request.
+	claims  map[string][]*hostv1.Claim
+	refused map[string]string
+}
+
+// dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
+// refused.
+func (a *app) dryStart(ctx context.Context, client *api.Client, spec *hostv1.WorkloadSpec) error {
+	resp, err := client.Workloads.CheckWorkload(ctx, connect.NewRequest(&hostv1.CheckWorkloadRequest{Spec: spec}))
+	if err != nil {
+		return err
+	}
+	d := &dryRun{
+		CheckWorkloadResponse: resp.Msg, spec: spec, claims: map[string][]*hostv1.Claim{}, refused: map[string]string{},
+	}
+	for _, v := range resp.Msg.GetVolumes() {
+		if err := d.claim(ctx, client, v); err != nil {
+			return err
+		}
+	}
+	if err := a.showDryRun(d); err != nil {
+		return err
+	}
+	problems := resp.Msg.GetProblems()
+	for _, v := range resp.Msg.GetVolumes() {
+		if why := d.refused[v.GetRequest()]; why != "" {
+			problems = append(problems, why)
+		}
+	}
+	if len(problems) > 0 {
+		return a.problems(problems, fmt.Sprintf("workload %q would not start on node %q now", spec.GetId(),
+			resp.Msg.GetNode()))
+	}
+	return nil
+}
+
+// claim finds out who has a volume, and whether the workload would get its claim.
+func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.CheckedVolume) error {
+	if v.GetVolume() == "" {
+		return nil // its driver makes it for this workload
+	}
+	resp, err := client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+		Namespace: d.spec.GetNamespace(), Id: v.GetVolume(),
+	}))
+	if err != nil {
+		return hintVolume(err)
+	}
+	have := resp.Msg.GetVolume()
+	ref := claim.VolumeRef{Namespace: d.spec.GetNamespace(), ID: v.GetVolume()}
+	volume := claim.Volume{
+		VolumeRef: ref, AccessMode: claim.AccessMode(have.GetAccessMode()),
+		AttachmentMode: claim.AttachmentMode(have.GetAttachmentMode()),
+	}
+	for _, c := range have.GetSpec().GetCapabilities() {
+		volume.Capabilities = append(volume.Capabilities, claim.Capability{
+			AccessMode: claim.AccessMode(c.GetAccessMode()), AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()),
+		})
+	}
+	var held []claim.Claim
+	for _, c := range have.GetClaims() {
+		held = append(held, claim.Claim{
+			Volume: ref, Workload: claim.WorkloadRef{Namespace: c.GetNamespace(), ID: c.GetWorkload()}, Node: c.GetNode(),
+			Mode: claim.Mode(c.GetMode()), AccessMode: claim.AccessMode(c.GetAccessMode()),
+			AttachmentMode: claim.AttachmentMode(c.GetAttachmentMode()), State: claim.State(c.GetState()),
+			TakenAt: c.GetTakenAt().AsTime(),
+		})
+	}
+	_, _, err = claim.Take(volume, held, claim.Claim{
+		Volume: ref, Workload: claim.WorkloadRef{Namespace: d.spec.GetNamespace(), ID: d.spec.GetId()}, Node: d.GetNode(),
+		Mode: claim.Mode(v.GetMode()), AccessMode: claim.AccessMode(v.GetAccessMode()),
+		AttachmentMode: claim.AttachmentMode(v.GetAttachmentMode()),
+	}, time.Now())
+	d.claims[v.GetRequest()] = have.GetClaims()
+	if err != nil {
+		d.refused[v.GetRequest()] = err.Error()
+	}
+	return nil
+}
+
+func (a *app) showDryRun(d *dryRun) error {
+	if a.format == formatJSON {
+		return a.printValue(d.value())
+	}
+	if err := a.say(fmt.Sprintf("workload %q on node %q: %s", d.spec.GetId(), d.GetNode(), d.outcome())); err != nil {
+		return err
+	}
+	if len(d.GetVolumes()) == 0 {
+		return nil
+	}
+	t := newTable("VOLUME", "SOURCE", "DRIVER", "CLAIM", "ACCESS MODE", "ATTACHMENT", "HELD BY", "WOULD BE")
+	for _, v := range d.GetVolumes() {
+		would := cell{"granted", green}
+		if d.refused[v.GetRequest()] != "" {
+			would = cell{"refused", red}
+		}
+		if v.GetVolume() == "" {
+			would = cell{"made", green}
+		}
+		t.row(v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
+			holders(d.claims[v.GetRequest()]), would)
+	}
+	return a.show(t)
+}
+
+// outcome says in words what a start would do first.
+func (d *dryRun) outcome() string {
+	waits := append(append([]string{}, d.spec.GetAfter()...), d.spec.GetReplaces()...)
+	switch {
+	case d.GetState() == "stopping":
+		return "a start would wait for the end of its earlier run"
+	case d.GetState() != "" && len(d.GetProblems()) == 0:
+		return fmt.Sprintf("it is %s; a start would change nothing but its services", d.GetState())
+	case len(waits) > 0:
+		return "a start would wait for the end of " + strings.Join(waits, ", ")
+	default:
+		return "a start would claim its volumes"
+	}
+}
+
+// holders names those who have claims on a volume.
+func holders(claims []*hostv1.Claim) string {
+	var all []string
+	for _, c := range claims {
+		w := claim.WorkloadRef{Namespace: c.GetNamespace(), ID: c.GetWorkload()}
+		all = append(all, fmt.Sprintf("%s on %s (%s)", w, c.GetNode(), c.GetMode()))
+	}
+	return strings.Join(all, ", ")
+}
+
+// value is what -o json prints.
+func (d *dryRun) value() any {
+	type volume struct {
+		Request        string   `json:"request"`
+		Volume         string   `json:"volume"`
+		Driver         string   `json:"driver"`
+		Mode           string   `json:"mode"`
+		AccessMode     string   `json:"accessMode"`
+		AttachmentMode string   `json:"attachmentMode"`
+		Holders        []string `json:"holders"`
+		Refused        string   `json:"refused"`
+	}
+	out := struct {
+		Workload string   `json:"workload"`
+		Node     string   `json:"node"`
+		State    string   `json:"state"`
+		Outcome  string   `json:"outcome"`
+		Volumes  []volume `json:"volumes"`
+		Problems []string `json:"problems"`
+	}{d.spec.GetId(), d.GetNode(), d.GetState(), d.outcome(), []volume{}, append([]string{}, d.GetProblems()...)}
+	for _, v := range d.GetVolumes() {
+		one := volume{
+			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(), []string{},
+			d.refused[v.GetRequest()],
+		}
+		for _, c := range d.claims[v.GetRequest()] {
+			one.Holders = append(one.Holders, holders([]*hostv1.Claim{c}))
+		}
+		out.Volumes = append(out.Volumes, one)
+	}
+	return out
+}
