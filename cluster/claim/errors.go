@@ -28,7 +28,7 @@ var (
 	// ErrBackwards: a release only moves forward.
 	ErrBackwards = errcode.FailedPrecondition.New("claim cannot move backwards")
 	// ErrVolumeNotFound: no such volume is registered.
-	ErrVolumeNotFound = errcode.NotFound.New("volume is not registered")
+	ErrVolumeNotFound = errcode.NotFound.New("is not registered")
 	// ErrVolumeInUse: the volume is claimed, so it cannot be removed or changed in this way.
 	ErrVolumeInUse = errcode.FailedPrecondition.New("volume is in use")
 	// ErrClaimNotFound: the workload has no claim on the volume.
@@ -36,7 +36,7 @@ var (
 	// ErrWorkloadNotFound: the ledger knows no such workload.
 	ErrWorkloadNotFound = errcode.NotFound.New("workload not found")
 	// ErrNodeNotFound: the ledger knows no such node.
-	ErrNodeNotFound = errcode.NotFound.New("node not found")
+	ErrNodeNotFound = errcode.NotFound.New("is no node of the ledger")
 	// ErrNodeInUse: the node has workloads or claims, so it cannot be removed.
 	ErrNodeInUse = errcode.FailedPrecondition.New("node is in use")
 	// ErrNotRunning: the workload does not run on that node, as far as the ledger knows.
@@ -61,9 +61,9 @@ var (
 	// ErrSnapshotExists: the name is that of another volume's snapshot.
 	ErrSnapshotExists = errcode.AlreadyExists.New("exists")
 	// ErrSnapshotNotFound: the ledger knows no snapshot of that name.
-	ErrSnapshotNotFound = errcode.NotFound.New("snapshot not found")
+	ErrSnapshotNotFound = errcode.NotFound.New("is not known")
 	// ErrDriverNotFound: no node has, or recently had, such a driver.
-	ErrDriverNotFound = errcode.NotFound.New("driver not found")
+	ErrDriverNotFound = errcode.NotFound.New("is on no node")
 )
 
 // Refusal says why a volume was refused and who holds it. It matches its Reason in errors.Is: ErrHeld, ErrModes,

@@ -45,7 +45,7 @@ func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
 func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
 	v, found, err := read[claim.Volume](tx, volumeKey(ref))
 	if err == nil && !found {
-		err = fmt.Errorf("volume %q: %w", ref, claim.ErrVolumeNotFound)
+		err = fmt.Errorf("volume %q %w", ref, claim.ErrVolumeNotFound)
 	}
 	return v, err
 }
@@ -122,7 +122,7 @@ func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.Volume
 func (tx *ReadTx) Snapshot(ref claim.SnapshotRef) (claim.Snapshot, error) {
 	s, found, err := read[claim.Snapshot](tx, snapshotKey(ref))
 	if err == nil && !found {
-		err = fmt.Errorf("snapshot %q: %w", ref, claim.ErrSnapshotNotFound)
+		err = fmt.Errorf("snapshot %q %w", ref, claim.ErrSnapshotNotFound)
 	}
 	return s, err
 }
@@ -269,7 +269,7 @@ func (tx *ReadTx) WorkloadsOn(node string) ([]claim.Workload, error) {
 func (tx *ReadTx) Node(name string) (claim.Node, error) {
 	n, found, err := read[claim.Node](tx, nodeKey(name))
 	if err == nil && !found {
-		err = fmt.Errorf("node %q: %w", name, claim.ErrNodeNotFound)
+		err = fmt.Errorf("%q %w", name, claim.ErrNodeNotFound)
 	}
 	return n, err
 }
@@ -292,7 +292,7 @@ func (tx *ReadTx) Driver(id string) (claim.Driver, error) {
 		return d, err
 	}
 	if !found {
-		return d, fmt.Errorf("driver %q: %w", id, claim.ErrDriverNotFound)
+		return d, fmt.Errorf("driver %q %w", id, claim.ErrDriverNotFound)
 	}
 	err = tx.setNodes(&d)
 	return d, err

@@ -111,9 +111,9 @@ func (s *Server) checkDriver(ctx context.Context, tx *state.ReadTx, id string) e
 	case slices.Contains(known, strconv.Quote(id)):
 		return nil
 	case len(known) == 0:
-		return fmt.Errorf("%w: no node has a driver %q, or any other", claim.ErrDriverNotFound, id)
+		return fmt.Errorf("driver %q %w, nor is any other", id, claim.ErrDriverNotFound)
 	default:
-		return fmt.Errorf("%w: no node has a driver %q; there is %s", claim.ErrDriverNotFound, id, strings.Join(known, ", "))
+		return fmt.Errorf("driver %q %w; there is %s", id, claim.ErrDriverNotFound, strings.Join(known, ", "))
 	}
 }
 

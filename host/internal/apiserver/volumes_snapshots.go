@@ -113,8 +113,8 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 		return nil, fmt.Errorf("snapshot %s is deleted at driver %q, but its name is still recorded: %w; delete it again to "+
 			"finish", id, driver, err)
 	case unknown && len(removed) == 0: // no earlier attempt of this call has deleted it either
-		return nil, fmt.Errorf("%w: driver %q has none with the id %q, and none has this name in the namespace %q",
-			claim.ErrSnapshotNotFound, driver, id, namespaceOr(req.Msg.GetNamespace()))
+		return nil, fmt.Errorf("snapshot %q %w: driver %q has none with this id, and the namespace %q none with this name",
+			id, claim.ErrSnapshotNotFound, driver, namespaceOr(req.Msg.GetNamespace()))
 	}
 	s.snapshotEvent("deleted", driver, id, "")
 	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil

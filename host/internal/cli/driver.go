@@ -72,7 +72,7 @@ it, unless -force is given.`,
 			req.Id = args[0]
 			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(req))
 			if err != nil {
-				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				err = hintDriver(err)
 				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
 					args[0])
 			}
@@ -97,7 +97,7 @@ systems that the driver's own process serves.`,
 			req.Id = args[0]
 			resp, err := client.Drivers.RestartDriver(ctx, connect.NewRequest(req))
 			if err != nil {
-				err = hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				err = hintDriver(err)
 				return hint(err, ExitRefused, "pannier driver status %s", args[0])
 			}
 			return a.print(resp.Msg, func() error {
@@ -144,7 +144,7 @@ func (a *app) driverStatus() *cobra.Command {
 			}
 			resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: args[0]}))
 			if err != nil {
-				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				return hintDriver(err)
 			}
 			return a.print(resp.Msg, func() error { return a.showDriver(resp.Msg.GetDriver()) })
 		}),

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -10,7 +11,14 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
+// hintDriver adds advice for a driver that does not exist. Drivers may miss something else.
 func hintDriver(err error) error {
+	if err == nil {
+		return nil
+	}
+	if text := message(err); !strings.Contains(text, "is not on this node") && !strings.Contains(text, "is on no node") {
+		return err
+	}
 	return hint(err, ExitNotFound, "pannier driver status lists the drivers")
 }
 

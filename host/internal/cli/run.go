@@ -67,6 +67,7 @@ who has the volumes, and fails if it would be refused.`,
 type run struct {
 	*app
 	client *api.Client
+	path   string // of the spec
 	spec   *hostv1.WorkloadSpec
 	// user of the program; nil: the caller.
 	user     *launch.User
@@ -104,7 +105,7 @@ func (a *app) newRun(path string, command []string) (*run, error) {
 			command: "pannier workload run",
 		}
 	}
-	r := &run{app: a, spec: spec}
+	r := &run{app: a, path: path, spec: spec}
 	if name := spec.GetExec().GetUser(); name != "" {
 		if r.user, err = launch.LookupUser(name); err != nil {
 			return nil, config.Problems{{File: path, Text: "exec: user: " + err.Error()}}
@@ -159,7 +160,7 @@ func (r *run) run(ctx context.Context) error {
 	if errors.As(err, &failure) {
 		return &codeError{err, failure.Code}
 	}
-	return &codeError{hintStart(err), launch.CodeNotRun}
+	return &codeError{hintStart(err, r.path), launch.CodeNotRun}
 }
 
 // interruptible runs a phase that a terminating signal cancels; r.by is then that signal.

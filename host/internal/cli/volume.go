@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -108,7 +110,7 @@ definition, and that a healthy controller of the driver can create such a volume
 			}
 			resp, err := client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: spec}))
 			if err != nil {
-				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				return hintDriver(err)
 			}
 			a.warn(resp.Msg.GetWarnings())
 			return a.print(resp.Msg, func() error { return a.madeVolume("is created", resp.Msg.GetVolume()) })
@@ -121,7 +123,7 @@ definition, and that a healthy controller of the driver can create such a volume
 func (a *app) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
 	resp, err := client.Volumes.CheckVolume(ctx, connect.NewRequest(&hostv1.CheckVolumeRequest{Spec: spec}))
 	if err != nil {
-		return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+		return hintDriver(err)
 	}
 	a.warn(resp.Msg.GetWarnings())
 	return a.print(resp.Msg, func() error {
@@ -153,7 +155,7 @@ validate it. FILE is a volume spec; - is standard input.`,
 			}
 			resp, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
 			if err != nil {
-				return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+				return hintDriver(err)
 			}
 			a.warn(resp.Msg.GetWarnings())
 			return a.print(resp.Msg, func() error { return a.madeVolume("is registered", resp.Msg.GetVolume()) })
@@ -215,7 +217,7 @@ it is the same as -capacity-min.`,
 			}
 			resp, err := client.Volumes.ExpandVolume(ctx, connect.NewRequest(req))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			return a.answer(resp.Msg, "volume %q has %s", args[0], size(resp.Msg.GetVolume().GetCapacity()))
 		}),
@@ -265,9 +267,17 @@ func capacity(name, text string) (int64, error) {
 }
 
 // hintVolume adds advice for a volume that does not exist or is held.
-func hintVolume(err error) error {
-	err = hint(err, ExitNotFound, "pannier volume status lists the volumes")
-	return hint(err, ExitRefused, "pannier volume status ID shows who holds it")
+func hintVolume(err error, id string) error {
+	switch {
+	case err == nil:
+		return nil
+	case strings.Contains(message(err), claim.ErrVolumeNotFound.Error()):
+		return hint(err, ExitNotFound, "pannier volume status lists the volumes")
+	case strings.Contains(message(err), "held by workload"):
+		return hint(err, ExitRefused, "pannier volume explain %s says what its holders wait for", escape.Argument(id))
+	default:
+		return err
+	}
 }
 
 func (a *app) volumeDeregister() *cobra.Command {
@@ -283,7 +293,7 @@ leaves behind.`,
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			for _, c := range resp.Msg.GetLeftBehind() {
 				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
@@ -317,7 +327,7 @@ terminal the command asks first, unless -yes is given.`,
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Secrets: secrets,
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			return a.answer(resp.Msg, "volume %q is deleted", args[0])
 		}),

@@ -33,7 +33,7 @@ goes on then. -force frees the claims of a node that you know is down.`,
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Node: args[1], Force: force,
 			}, timeout)
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			if err := a.print(resp, func() error { return a.showDetached(args[0], args[1], resp.GetClaims()) }); err != nil {
 				return err

@@ -52,7 +52,7 @@ snapshots.`,
 				Parameters: parameters, Secrets: secrets,
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			return a.print(resp.Msg, func() error { return a.showGroup(resp.Msg.GetGroup()) })
 		}),

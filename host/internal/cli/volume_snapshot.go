@@ -113,7 +113,7 @@ func (a *app) snapshotList() *cobra.Command {
 					PluginId: driver, PerPage: size, PageToken: token, Secrets: secrets,
 				}))
 				if err != nil {
-					return nil, "", hint(err, ExitNotFound, "pannier driver status lists the drivers")
+					return nil, "", hintDriver(err)
 				}
 				return resp.Msg.GetSnapshots(), resp.Msg.GetNextToken(), nil
 			})

@@ -31,7 +31,7 @@ func (a *app) volumeStatus() *cobra.Command {
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Read: &read,
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			a.noteAge(resp.Msg.GetMeta(), &read)
 			return a.print(resp.Msg, func() error { return a.showVolume(resp.Msg) })
@@ -76,7 +76,7 @@ func (a *app) volumeList() *cobra.Command {
 func (a *app) listVolumes(ctx context.Context, client *api.Client, req *hostv1.ListVolumesRequest) error {
 	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(req))
 	if err != nil {
-		return hint(err, ExitNotFound, "pannier driver status lists the drivers")
+		return hintDriver(err)
 	}
 	a.noteAge(resp.Msg.GetMeta(), req.GetRead())
 	return a.print(resp.Msg, func() error {
@@ -101,7 +101,7 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 			PluginId: driver, PerPage: size, PageToken: token,
 		}))
 		if err != nil {
-			return nil, "", hint(err, ExitNotFound, "pannier driver status lists the drivers")
+			return nil, "", hintDriver(err)
 		}
 		return resp.Msg.GetVolumes(), resp.Msg.GetNextToken(), nil
 	})
@@ -224,7 +224,7 @@ error, what happens next by itself, and the command to run when that is not enou
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
 			}))
 			if err != nil {
-				return hintVolume(err)
+				return hintVolume(err, args[0])
 			}
 			return a.print(resp.Msg, func() error { return a.explainVolume(args[0], resp.Msg) })
 		}),

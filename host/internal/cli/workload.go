@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -54,7 +55,7 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 				}
 			}
 			if err != nil {
-				return hintStart(err)
+				return hintStart(err, args[0])
 			}
 			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showMounts(w) })
 		}),
@@ -128,10 +129,10 @@ func hintWorkload(err error) error {
 	return hint(err, ExitNotFound, "pannier workload status lists the workloads")
 }
 
-func hintStart(err error) error {
+func hintStart(err error, path string) error {
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
-	return hint(err, ExitRefused,
-		"pannier volume status ID shows who holds a volume, pannier workload status who waits for whom; nothing of the workload is left")
+	return hint(err, ExitRefused, "nothing of the workload is left; pannier workload start -dry-run %s says who has its "+
+		"volumes, and pannier workload status who waits for whom", escape.Argument(path))
 }
 
 // progressMessage is a message of a start or a stop.

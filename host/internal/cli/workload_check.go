@@ -117,7 +117,7 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 		Namespace: d.spec.GetNamespace(), Id: v.GetVolume(),
 	}))
 	if err != nil {
-		return hintVolume(err)
+		return hintVolume(err, v.GetVolume())
 	}
 	have := resp.Msg.GetVolume()
 	ref := claim.VolumeRef{Namespace: d.spec.GetNamespace(), ID: v.GetVolume()}

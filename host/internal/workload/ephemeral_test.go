@@ -102,7 +102,7 @@ func TestEphemeralVolumeIsRefused(t *testing.T) {
 			})
 		}, `in the namespace "default": driver "full": have root add it to namespaces in ephemeral_volumes`, drivers.ErrNotEphemeral},
 		"no such driver": {
-			func(_ *host, r *volumesteps.Request) { r.Driver = "none" }, "driver not found", drivers.ErrNotFound,
+			func(_ *host, r *volumesteps.Request) { r.Driver = "none" }, "is not on this node", drivers.ErrNotFound,
 		},
 		"no node service": {func(h *host, _ *volumesteps.Request) {
 			h.drivers.set(full, func(d *drivers.Driver) { d.Fingerprint.Node = nil })

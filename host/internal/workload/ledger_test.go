@@ -88,7 +88,7 @@ func (l *ledger) add(v claim.Volume) error {
 func (s *ledgerState) volume(ref claim.VolumeRef) (*claim.Volume, error) {
 	n := slices.IndexFunc(s.Volumes, func(v claim.Volume) bool { return v.VolumeRef == ref })
 	if n < 0 {
-		return nil, fmt.Errorf("%w: %q", claim.ErrVolumeNotFound, ref)
+		return nil, fmt.Errorf("volume %q %w", ref, claim.ErrVolumeNotFound)
 	}
 	return &s.Volumes[n], nil
 }

@@ -185,10 +185,10 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 	}{
 		"unknown volume": {
 			func(_ *testing.T, _ *host, s *Spec) { s.Volumes[1].Source = "nowhere" },
-			`volume "b": volume is not registered: "nowhere"`, claim.ErrVolumeNotFound,
+			`volume block "b": volume "nowhere" is not registered`, claim.ErrVolumeNotFound,
 		},
 		"unknown driver": {
-			func(t *testing.T, h *host, _ *Spec) { h.volume(t, "none", "b") }, `volume "b": driver not found`,
+			func(t *testing.T, h *host, _ *Spec) { h.volume(t, "none", "b") }, `volume block "b": is not on this node`,
 			drivers.ErrNotFound,
 		},
 		"no such mode": {
@@ -211,7 +211,7 @@ func TestRefusedStartsTouchNothing(t *testing.T) {
 				check.NoError(t, err)
 				b.Topologies = []claim.Topology{{Segments: map[string]string{"rack": "R1"}}}
 				check.NoError(t, h.ledger.add(b))
-			}, `volume "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`,
+			}, `volume block "b": the node cannot reach the volume: volume "b" is in rack=R1, node "here" has rack=R2`,
 			claim.ErrUnreachable,
 		},
 		"unhealthy driver": {func(t *testing.T, h *host,

@@ -82,7 +82,7 @@ func (d *Driver) volume(id string) (store.Volume, error) {
 	v, err := d.registered(id)
 	if errors.Is(err, store.ErrNotFound) {
 		return store.Volume{}, status.Errorf(codes.NotFound,
-			"volume %q does not exist in %s: check the id with ListVolumes", id, d.store.Dir())
+			"volume %q does not exist in %s", id, d.store.Dir())
 	}
 	if err != nil {
 		return store.Volume{}, failed(err)

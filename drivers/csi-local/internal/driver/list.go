@@ -76,7 +76,7 @@ func (d *Driver) snapshot(id string) (store.Snapshot, error) {
 	snap, err := d.store.Snapshot(id)
 	if errors.Is(err, store.ErrNotFound) {
 		return store.Snapshot{}, status.Errorf(codes.NotFound,
-			"snapshot %q does not exist in %s: check the id with ListSnapshots", id, d.store.Dir())
+			"snapshot %q does not exist in %s", id, d.store.Dir())
 	}
 	return snap, failed(err)
 }

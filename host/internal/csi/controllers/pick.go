@@ -94,7 +94,7 @@ func (p *picker) call(ctx context.Context, driver string, need ability, wait tim
 func (p *picker) once(ctx context.Context, driver string, need ability, fn call) error {
 	d, err := p.cluster.Driver(driver)
 	if err != nil {
-		return fmt.Errorf("%w: no node has it (see: pannier driver status)", err)
+		return fmt.Errorf("%w (see: pannier driver status)", err)
 	}
 	candidates, err := able(d, need)
 	if err != nil || len(candidates) == 0 {

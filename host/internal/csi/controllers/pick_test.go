@@ -33,7 +33,7 @@ func (m *many) Driver(id string) (claim.Driver, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id != "d" {
-		return claim.Driver{}, fmt.Errorf("driver %q: %w", id, claim.ErrDriverNotFound)
+		return claim.Driver{}, fmt.Errorf("driver %q %w", id, claim.ErrDriverNotFound)
 	}
 	return claim.Driver{ID: "d", Nodes: maps.Clone(m.nodes)}, nil
 }

@@ -19,7 +19,8 @@ func (o one) Changed() <-chan struct{}   { return nil }
 // TestACallIsNamedOnce: callers say what they tried, on which driver. What csi-bridge says of that is left out.
 func TestACallIsNamedOnce(t *testing.T) {
 	for text, want := range map[string]string{
-		`stage volume "x" (external id "v") on driver "d": NodeStageVolume answered Internal: no disk`: "NodeStageVolume answered Internal: no disk",
+		`stage volume "x" (external id "v") on driver "d": NodeStageVolume answered Internal: no disk`: "the driver answered Internal: no disk",
+		`storage(csi-bridge): stage volume "x" on driver "d": it is slow: no disk`:                     "it is slow: no disk",
 		`no disk: it is on driver "d": elsewhere`:                                                      `no disk: it is on driver "d": elsewhere`,
 		`stage volume "x" on driver "other": no disk`:                                                  `stage volume "x" on driver "other": no disk`,
 	} {

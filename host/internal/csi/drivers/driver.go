@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 // The registry's errors, for errors.Is.
 var (
 	// ErrNotFound: the driver is not on this node.
-	ErrNotFound = errcode.NotFound.New("driver not found")
+	ErrNotFound = errcode.NotFound.New("is not on this node")
 	// ErrDeclared: the driver is declared in the configuration and cannot be changed at run time.
 	ErrDeclared = errcode.FailedPrecondition.New("driver is declared in the configuration")
 	// ErrBrought: the driver's storage plugin brings it.
@@ -87,8 +88,8 @@ func notFound(id string, known []string) error {
 		here = "known are " + strings.Join(known, ", ")
 	}
 	return fmt.Errorf(
-		"%w: %q is not on this node (%s): declare it with a csi_driver block, or run \"pannier driver register %s -endpoint unix:///path\"",
-		ErrNotFound, id, here, id)
+		"driver %q %w (%s): declare it with a csi_driver block, or run \"pannier driver register %s -endpoint unix:///path\"",
+		id, ErrNotFound, here, id)
 }
 
 // conclude applies a new report of the storage plugin: it limits the report to the driver's type,
@@ -263,15 +264,23 @@ func (e driverError) Error() string { return e.text }
 func (e driverError) Unwrap() error { return e.err }
 
 // plain removes gRPC's prefix ("rpc error: code = ...") from the text of an error that the plugin
-// returned, and what csi-bridge says before it of the call and the driver: callers say that themselves.
+// returned, the plugin's name, and what csi-bridge says before it of the call and the driver: callers say that
+// themselves.
 func plain(id string, err error) error {
 	// A wrapped one has text of its own that must stay.
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); !ok {
 		return err
 	}
-	text := status.Convert(err).Message()
+	text := pluginPrefix.ReplaceAllString(status.Convert(err).Message(), "")
 	if what, rest, ok := strings.Cut(text, fmt.Sprintf(" on driver %q: ", id)); ok && !strings.Contains(what, ": ") {
-		text = rest
+		text = method.ReplaceAllString(rest, "the driver answered $1: ")
 	}
 	return driverError{err, text}
 }
+
+var (
+	// pluginPrefix is what the catalog says of a plugin whose answer is an error.
+	pluginPrefix = regexp.MustCompile(`^storage\([^()]*\): `)
+	// method is CSI's name of the call that failed, which csi-bridge has in its log too.
+	method = regexp.MustCompile(`^[A-Z]\w+ answered (\w+): `)
+)

@@ -108,7 +108,7 @@ func (r *Registry) parts(id string, part Type) ([]*instance, error) {
 		}
 	}
 	if len(parts) == 0 {
-		return nil, fmt.Errorf("%w: %q has no process of the type %q on this node; it has %s", ErrNotFound, id, part,
+		return nil, fmt.Errorf("driver %q: its process of the type %q %w; it has %s", id, part, ErrNotFound,
 			strings.Join(types, " and "))
 	}
 	return parts, nil

@@ -34,7 +34,7 @@ func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []Reque
 			return err
 		}()
 		if err != nil {
-			problems = append(problems, fmt.Errorf("volume %q: %w", req.Name, err))
+			problems = append(problems, fmt.Errorf("volume block %q: %w", req.Name, err))
 			continue
 		}
 		ok = append(ok, Checked{Request: req, Driver: v.Driver, Usage: v.Usage})

@@ -27,7 +27,7 @@ func (s *Steps) Want(ctx context.Context, set *Set) (want []claim.Claim, err err
 			want, err = merge(want, c)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("volume %q: %w", v.Request.Name, err)
+			return nil, fmt.Errorf("volume block %q: %w", v.Request.Name, err)
 		}
 	}
 	return want, nil
@@ -42,7 +42,7 @@ func (s *Steps) Claim(ctx context.Context, set *Set, run claim.Run, want []claim
 	epoch := s.Lease.Epoch() // before: a claim that is granted now is not released later under it
 	started, err := s.Ledger.StartWorkload(ctx, run, want, tokens)
 	if err != nil {
-		return 0, fmt.Errorf("claim the volumes of workload %q on node %q: %w", set.Ref(), s.Node, err)
+		return 0, fmt.Errorf("claim its volumes on node %q: %w", s.Node, err)
 	}
 	if err := set.granted(started, epoch); err != nil {
 		return started.Run, err
