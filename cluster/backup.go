@@ -65,7 +65,7 @@ func (n *Node) save(ctx context.Context, w io.Writer) (b Backup, err error) {
 			return b, err
 		}
 	}
-	if err := needSpace(n.dir, spaceToGrow); err != nil {
+	if err := needSpace(n.dir, SpaceToGrow); err != nil {
 		return b, err
 	}
 	// The header has the size and the checksum, so the snapshot is written to a file first.
@@ -134,7 +134,7 @@ func (n *Node) restore(ctx context.Context, r io.Reader) (b Backup, err error) {
 	b, err = readBackup(r, func(b Backup, snapshot io.Reader) (uint64, error) {
 		index = max(b.Index, n.raft.LastIndex()) + indexGap
 		// In this file, in raft's snapshots, and in the ledger itself.
-		if err := needSpace(n.dir, spaceToGrow+3*uint64(b.Size)); err != nil {
+		if err := needSpace(n.dir, SpaceToGrow+3*uint64(b.Size)); err != nil {
 			return 0, err
 		}
 		return state.Reindex(f, snapshot, index)

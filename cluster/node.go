@@ -215,6 +215,6 @@ func (n *Node) Stats() Stats {
 		SnapshotIndex: n.raft.SnapshotIndex(),
 		Size:          n.store.Size(),
 		Err:           n.store.Err(),
-		Full:          needSpace(n.dir, spaceToGrow),
+		Full:          needSpace(n.dir, SpaceToGrow),
 	}
 }

@@ -39,7 +39,7 @@ var (
 
 // report describes this server's ledger to other servers.
 func (n *Node) report() raftnode.Report {
-	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex(), Room: needSpace(n.dir, spaceToGrow) == nil}
+	r := raftnode.Report{Leads: n.Leader(), Index: n.store.AppliedIndex(), Room: needSpace(n.dir, SpaceToGrow) == nil}
 	err := n.store.View(func(tx *state.ReadTx) error {
 		c, _, err := tx.Cluster()
 		r.Cluster = c.ID

@@ -10,12 +10,13 @@ import (
 )
 
 // Badger writes through memory maps of sparse files, so on a full disk it does not return an error: the host gets
-// SIGBUS. Commands are refused before that: those that add something below spaceToGrow, and those that release
+// SIGBUS. Commands are refused before that: those that add something below SpaceToGrow, and those that release
 // something below spaceToRelease, where opening is refused too. The rest is for the memtables, a compaction and
 // the log's next file.
 const (
-	spaceToGrow    = 64 << 20 // bytes
-	spaceToRelease = 16 << 20 // bytes
+	// SpaceToGrow is the free space of its disk, in bytes, below which the ledger takes nothing new.
+	SpaceToGrow    = 64 << 20
+	spaceToRelease = 16 << 20
 )
 
 // freeSpace returns how much an unprivileged user may still write where dir is, in bytes.
@@ -50,7 +51,7 @@ func (n *Node) leaveForRoom(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		full := needSpace(n.dir, spaceToGrow)
+		full := needSpace(n.dir, SpaceToGrow)
 		if full == nil {
 			continue
 		}
@@ -93,7 +94,7 @@ func spaceFor(c command.Command) uint64 {
 	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode,
 		*command.PutToken, *command.PutSigningKey, *command.PutSnapshot,
 		*command.PutACLPolicies, *command.PutACLRoles, *command.PutACLTokens, *command.ResealVolume:
-		return spaceToGrow
+		return SpaceToGrow
 	default:
 		return spaceToRelease
 	}

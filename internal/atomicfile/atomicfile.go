@@ -3,6 +3,8 @@ package atomicfile
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -20,6 +22,29 @@ func WriteFile(path string, data []byte) error {
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Create makes the file at path (0600) of what write writes: after a crash it is complete or not there. It replaces
+// nothing: the error is fs.ErrExist if there is a file, also one that has appeared meanwhile.
+func Create(path string, write func(f *os.File) error) (err error) {
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("%s: %w", path, fs.ErrExist)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".create-") // 0600
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
+	if err := write(f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil { // a rename would replace a file
 		return err
 	}
 	return SyncDir(filepath.Dir(path))

@@ -223,8 +223,8 @@ var workloads = []mutant{
 	{
 		name: "debug-unscanned", promise: "no file of a debug archive has a secret that is known on the host",
 		file: "host/internal/cli/bundle/bundle.go",
-		old:  "		whose := b.revealed(content)\n",
-		new:  "		whose := b.revealed(nil)\n",
+		old:  "		whose := b.Reveals(content)\n",
+		new:  "		whose := b.Reveals(nil)\n",
 		pkg:  "./test/suite/e2e", run: "^TestDebug$",
 	},
 }

@@ -142,7 +142,7 @@ func (f *fake) volume(id string) (*hostv1.Volume, error) {
 	}
 	v := f.volumes[id]
 	if v == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no volume %q", id))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("volume %q is not registered", id))
 	}
 	return proto.Clone(v).(*hostv1.Volume), nil
 }
@@ -486,8 +486,10 @@ func (f *fake) Monitor(ctx context.Context, r *connect.Request[hostv1.MonitorReq
 	s *connect.ServerStream[hostv1.MonitorResponse],
 ) error {
 	for _, m := range []*hostv1.MonitorResponse{
-		{}, {Line: "at level " + r.Msg.GetLogLevel()},
-		{Line: "token=eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJqb2huIn0.c2lnbmF0dXJl"}, {Line: "after a gap", Lost: 3},
+		{},
+		{Line: "at level " + r.Msg.GetLogLevel()},
+		{Line: "token=eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJqb2huIn0.c2lnbmF0dXJl"},
+		{Line: "after a gap", Lost: 3},
 	} {
 		if err := s.Send(m); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -321,13 +322,7 @@ func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorklo
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	for stream.Receive() {
-		if last := stream.Msg().GetWorkload(); last != nil {
-			w = last
-		}
-	}
-	if err := stream.Err(); err != nil {
+	if w, _, err = receive(stream, &progress{w: io.Discard}); err != nil {
 		return nil, err
 	}
 	if len(w.GetMounts()) != 1 {
@@ -414,7 +409,7 @@ func (a *app) releaseMount(ctx context.Context, r *umountRequest) error {
 	}
 	for _, w := range all.Msg.GetWorkloads() {
 		spec := w.GetSpec()
-		if spec.GetId() != mountWorkload(r.target, w.GetNode()) || w.GetState() == "stopped" || w.GetState() == "failed" {
+		if spec.GetId() != mountWorkload(r.target, w.GetNode()) || ended(w) {
 			continue
 		}
 		stream, err := client.Workloads.StopWorkload(ctx,
@@ -422,9 +417,7 @@ func (a *app) releaseMount(ctx context.Context, r *umountRequest) error {
 		if err != nil {
 			return err
 		}
-		for stream.Receive() { // until it is released
-		}
-		if err := errors.Join(stream.Err(), stream.Close()); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+		if _, _, err := receive(stream, &progress{w: io.Discard}); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
 			return err
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/cluster"
+	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -45,18 +45,20 @@ encrypted. Needs a management token when ACLs are on.`,
 func writeSnapshot(path string,
 	stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse],
 ) (info *hostv1.SnapshotInfo, err error) {
-	if _, err := os.Lstat(path); err == nil {
-		return nil, &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
+	err = atomicfile.Create(path, func(f *os.File) (err error) {
+		info, err = copySnapshot(f, stream)
+		return err
+	})
+	if errors.Is(err, fs.ErrExist) {
+		err = &hintError{&codeError{fmt.Errorf("%s already exists", path), ExitRefused}, "name another file"}
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".snapshot-*") // 0600
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err = errors.Join(err, f.Close()); err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
+	return info, err
+}
+
+// copySnapshot writes what the stream has to a file, and checks it.
+func copySnapshot(f *os.File,
+	stream *connect.ServerStreamForClient[hostv1.SaveSnapshotResponse],
+) (info *hostv1.SnapshotInfo, err error) {
 	for stream.Receive() {
 		if info = stream.Msg().GetSnapshot(); info != nil {
 			break
@@ -71,20 +73,13 @@ func writeSnapshot(path string,
 	if info == nil {
 		return nil, errors.New("the snapshot was cut off: try again")
 	}
-	if err := f.Sync(); err != nil {
-		return nil, err
-	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
 	if _, err := cluster.Inspect(f); err != nil {
 		return nil, fmt.Errorf("the written file is not a snapshot: %w", err)
 	}
-	// A link never replaces a file that appeared meanwhile.
-	if err := os.Link(f.Name(), path); err != nil {
-		return nil, err
-	}
-	return info, os.Remove(f.Name())
+	return info, nil
 }
 
 // chunkSize is the size of a snapshot's chunk in one message, in bytes.

@@ -223,7 +223,8 @@ func (d *dryRun) value() any {
 	}{d.spec.GetId(), d.GetNode(), d.GetState(), d.outcome(), []volume{}, append([]string{}, d.GetProblems()...)}
 	for _, v := range d.GetVolumes() {
 		one := volume{
-			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(), []string{},
+			v.GetRequest(), v.GetVolume(), v.GetDriver(), v.GetMode(), v.GetAccessMode(), v.GetAttachmentMode(),
+			[]string{},
 			d.refused[v.GetRequest()],
 		}
 		for _, c := range d.claims[v.GetRequest()] {

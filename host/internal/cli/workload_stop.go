@@ -87,7 +87,7 @@ func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 	}
 	var all []*hostv1.WorkloadSpec
 	for _, w := range resp.Msg.GetWorkloads() {
-		if state := w.GetState(); state != "stopped" && state != "failed" {
+		if !ended(w) {
 			all = append(all, w.GetSpec())
 		}
 	}
@@ -135,6 +135,9 @@ func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 	a.note("%s stopped", was(int64(len(stopped.GetWorkloads())), "workload"))
 	return nil
 }
+
+// ended reports whether a workload has ended, and nothing of it is left.
+func ended(w *hostv1.Workload) bool { return w.GetState() == "stopped" || w.GetState() == "failed" }
 
 // stopWithin stops a workload, and waits no longer than timeout; 0: until it is stopped.
 func (a *app) stopWithin(ctx context.Context, client *api.Client, p *progress, timeout time.Duration,

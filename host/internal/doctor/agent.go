@@ -148,6 +148,33 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 	return or(problems, "they agree")
 }
 
+// binds are mounts that people have made of a published volume. Those of mount(8) belong to a workload of their own.
+func (p *Patient) binds(ctx context.Context) []Finding {
+	if f := p.unanswered(); f != nil {
+		return f
+	}
+	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
+	if err != nil {
+		return one(Fail, fmt.Sprintf("the workloads cannot be listed: %v", err), "")
+	}
+	var problems []Finding
+	for _, w := range resp.Msg.GetWorkloads() {
+		if strings.HasPrefix(w.GetSpec().GetId(), mountedWorkload) {
+			continue
+		}
+		for _, m := range w.GetMounts() {
+			for _, path := range p.mounts.copies(m.GetHostPath(), p.dataDir()) {
+				problems = append(problems, one(Warn, fmt.Sprintf("%s shows volume %q of workload %q: a stop of the workload waits"+
+					" for it", path, m.GetVolume(), w.GetSpec().GetId()), "umount "+path+"  # or mount it there: docs/mount.md")...)
+			}
+		}
+	}
+	return or(problems, "none outside of %s", p.dataDir())
+}
+
+// mountedWorkload begins the ids of the workloads of mount(8).
+const mountedWorkload = "mount."
+
 // stuck is how long a release may be tried.
 const stuck = time.Minute
 

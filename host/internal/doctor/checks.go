@@ -33,6 +33,7 @@ var checks = []check{
 	{"plugins", (*Patient).plugins},
 	{"drivers", (*Patient).drivers},
 	{"journal and mounts", (*Patient).leftovers},
+	{"binds of volumes", (*Patient).binds},
 	{"releases", (*Patient).releases},
 	{"peers", (*Patient).peers},
 	{"quorum", (*Patient).quorum},

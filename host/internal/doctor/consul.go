@@ -15,6 +15,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -65,9 +66,13 @@ func (p *Patient) publicKeys(ctx context.Context, block string) []Finding {
 		if err != nil {
 			return one(Fail, err.Error(), "")
 		}
+		agent := pki.Identity{Role: pki.Node, DC: p.Config.Datacenter}
+		if p.Config.Server.Enabled {
+			agent.Role = pki.Server
+		}
 		client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{
 			MinVersion: tls.VersionTLS12, RootCAs: roots,
-			ServerName: fmt.Sprintf("%s.%s.pannier", role(p.Config.Server.Enabled), p.Config.Datacenter),
+			ServerName: agent.DNSName(),
 		}
 	}
 	var keys struct {
@@ -81,13 +86,6 @@ func (p *Patient) publicKeys(ctx context.Context, block string) []Finding {
 		return one(Fail, fmt.Sprintf("%s verifies JWTs by %s: %v", block, url, err), "curl "+url)
 	}
 	return nil
-}
-
-func role(server bool) string {
-	if server {
-		return "server"
-	}
-	return "node"
 }
 
 // askConsul returns why services cannot be registered, and how bad that is.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -59,7 +60,7 @@ type Patient struct {
 // Examine makes all checks. A check that finds several things returns several findings, and each returns at least one.
 func Examine(ctx context.Context, p Patient) ([]Finding, error) {
 	var err error
-	if p.mounts, err = readMounts(); err != nil {
+	if p.mounts, err = mountuse.Read(mountuse.Self); err != nil {
 		return nil, err
 	}
 	p.askAgent(ctx)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testns"
@@ -88,7 +89,7 @@ func TestPropagation(t *testing.T) {
 	}
 	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
 	look := func() []Finding {
-		mounts, err := readMounts()
+		mounts, err := mountuse.Read(mountuse.Self)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/fencing/lease"
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 )
 
 // propagation: containers see a volume that is mounted after their start's mount namespace was made, and the host what
@@ -82,7 +84,7 @@ func (p *Patient) orphanLoops(context.Context) []Finding {
 		}
 		backing, deleted := strings.CutSuffix(strings.TrimSpace(string(text)), " (deleted)")
 		device := "/dev/" + filepath.Base(filepath.Dir(filepath.Dir(f)))
-		if !deleted || !within(p.dataDir(), backing) || p.mounts.uses(device) {
+		if !deleted || !mountuse.Within(backing, p.dataDir()) || p.mounts.uses(device) {
 			continue
 		}
 		problems = append(problems, Finding{
@@ -164,9 +166,8 @@ func (p *Patient) controlGroups(context.Context) []Finding {
 }
 
 const (
-	diskNeeded  = 64 << 20 // bytes, below which the ledger takes no new claims
-	diskWanted  = 1 << 30  // bytes
-	inodeWanted = 5        // percent
+	diskWanted  = 1 << 30 // bytes
+	inodeWanted = 5       // percent
 )
 
 func (p *Patient) disk(context.Context) []Finding {
@@ -178,7 +179,7 @@ func (p *Patient) disk(context.Context) []Finding {
 	say := fmt.Sprintf("%s has %d MiB of %d left", p.dataDir(), free>>20, all>>20)
 	find := "du -xh --max-depth=2 " + p.dataDir()
 	switch {
-	case free < diskNeeded:
+	case free < cluster.SpaceToGrow:
 		return one(Fail, say+": no claim can be taken", find)
 	case free < diskWanted:
 		return one(Warn, say, find)

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/pannier/pannier/host/internal/system/mountuse"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -22,39 +23,42 @@ type mountInfo = mountinfo.Info
 // mountTable has this process's mounts; a later one is on top.
 type mountTable []*mountInfo
 
-func readMounts() (mountTable, error) {
-	all, err := mountinfo.GetMounts(nil)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	return all, nil
-}
-
 // of returns the mount that a path is on, or will be.
 func (t mountTable) of(path string) *mountInfo {
 	var best *mountInfo
 	for _, m := range t {
-		if within(m.Mountpoint, path) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+		if mountuse.Within(path, m.Mountpoint) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
 			best = m
 		}
 	}
 	return best
 }
 
-func (t mountTable) uses(device string) bool {
-	return slices.ContainsFunc(t, func(m *mountInfo) bool { return m.Source == device })
+// copies are the places outside of a folder where what is mounted at a path is mounted too.
+func (t mountTable) copies(path, outside string) (places []string) {
+	for _, published := range t {
+		if published.Mountpoint != path {
+			continue
+		}
+		for _, m := range t {
+			if mountuse.Shows(m, published) && !mountuse.Within(m.Mountpoint, outside) {
+				places = append(places, m.Mountpoint)
+			}
+		}
+		break
+	}
+	return places
 }
 
-// within says whether a path is a folder or below it. Both are clean.
-func within(dir, path string) bool {
-	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+func (t mountTable) uses(device string) bool {
+	return slices.ContainsFunc(t, func(m *mountInfo) bool { return m.Source == device })
 }
 
 // fileSystems that volumes are mounted with, or ask for.
 func (p *Patient) fileSystems(ctx context.Context) []string {
 	used := map[string]bool{}
 	for _, m := range p.mounts {
-		if within(p.dataDir(), m.Mountpoint) {
+		if mountuse.Within(m.Mountpoint, p.dataDir()) {
 			used[m.FSType] = true
 		}
 	}
@@ -86,7 +90,7 @@ func (p *Patient) hungMounts(ctx context.Context) []Finding {
 	var problems []Finding
 	looked := 0
 	for _, m := range p.mounts {
-		if !slices.Contains(remote, m.FSType) && !strings.HasPrefix(m.FSType, "fuse.") || !within(p.dataDir(), m.Mountpoint) {
+		if !slices.Contains(remote, m.FSType) && !strings.HasPrefix(m.FSType, "fuse.") || !mountuse.Within(m.Mountpoint, p.dataDir()) {
 			continue
 		}
 		looked++

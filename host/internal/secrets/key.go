@@ -129,23 +129,15 @@ func checkKeyFile(path string, info fs.FileInfo) error {
 	return nil
 }
 
-// writeKey writes a key so that after a crash path has a whole key or none. The link, unlike a rename, never replaces
-// a key that another process has made meanwhile: then that one is used.
-func writeKey(path string, key Key) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".secrets-key-*") // 0600
-	if err != nil {
+// writeKey writes a key so that after a crash path has a whole key or none. It never replaces a key that another
+// process has made meanwhile: then that one is used.
+func writeKey(path string, key Key) error {
+	err := atomicfile.Create(path, func(f *os.File) error {
+		_, err := f.Write(key.material)
 		return err
+	})
+	if errors.Is(err, fs.ErrExist) {
+		return atomicfile.SyncDir(filepath.Dir(path))
 	}
-	defer os.Remove(tmp.Name())
-	defer tmp.Close()
-	if _, err := tmp.Write(key.material); err != nil {
-		return err
-	}
-	if err := tmp.Sync(); err != nil {
-		return err
-	}
-	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return atomicfile.SyncDir(filepath.Dir(path))
+	return err
 }

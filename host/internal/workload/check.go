@@ -24,7 +24,7 @@ func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 	if err := spec.Validate(); err != nil {
 		return c, err
 	}
-	if c.State, err = m.checkNew(spec); err != nil {
+	if c.State, err = m.checkNew(spec); err != nil { //nolint:contextcheck // looking at ports waits for nothing
 		c.Problems = append(c.Problems, err)
 	}
 	var problems []error

@@ -134,6 +134,16 @@ func TestDoctor(t *testing.T) {
 	m.Run("workload", "start", workload(m.Host, "w", "v", ""))
 	path := m.workload("w").GetMounts()[0].GetHostPath()
 	well("journal and mounts")
+
+	// A bind of a volume that somebody has made by hand.
+	bind := m.Path("bind")
+	must(t, os.Mkdir(bind, 0o700))
+	must(t, unix.Mount(path, bind, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(bind, unix.MNT_DETACH) }) // it may be gone
+	broken("binds of volumes", "warn", "umount "+bind, bind, `"v"`, `"w"`)
+	must(t, unix.Unmount(bind, 0))
+	well("binds of volumes")
+
 	must(t, unix.Unmount(path, unix.MNT_DETACH))
 	broken("journal and mounts", "fail", "pannier workload stop w", "w", "v", path)
 	m.Run("workload", "stop", "w")

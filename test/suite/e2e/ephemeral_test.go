@@ -117,7 +117,7 @@ func TestEphemeralVolumeOfADriverThatIsNotOpen(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))
 	h.Start()
-	h.Refused(4, []string{`volume "scratch"`, `have root write ephemeral_volumes {} in the block csi_driver "local"`},
+	h.Refused(4, []string{`volume block "scratch"`, `have root write ephemeral_volumes {} in the block csi_driver "local"`},
 		"workload", "start", withScratch(h, drivers[0], "w", ""))
 	h.NothingInUse()
 }

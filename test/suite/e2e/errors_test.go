@@ -15,8 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands of TestErrorTexts print to testdata/errors.txt")
 
-// What the command line says of the failures that people meet is what testdata/errors.txt has: what failed, on what, why,
-// and what to do next, each once, without names of gRPC methods.
+// What the command line says of the failures that people meet is what testdata/errors.txt has: what failed, on what,
+// why, and what to do next, each once, without names of gRPC methods.
 func TestErrorTexts(t *testing.T) {
 	t.Parallel()
 	h := testhost.New(t, testhost.LocalDriver(t))

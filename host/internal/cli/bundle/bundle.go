@@ -9,11 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/pannier/pannier/internal/atomicfile"
 )
 
 // ErrorsFile is the file that names what is missing, a line for each.
@@ -126,16 +127,9 @@ func (b *Bundle) withoutLines(text []byte) (rest []byte, lines int) {
 // WriteFile writes the archive to a new file that only its owner can read, complete or not at all. Its error is
 // fs.ErrExist if the file exists.
 func (b *Bundle) WriteFile(path, folder string) (sum Summary, err error) {
-	if _, err := os.Lstat(path); err == nil {
-		return sum, fmt.Errorf("%s: %w", path, fs.ErrExist)
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".debug-*") // 0600
-	if err != nil {
-		return sum, err
-	}
-	defer func() { err = errors.Join(err, f.Close(), os.Remove(f.Name())) }()
-	if sum, err = b.Write(f, folder); err != nil {
-		return sum, err
-	}
-	return sum, os.Link(f.Name(), path) // it replaces no file that has appeared meanwhile
+	err = atomicfile.Create(path, func(f *os.File) (err error) {
+		sum, err = b.Write(f, folder)
+		return err
+	})
+	return sum, err
 }
