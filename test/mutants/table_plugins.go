@@ -299,6 +299,20 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestUnsignedIsNotStarted$",
 	},
 	{
+		name: "release-unverified", promise: "self verify trusts the checksums of a release by their signature only",
+		file: "host/internal/pluginhost/signing/policy.go",
+		old:  "		if minisign.Verify(k.key, content, signature) {\n",
+		new:  "		if minisign.Verify(k.key, content, signature) || len(content) > 0 {\n",
+		pkg:  "./host/internal/cli/release", run: "^TestChecksums$",
+	},
+	{
+		name: "release-additions", promise: "self verify finds a program that was added to a release",
+		file: "host/internal/cli/release/release.go",
+		old:  "	for _, path := range append(others, program) {\n",
+		new:  "	for _, path := range append(others[:0], program) {\n",
+		pkg:  "./host/internal/cli/release", run: "^TestVerify$",
+	},
+	{
 		name: "copy-unsigned", promise: "the signature is checked of the copy that runs, not only of the file",
 		file: "host/internal/pluginhost/supervisor/store.go",
 		old:  "	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {\n",

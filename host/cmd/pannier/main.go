@@ -12,8 +12,8 @@ import (
 	"github.com/pannier/pannier/internal/buildversion"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
-var version string
+// version and releaseKey are set by the linker: -X main.version=v1.2.3. Without a release's key there is none.
+var version, releaseKey string
 
 func main() {
 	os.Exit(run())
@@ -39,6 +39,7 @@ func run() int {
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
 		Version:    buildversion.Of(version),
+		ReleaseKey: releaseKey,
 		RunAgent:   agent.Run,
 		CheckAgent: agent.Check,
 	})

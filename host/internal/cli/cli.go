@@ -34,6 +34,8 @@ type Options struct {
 	Stderr *os.File
 	// Version of the program.
 	Version string
+	// ReleaseKey is the public minisign key of releases; empty: none is built in.
+	ReleaseKey string
 	// RunAgent runs the agent until ctx is done and logs to the writer. Without it
 	// there is no agent command.
 	RunAgent func(ctx context.Context, cfg *config.Agent, version string, logs io.Writer) error
@@ -99,7 +101,7 @@ type app struct {
 func (a *app) rootCommand() *cobra.Command {
 	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
-		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(),
+		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.selfCommand(),
 		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.doctorCommand(), a.debugCommand(),
 		a.monitorCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {

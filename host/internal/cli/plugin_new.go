@@ -46,7 +46,7 @@ Python. docs/plugins.md is the guide for authors.`,
 		"the `NAME` of the module (default: example.com/ and the folder's name)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
-		if p.SDKDir == "" && p.Lang == "go" && release.MatchString(a.opts.Version) {
+		if p.SDKDir == "" && p.Lang == "go" && releaseVersion.MatchString(a.opts.Version) {
 			p.SDKVersion = "v" + strings.TrimPrefix(a.opts.Version, "v")
 		}
 		return a.newPlugin(ctx, p)
@@ -54,8 +54,9 @@ Python. docs/plugins.md is the guide for authors.`,
 	return cmd
 }
 
-// release matches the version of a release, which the SDK was published with too. Other builds have no SDK to fetch.
-var release = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
+// releaseVersion matches the version of a release, which the SDK was published with too. Other builds have no SDK to
+// fetch.
+var releaseVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
 
 func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	_, missing := os.Stat(p.Dir)

@@ -54,12 +54,9 @@ func (p Policy) check(name string, v *version.Version, binary io.Reader, proof P
 		return nil, fmt.Errorf("it is not signed: put its signature beside it, as NAME%s (keys that count: %s)", SignatureEnd,
 			p.ids())
 	}
-	sig := minisign.Signature{}
-	if err := sig.UnmarshalText(proof.Signature); err != nil {
-		return nil, errors.New("its signature is damaged: sign it again with minisign -S")
-	}
-	if sig.Algorithm != minisign.HashEdDSA {
-		return nil, errors.New("its signature is of minisign's old form: sign it again without -l, by minisign 0.10 or later")
+	sig, err := parse(proof.Signature)
+	if err != nil {
+		return nil, err
 	}
 	sum := sha256.New()
 	signed := minisign.NewReader(io.TeeReader(binary, sum))
@@ -83,6 +80,33 @@ func (p Policy) check(name string, v *version.Version, binary io.Reader, proof P
 		}
 	}
 	return names(files, name, v)
+}
+
+// parse reads a signature.
+func parse(text []byte) (sig minisign.Signature, err error) {
+	if err := sig.UnmarshalText(text); err != nil {
+		return sig, errors.New("its signature is damaged: sign it again with minisign -S")
+	}
+	if sig.Algorithm != minisign.HashEdDSA {
+		return sig, errors.New("its signature is of minisign's old form: sign it again without -l, by minisign 0.10 or later")
+	}
+	return sig, nil
+}
+
+// Signed returns which of the keys has signed a file, and the signature's trusted comment; else ErrSignature with the
+// reason.
+func Signed(keys []Key, content, signature []byte) (by Key, comment string, err error) {
+	sig, err := parse(signature)
+	if err != nil {
+		return by, "", fmt.Errorf("%w: %w", ErrSignature, err)
+	}
+	for _, k := range keys {
+		if minisign.Verify(k.key, content, signature) {
+			return k, sig.TrustedComment, nil
+		}
+	}
+	return by, "", fmt.Errorf("%w: the file or its signature of key %s was changed, or it is not of a given key (%s)",
+		ErrSignature, keyID(sig.KeyID), Policy{Keys: keys}.ids())
 }
 
 // verify checks what has been read against the key that the signature names.

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/host/internal/cli/release"
+	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+)
+
+func (a *app) selfCommand() *cobra.Command {
+	return a.noun("self", "This installation of Pannier", a.selfVerify())
+}
+
+func (a *app) selfVerify() *cobra.Command {
+	var given []string
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Compare the installed programs and plugins with their release",
+		Long: `Compare the installed programs and plugins with the checksums of their release, which a
+package puts into /usr/lib/pannier/SHA256SUMS, and check the signature of those. No agent and
+no network are needed. What was added must be signed itself, as plugins with a FILE.minisig
+are.
+
+The exit code is 0 only if everything is as it was released. A pannier that was changed on
+purpose can say so, too: docs/releasing.md has the same check by minisign and sha256sum.`,
+		Example: "pannier self verify\npannier self verify -key ours.pub -o json",
+		Args:    exactly(),
+		RunE: a.do(func(context.Context, []string) error {
+			keys, err := a.releaseKeys(given)
+			if err != nil {
+				return err
+			}
+			exe, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find this program: %w", err)
+			}
+			report, err := release.Verify(exe, keys)
+			if err != nil {
+				return err
+			}
+			return a.showRelease(report)
+		}),
+	}
+	cmd.Flags().StringArrayVar(&given, "key", nil,
+		"a minisign public `KEY`, or its file, that counts like the one built into the program;\nmay be given more than once")
+	return cmd
+}
+
+// releaseKeys are the key of releases, if there is one, and those that are given.
+func (a *app) releaseKeys(given []string) (keys []signing.Key, err error) {
+	if a.opts.ReleaseKey != "" {
+		key, err := signing.ParseKey(a.opts.ReleaseKey)
+		if err != nil {
+			return nil, fmt.Errorf("the key built into this program: %w", err)
+		}
+		keys = append(keys, key)
+	}
+	for _, text := range given {
+		key, err := signing.ParseKey(text)
+		if err != nil {
+			content, unread := os.ReadFile(text)
+			if unread != nil {
+				return nil, &usageError{err: fmt.Errorf("-key: %q is neither a key nor a file with one: %w", text, unread)}
+			}
+			if key, err = signing.ParseKey(string(content)); err != nil {
+				return nil, &usageError{err: fmt.Errorf("-key %s: %w", text, err)}
+			}
+		}
+		keys = append(keys, key)
+	}
+	return keys, nil
+}
+
+func (a *app) showRelease(r release.Report) error {
+	if a.format == formatJSON {
+		if err := a.printValue(r); err != nil {
+			return err
+		}
+	} else {
+		t := newTable("STATE", "PATH", "WHY")
+		for _, f := range r.Files {
+			t.row(string(f.State), f.Path, f.Why)
+		}
+		if err := a.show(t); err != nil {
+			return err
+		}
+		switch {
+		case r.Problem != "":
+			a.note("%s", r.Problem)
+		case r.OK():
+			a.note("all is as in %s, signed with key %s", r.Release, r.Key)
+		default:
+			a.note("not all is as in %s, signed with key %s: install its package again", r.Release, r.Key)
+		}
+	}
+	if !r.OK() {
+		return silentExit(ExitError)
+	}
+	return nil
+}
