@@ -13,7 +13,9 @@ BIN      := bin
 
 VERSION = $(shell tools/version)
 # This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
-GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X main.version=$(VERSION)'
+GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X main.version=$(VERSION) -X main.releaseKey=$(RELEASE_KEY)'
+# What pannier self verify trusts: the key's line of the file. There is none before the first release.
+RELEASE_KEY = $(shell sed -n '/^RW/p' packaging/pannier.pub 2>/dev/null)
 
 # gotestsum's last line has the number of tests that ran, failed and were skipped. `make lint` vets the tests, so this
 # does not. They are linked without debugging tables, which is faster.
@@ -62,13 +64,15 @@ packages: dist ## Make a deb, an rpm and an apk of the archive of a release, in 
 	@$(NATIVE) $(MAKE) --no-print-directory man
 	@work=$$(mktemp -d) && trap 'rm -r "$$work"' EXIT && tar -C "$$work" -x -f dist/$(ARCHIVE).tar.gz && \
 		export MAN=bin/man COMMAND="$$work/native" && \
-		$(NATIVE) CGO_ENABLED=0 go build -o "$$COMMAND" ./host/cmd/pannier && \
+		$(NATIVE) CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$$COMMAND" ./host/cmd/pannier && \
+		if [ -e dist/$(ARCHIVE).SHA256SUMS.minisig ]; then \
+			cp dist/$(ARCHIVE).SHA256SUMS.minisig "$$work/$(ARCHIVE)/SHA256SUMS.minisig"; fi && \
 		tools/packages "$$work/$(ARCHIVE)" '$(VERSION)' dist deb rpm apk
 	@cd dist && sha256sum -- *.tar.gz *.deb *.rpm *.apk | tee SHA256SUMS
 
 .PHONY: sign
-sign: ## Sign dist/SHA256SUMS with the minisign key in the file KEY
-	@"$$(tools/tool minisign)" -S -s '$(KEY)' -t 'Pannier $(VERSION)' -m dist/SHA256SUMS
+sign: ## Sign the checksums in dist/ with the minisign key in the file KEY
+	@"$$(tools/tool minisign)" -S -s '$(KEY)' -t 'Pannier $(VERSION)' $$(printf -- '-m %s ' dist/*.SHA256SUMS dist/SHA256SUMS)
 
 .PHONY: demo
 demo: build ## Show a volume's life on one host, a crash included (root)
@@ -197,7 +201,7 @@ docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, t
 
 .PHONY: man
 man: ## Write man pages of the commands to bin/man
-	@go test -trimpath -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man >/dev/null
+	@CGO_ENABLED=0 go test -trimpath -count=1 ./host/internal/cli -run '^TestManPages$$' -man $(CURDIR)/bin/man >/dev/null
 
 .PHONY: generate-check
 generate-check: proto ## Fail when the committed generated code is not what the protobuf files say

@@ -16,33 +16,57 @@ import (
 )
 
 // A release of one commit has the same bytes whoever builds it, and says what it contains. What was changed, or signed
-// by another key, is refused.
+// by another key, is refused, also once it is installed from a package.
 func TestDist(t *testing.T) {
 	cache := testbin.CacheDir(t)
-	var dist [2]string
-	for n, dir := range []string{t.TempDir() + "/a", t.TempDir() + "/another/folder"} {
+	minisign := strings.TrimSpace(string(run(t, exec.Command(testbin.Root()+"/tools/tool", "minisign"))))
+	keys := t.TempDir()
+	for _, name := range []string{"ours", "another"} {
+		run(t, exec.Command(minisign, "-G", "-W", "-p", filepath.Join(keys, name+".pub"), "-s", filepath.Join(keys, name)))
+	}
+	checkouts := []string{t.TempDir() + "/a", t.TempDir() + "/another/folder"}
+	build := func(checkout string, args ...string) {
+		t.Helper()
+		cmd := exec.Command("make", args...)
+		cmd.Dir, cmd.Env = checkout, append(os.Environ(), "PANNIER_CACHE="+cache, "TMPDIR="+t.TempDir())
+		run(t, cmd)
+	}
+	for n, dir := range checkouts {
 		run(t, exec.Command("git", "clone", "-q", testbin.Root(), dir))
-		build := exec.Command("make", "dist")
-		build.Dir, build.Env = dir, append(os.Environ(), "PANNIER_CACHE="+cache, "TMPDIR="+t.TempDir())
-		run(t, build)
-		dist[n] = dir + "/dist"
+		run(t, exec.Command("cp", keys+"/ours.pub", dir+"/packaging/pannier.pub"))
+		if n == 0 {
+			build(dir, "dist")
+			build(dir, "sign", "KEY="+keys+"/ours")
+			continue
+		}
+		// The first signature is of the programs, and is in the packages; the second is of the packages.
+		check.NoError(t, os.Mkdir(dir+"/dist", 0o755))
+		run(t, exec.Command("sh", "-c", `cp "$0"/dist/*.minisig "$1/dist"`, checkouts[0], dir))
+		sums := check.Must(filepath.Glob(checkouts[0] + "/dist/*_*.SHA256SUMS"))(t)
+		run(t, exec.Command("cp", sums[0], dir+"/dist"))
+		build(dir, "packages")
+		build(dir, "sign", "KEY="+keys+"/ours")
 	}
-	names := check.Must(filepath.Glob(dist[0] + "/*"))(t)
-	if len(names) != 2 {
-		t.Fatalf("a release is %v, want an archive and its checksum", names)
-	}
-	for _, name := range names {
-		a := check.Must(os.ReadFile(name))(t)
-		b := check.Must(os.ReadFile(filepath.Join(dist[1], filepath.Base(name))))(t)
+	var names []string
+	for _, name := range check.Must(filepath.Glob(checkouts[0] + "/dist/*_*"))(t) {
+		name = filepath.Base(name)
+		names = append(names, name)
+		a := check.Must(os.ReadFile(filepath.Join(checkouts[0], "dist", name)))(t)
+		b := check.Must(os.ReadFile(filepath.Join(checkouts[1], "dist", name)))(t)
 		if !bytes.Equal(a, b) {
-			t.Errorf("%s has other bytes in another folder: %d and %d", filepath.Base(name), len(a), len(b))
+			t.Errorf("%s has other bytes in another folder: %d and %d", name, len(a), len(b))
 		}
 	}
-	archive := check.Must(filepath.Glob(dist[0] + "/*.tar.gz"))(t)[0]
+	if len(names) != 3 {
+		t.Fatalf("a release is %v, want an archive, the checksums of its programs and their signature", names)
+	}
+	dist := checkouts[1] + "/dist"
 	opened := t.TempDir()
-	run(t, exec.Command("tar", "-C", opened, "-x", "-z", "--strip-components", "1", "-f", archive))
+	run(t, exec.Command("sh", "-c", `tar -C "$1" -x -z --strip-components 1 -f "$0"/*.tar.gz`, dist, opened))
 	t.Run("it says what it contains", func(t *testing.T) { contents(t, opened) })
-	t.Run("its signature", func(t *testing.T) { signature(t, filepath.Dir(filepath.Dir(archive)), archive, cache) })
+	t.Run("its signature", func(t *testing.T) { signature(t, dist, minisign, keys) })
+	t.Run("what is installed", func(t *testing.T) { installed(t, dist) })
+	t.Run("lintian", func(t *testing.T) { lintian(t, dist) })
 }
 
 // forTests are modules that only tests need.
@@ -82,18 +106,8 @@ func contents(t *testing.T, dir string) {
 	}
 }
 
-// signature signs a release as `make sign` does, and verifies it as docs/releasing.md says.
-func signature(t *testing.T, checkout, archive, cache string) {
-	tool := exec.Command(testbin.Root()+"/tools/tool", "minisign")
-	minisign := strings.TrimSpace(string(run(t, tool)))
-	keys := t.TempDir()
-	for _, name := range []string{"ours", "another"} {
-		run(t, exec.Command(minisign, "-G", "-W", "-p", filepath.Join(keys, name+".pub"), "-s", filepath.Join(keys, name)))
-	}
-	sign := exec.Command("make", "sign", "KEY="+filepath.Join(keys, "ours"))
-	sign.Dir, sign.Env = checkout, append(os.Environ(), "PANNIER_CACHE="+cache)
-	run(t, sign)
-	dist := filepath.Dir(archive)
+// signature verifies a release as docs/releasing.md says.
+func signature(t *testing.T, dist, minisign, keys string) {
 	verify := func(key string) error {
 		script := `"$0" -V -p "$1" -m SHA256SUMS && sha256sum -c SHA256SUMS`
 		cmd := exec.Command("sh", "-c", script, minisign, filepath.Join(keys, key+".pub"))
@@ -104,7 +118,15 @@ func signature(t *testing.T, checkout, archive, cache string) {
 	if verify("another") == nil {
 		t.Error("the key of somebody else verifies it")
 	}
-	for _, path := range []string{archive, filepath.Join(dist, "SHA256SUMS")} {
+	paths := []string{filepath.Join(dist, "SHA256SUMS")}
+	for _, end := range []string{".tar.gz", ".deb", ".rpm", ".apk"} {
+		found := check.Must(filepath.Glob(dist + "/*" + end))(t)
+		if len(found) != 1 {
+			t.Fatalf("there are the files %q", found)
+		}
+		paths = append(paths, found[0])
+	}
+	for _, path := range paths {
 		whole := check.Must(os.ReadFile(path))(t)
 		changed := bytes.Clone(whole)
 		changed[len(changed)/2] ^= 1
@@ -115,4 +137,41 @@ func signature(t *testing.T, checkout, archive, cache string) {
 		check.NoError(t, os.WriteFile(path, whole, 0o644))
 	}
 	check.NoError(t, verify("ours"))
+}
+
+// installed opens the package of Debian: its program knows the release's key, and finds what was changed.
+func installed(t *testing.T, dist string) {
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		t.Skip("needs dpkg-deb; not covered: what a package installs is verified with the key that is built in")
+	}
+	root := t.TempDir()
+	run(t, exec.Command("sh", "-c", `dpkg-deb -x "$0"/*.deb "$1"`, dist, root))
+	verify := func() (string, error) {
+		out, err := exec.Command(root+"/usr/bin/pannier", "self", "verify").CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(); err != nil || !strings.Contains(out, "all is as in Pannier v") {
+		t.Errorf("as it was installed: %v: %s", err, out)
+	}
+	byHand := exec.Command("sha256sum", "-c", "lib/pannier/SHA256SUMS")
+	byHand.Dir = root + "/usr"
+	run(t, byHand)
+	plugin := root + "/usr/lib/pannier/plugins/csi-bridge"
+	content := check.Must(os.ReadFile(plugin))(t)
+	content[len(content)/2] ^= 1
+	check.NoError(t, os.WriteFile(plugin, content, 0o755))
+	if out, err := verify(); err == nil || !strings.Contains(out, "changed") || !strings.Contains(out, plugin) {
+		t.Errorf("a changed plugin: %v: %s", err, out)
+	}
+}
+
+// lintian checks the package of Debian; packaging/debian/lintian-overrides says what cannot be otherwise.
+func lintian(t *testing.T, dist string) {
+	if _, err := exec.LookPath("lintian"); err != nil {
+		t.Skip("needs lintian; not covered: that the package of Debian is as others are")
+	}
+	cmd := exec.Command("sh", "-c", `lintian --allow-root --fail-on error,warning "$0"/*.deb`, dist)
+	if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "unused-override") {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
