@@ -94,6 +94,7 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 	if err := tx.commit(); err != nil {
 		return 0, err
 	}
+	g.compactor.Wrote()
 	s.applied.Store(applied)
 	s.changes.note(tx.topics, applied)
 	s.watchers.publish(tx.topics)

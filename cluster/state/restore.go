@@ -39,10 +39,10 @@ func (s *Store) Restore(r io.Reader) error {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
 	if err := s.findDuplicates(next.db); err != nil {
-		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
 	}
 	if err := atomicfile.WriteFile(filepath.Join(s.dir, currentFile), []byte(fmt.Sprint(number))); err != nil {
-		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.db.Close())
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
 	}
 	s.mu.Lock()
 	s.gen, s.number, s.broken = next, number, nil
@@ -50,8 +50,7 @@ func (s *Store) Restore(r io.Reader) error {
 	s.pruned = pruned{}
 	s.applied.Store(index)
 	s.changes.reset(index)
-	old.readers.Wait()
-	err = errors.Join(old.db.Close(), os.RemoveAll(old.dir))
+	err = errors.Join(old.close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()
 	if err != nil {
 		s.log.Warn("could not delete the ledger that a snapshot replaced", "dir", old.dir, "error", err)

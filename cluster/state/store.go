@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/cluster/compaction"
 )
 
 // Store is the ledger on this server's disk.
@@ -41,9 +42,17 @@ type Store struct {
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
 type generation struct {
-	db      *badger.DB
-	dir     string
-	readers sync.WaitGroup
+	db        *badger.DB
+	compactor *compaction.Compactor
+	dir       string
+	readers   sync.WaitGroup
+}
+
+// close closes the database, after its last reader.
+func (g *generation) close() error {
+	g.readers.Wait()
+	g.compactor.Close()
+	return g.db.Close()
 }
 
 // Open opens the ledger in a directory, or creates an empty one. If the machine crashed while the ledger was open,
@@ -127,7 +136,7 @@ func (s *Store) openCurrent() (*generation, error) {
 
 func (s *Store) openGeneration(number int) (g *generation, err error) {
 	dir := filepath.Join(s.dir, generationName(number))
-	options := badgerOptions(dir, s.key, s.log)
+	options := compaction.Options(badgerOptions(dir, s.key, s.log))
 	defer func() {
 		if r := recover(); r != nil {
 			err = damaged(dir, "%v", r)
@@ -138,7 +147,7 @@ func (s *Store) openGeneration(number int) (g *generation, err error) {
 	}
 	db, err := badger.Open(options)
 	if err == nil {
-		return &generation{db: db, dir: dir}, nil
+		return &generation{db: db, compactor: compaction.Follow(db, s.log), dir: dir}, nil
 	}
 	if !isSystems(err) {
 		return nil, damaged(dir, "%w", err)
@@ -239,8 +248,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	err := dropBallast(s.dir)
 	if g != nil {
-		g.readers.Wait()
-		if err = errors.Join(err, g.db.Close()); err == nil {
+		if err = errors.Join(err, g.close()); err == nil {
 			err = markClosed(s.dir)
 		}
 	}

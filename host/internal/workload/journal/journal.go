@@ -13,6 +13,7 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/pannier/pannier/cluster/compaction"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
@@ -21,8 +22,9 @@ var ErrClosed = errors.New("the journal is closed")
 
 // Journal is an open journal. It is safe for concurrent use.
 type Journal struct {
-	db  *badger.DB
-	dir string
+	db        *badger.DB
+	compactor *compaction.Compactor
+	dir       string
 }
 
 // Open opens the journal in dir, and creates it (0700) if there is none. Only one process can have it open: a second
@@ -36,7 +38,7 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 	}
 	// A journal has a few kilobytes per workload. Badger's defaults are made for gigabytes and would use most of the
 	// host's memory.
-	opts := badger.DefaultOptions(dir).
+	opts := compaction.Options(badger.DefaultOptions(dir)).
 		WithLogger(badgerLog{log}).
 		WithMetricsEnabled(false).
 		WithCompression(options.None).
@@ -44,9 +46,8 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithValueThreshold(64 << 10).
 		WithNumMemtables(2).
 		WithBlockCacheSize(0).
-		WithIndexCacheSize(1 << 20).
+		WithIndexCacheSize(0).
 		WithValueLogFileSize(16 << 20).
-		WithNumCompactors(2).
 		WithCompactL0OnClose(true)
 	db, err := badger.Open(opts) // the error says if another process has it open
 	for try := 0; try < 5 && err != nil && strings.Contains(err.Error(), z.NewFile.Error()); try++ {
@@ -56,7 +57,7 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the journal in %s: %w", dir, err)
 	}
-	return &Journal{db: db, dir: dir}, nil
+	return &Journal{db: db, compactor: compaction.Follow(db, log), dir: dir}, nil
 }
 
 // Close waits for running writes. It may be called more than once. If the disk is nearly full it leaves the files as
@@ -68,6 +69,7 @@ func (j *Journal) Close() error {
 	if err := needSpace(j.dir); err != nil {
 		return fmt.Errorf("close the journal: %w", err)
 	}
+	j.compactor.Close()
 	if err := j.db.Close(); err != nil {
 		return fmt.Errorf("close the journal: %w", err)
 	}
@@ -92,6 +94,7 @@ func (j *Journal) Update(fn func(tx *Tx) error) error {
 		if err != nil {
 			return fmt.Errorf("write the journal: %w", err)
 		}
+		j.compactor.Wrote()
 		return nil
 	}
 }
