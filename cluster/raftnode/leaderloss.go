@@ -40,6 +40,33 @@ func (n *Node) watchLeader(ctx context.Context) {
 	}
 }
 
+// watchAlone makes a server without others lead again a heartbeat timeout after it has stopped, as when its log could
+// not be written, until ctx ends. Raft alone takes up to twice as long.
+func (n *Node) watchAlone(ctx context.Context) {
+	states := make(chan raft.Observation, 1)
+	changes := raft.NewObserver(states, false, func(o *raft.Observation) bool {
+		_, changed := o.Data.(raft.RaftState)
+		return changed
+	})
+	n.RegisterObserver(changes)
+	defer n.DeregisterObserver(changes)
+	for {
+		var late <-chan time.Time
+		if n.State() == raft.Follower {
+			late = time.After(aloneHeartbeat)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-states:
+		case <-late:
+			if err := n.checkLeader(); err != nil {
+				n.logger.Error("raft could not be told to lead again", "error", err)
+			}
+		}
+	}
+}
+
 // turns returns how long this server waits for the voters that check before it, when the leader has been silent
 // since a given time. It does not wait for voters that have already asked for votes and lost: as long as fewer
 // than a majority have noticed, none of them can win.
@@ -75,7 +102,8 @@ func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 // is shortened, and starts an election if there was no contact within it.
 func (n *Node) checkLeader() error {
 	conf := n.ReloadableConfig()
-	for _, conf.HeartbeatTimeout = range []time.Duration{heartbeat - time.Millisecond, heartbeat} {
+	usual := conf.HeartbeatTimeout
+	for _, conf.HeartbeatTimeout = range []time.Duration{usual - time.Millisecond, usual} {
 		if err := n.ReloadConfig(conf); err != nil {
 			return err
 		}

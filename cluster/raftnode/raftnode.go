@@ -80,6 +80,9 @@ const (
 	// Elections among several servers; raft's own defaults. A single voter does not wait for them (startAlone).
 	heartbeat   = time.Second
 	leaderLease = 500 * time.Millisecond
+	// Those of a server without others, which has nobody to hear from: it should wake up rarely (watchAlone).
+	aloneHeartbeat = 2 * time.Second
+	aloneLease     = aloneHeartbeat - 2*time.Millisecond
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256
 	// cachedEntries is how many of the log's last entries stay in memory, for the other servers and for the FSM.
@@ -198,6 +201,8 @@ func Open(cfg Config) (n *Node, err error) {
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
 		n.running.Go(func() { n.watchLeader(ctx) })
+	} else {
+		n.running.Go(func() { n.watchAlone(ctx) })
 	}
 	return n, nil
 }
@@ -231,6 +236,9 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.HeartbeatTimeout = heartbeat
 	conf.ElectionTimeout = heartbeat
 	conf.LeaderLeaseTimeout = leaderLease
+	if cfg.Streams == nil {
+		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = aloneHeartbeat, aloneHeartbeat, aloneLease
+	}
 	conf.MaxAppendEntries = maxAppend
 	conf.BatchApplyCh = true
 	conf.SnapshotInterval = snapshotInterval

@@ -1,8 +1,10 @@
 package raftnode_test
 
 import (
+	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +95,37 @@ func TestAloneStartsAtOnce(t *testing.T) {
 		}
 	}
 	t.Errorf("a single server led only after %s, ten times", took)
+}
+
+// TestAloneLeadsAgain requires that a single server whose log could not be written leads again soon. It
+// tries repeatedly, because a busy machine may occasionally take longer.
+func TestAloneLeadsAgain(t *testing.T) {
+	var full atomic.Bool
+	cfg := config(t.TempDir(), "server-1", 1)
+	cfg.Room = func() error {
+		if full.CompareAndSwap(true, false) {
+			return errors.New("the disk is full")
+		}
+		return nil
+	}
+	n := open(t, cfg)
+	leads(t, n)
+	var took time.Duration
+	for range 5 {
+		full.Store(true)
+		began := time.Now()
+		if err := n.Apply([]byte("entry"), 0).Error(); err == nil {
+			t.Fatal("an entry was written to a full disk")
+		}
+		if <-n.Leadership {
+			t.Fatal("it leads with a log that cannot be written")
+		}
+		leads(t, n)
+		if took = time.Since(began); took < 2500*time.Millisecond {
+			return
+		}
+	}
+	t.Errorf("it led again only after %s, five times", took)
 }
 
 func TestExpectsOthers(t *testing.T) {
