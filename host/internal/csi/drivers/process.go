@@ -114,7 +114,10 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 	}
 	tend := time.NewTicker(i.r.timing.tendEvery)
 	defer tend.Stop()
-	program := time.NewTicker(i.r.timing.programEvery)
+	watch := i.watchProgram()
+	defer watch.Stop()
+	changed := watch.Changed()
+	program := time.NewTimer(i.r.timing.programEvery)
 	defer program.Stop()
 	for {
 		var beside <-chan verdict
@@ -134,7 +137,16 @@ func (i *instance) observe(ctx context.Context, fresh bool, onStable func()) (wh
 			}
 		case <-tend.C:
 			i.tend(ctx)
+			program.Reset(0) // the file system may be one that reports no changes
+		case _, watched := <-changed:
+			if !watched {
+				changed = nil
+			}
+			program.Reset(0)
 		case <-program.C:
+			if changed == nil || !i.programSettled() {
+				program.Reset(i.r.timing.programEvery)
+			}
 			i.timeSwap()
 			i.giveUpOutdated()
 			switch {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pannier/pannier/host/internal/system/filewatch"
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/atomicfile"
@@ -220,6 +221,26 @@ func (i *instance) kept() (runnable, bool) {
 		}
 	}
 	return runnable{}, false
+}
+
+// watchProgram watches the directories of the program's file and of what it links to; nil: that is not possible.
+func (i *instance) watchProgram() *filewatch.Watch {
+	path := i.spec.Command[0]
+	dirs := []string{filepath.Dir(path)}
+	if target, err := filepath.EvalSymlinks(path); err == nil && filepath.Dir(target) != dirs[0] {
+		dirs = append(dirs, filepath.Dir(target))
+	}
+	watch, err := filewatch.Start(dirs...)
+	if err != nil {
+		i.log.Debug("the driver's program is looked at all the time", "error", err)
+	}
+	return watch
+}
+
+// programSettled reports whether nothing happens to the program until its file changes.
+func (i *instance) programSettled() bool {
+	now, err := stampOf(i.spec.Command[0])
+	return err == nil && now == i.programs.seen && !i.timing && i.beside == nil
 }
 
 // changedProgram reports whether the process has to be replaced because its file has changed. The copy is then ready.

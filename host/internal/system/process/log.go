@@ -17,6 +17,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/system/filewatch"
 )
 
 const (
@@ -27,7 +29,7 @@ const (
 	// readAtOnce is the most that Tail reads before it checks the size again, so that a process that floods its log
 	// does not outrun it.
 	readAtOnce = 1 << 20
-	// tailInterval is the pause between two reads of the log.
+	// tailInterval is the least time between two reads of the log.
 	tailInterval = 100 * time.Millisecond
 )
 
@@ -40,11 +42,13 @@ func Tail(ctx context.Context, path string, log hclog.Logger) error {
 		return fmt.Errorf("read the log %s: %w", path, err)
 	}
 	defer t.close()
-	tick := time.NewTicker(tailInterval)
-	defer tick.Stop()
+	watch, _ := filewatch.Start(path) // without one the file is read again and again
+	defer watch.Stop()
+	changed := watch.Changed()
 	for {
 		stopping := ctx.Err() != nil
-		if err := t.read(); err != nil {
+		more, err := t.read()
+		if err != nil {
 			return fmt.Errorf("read the log %s: %w", path, err)
 		}
 		if stopping {
@@ -52,7 +56,18 @@ func Tail(ctx context.Context, path string, log hclog.Logger) error {
 			return nil
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(tailInterval):
+		case <-ctx.Done():
+			continue
+		}
+		if more || changed == nil {
+			continue
+		}
+		select {
+		case _, watched := <-changed:
+			if !watched {
+				changed = nil
+			}
 		case <-ctx.Done():
 		}
 	}
@@ -94,18 +109,20 @@ func (t *tail) close() {
 	_ = t.mark.Close()
 }
 
-// read logs the lines that were added to the file.
-func (t *tail) read() error {
+// read logs the lines that were added to the file. There may be more to read.
+func (t *tail) read() (more bool, err error) {
 	for total := 0; ; {
 		n, err := t.file.ReadAt(t.buf, t.offset)
 		t.offset += int64(n)
 		t.lines(t.buf[:n])
 		total += n
 		if err != nil && !errors.Is(err, io.EOF) {
-			return err
+			return false, err
 		}
 		if err != nil || total >= readAtOnce {
-			return t.settle()
+			end, whole := t.offset, err != nil
+			err = t.settle()
+			return !whole || t.offset < end, err
 		}
 	}
 }
