@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -88,6 +89,55 @@ func TestHealth(t *testing.T) {
 		if got := (&healthCheck{impl: tc.impl}).run(t.Context()); got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
+	}
+}
+
+// attending is a host's side of Attend: when it got a report.
+type attending struct {
+	grpc.ServerStreamingServer[pluginv1.AttendResponse]
+	ctx  context.Context
+	sent []time.Time
+}
+
+func (a *attending) Context() context.Context { return a.ctx }
+
+func (a *attending) Send(*pluginv1.AttendResponse) error {
+	a.sent = append(a.sent, time.Now())
+	return nil
+}
+
+// An unchanged health is sent at least every 30 s. A plugin without an opinion wakes up no more often than that needs.
+func TestHealthIsRepeated(t *testing.T) {
+	asked := 0
+	for name, plugin := range map[string]Plugin{
+		"no opinion": {Impl: struct{}{}},
+		"well":       {Impl: &impl{health: func(context.Context) error { asked++; return nil }}},
+		"its kind":   {Impl: struct{}{}, Health: func() error { asked++; return nil }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			asked = 0
+			host := &attending{ctx: ctx}
+			began := time.Now()
+			s := &service{plugin: plugin, life: newLifetime(hclog.NewNullLogger())}
+			if err := s.Attend(&pluginv1.AttendRequest{}, host); err != nil {
+				t.Fatal(err)
+			}
+			last := began
+			for _, at := range append(host.sent, time.Now()) {
+				if gap := at.Sub(last); gap > 30*time.Second {
+					t.Errorf("%s: nothing was sent for %s", name, gap)
+				}
+				last = at
+			}
+			if most := int(time.Since(began)/healthRepeat) + 1; len(host.sent) > most {
+				t.Errorf("%s: it was sent %d times, want at most %d", name, len(host.sent), most)
+			}
+			if least := int(time.Since(began) / healthInterval); name != "no opinion" && asked < least {
+				t.Errorf("%s: it was asked %d times, want %d", name, asked, least)
+			}
+		})
 	}
 }
 

@@ -84,14 +84,18 @@ func (s *service) Attend(req *pluginv1.AttendRequest,
 	defer release()
 
 	ctx := stream.Context()
-	tick := time.NewTicker(healthInterval)
-	defer tick.Stop()
 	check := &healthCheck{kind: s.plugin.Health, impl: s.plugin.Impl}
+	every := healthInterval
+	if !check.asks() {
+		every = healthRepeat
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
 	var last string
 	var sent time.Time
 	for {
 		message := check.run(ctx)
-		if sent.IsZero() || message != last || time.Since(sent) >= healthRepeat {
+		if sent.IsZero() || message != last || time.Since(sent)+every/2 >= healthRepeat {
 			if err := stream.Send(&pluginv1.AttendResponse{Healthy: message == "", Message: message}); err != nil {
 				return err
 			}
@@ -145,6 +149,12 @@ type healthCheck struct {
 	kind    func() error // may be nil
 	impl    any
 	pending chan string // receives the result of a call that has not returned yet
+}
+
+// asks reports whether there is anything to ask.
+func (c *healthCheck) asks() bool {
+	_, ok := As[HealthReporter](c.impl)
+	return ok || c.kind != nil
 }
 
 // run returns why the implementation is unhealthy, or "".

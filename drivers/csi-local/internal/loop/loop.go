@@ -38,15 +38,19 @@ type Options struct {
 
 // Find returns all loop devices that image is attached to. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
-	backing, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	devices, err := os.ReadDir("/sys/block")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list block devices: %w", err)
 	}
 	var found []Device
-	for _, file := range backing {
-		data, err := os.ReadFile(file)
+	for _, device := range devices {
+		name := device.Name()
+		if !strings.HasPrefix(name, "loop") {
+			continue
+		}
+		data, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
 		if err != nil {
-			continue // detached since the listing
+			continue // nothing is attached to it
 		}
 		path := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), " (deleted)")
 		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy
@@ -54,7 +58,7 @@ func Find(image string) ([]Device, error) {
 		if filepath.Base(path) != filepath.Base(image) {
 			continue
 		}
-		dev, err := inspect("/dev/"+strings.Split(file, "/")[3], image)
+		dev, err := inspect("/dev/"+name, image)
 		if errors.Is(err, errNotOurs) {
 			continue
 		}

@@ -6,10 +6,13 @@ package conditions
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
@@ -22,6 +25,8 @@ const (
 	every = 30 * time.Second
 	// answerWithin bounds the question about one volume.
 	answerWithin = 10 * time.Second
+	// atOnce is how many volumes are asked about at the same time: three processes wake up for each question.
+	atOnce = 8
 )
 
 // The types of the events, of the topic "volume".
@@ -73,25 +78,39 @@ func (m *Monitor) Run(ctx context.Context) {
 // look asks about each volume once. One without an answer keeps the condition that was last known.
 func (m *Monitor) look(ctx context.Context) {
 	now := map[source]storage.Condition{}
+	var mu sync.Mutex
+	var asked errgroup.Group
+	asked.SetLimit(atOnce)
 	for _, v := range m.Mounted() {
-		asking, cancel := context.WithTimeout(ctx, answerWithin)
-		node, controller, err := m.Ask(asking, v.Volume, v.At)
-		cancel()
-		if err != nil && ctx.Err() == nil {
-			m.Log.Debug("the condition of a volume is not known", "volume", v.VolumeRef, "error", err)
-		}
-		for from, c := range map[source]*storage.Condition{{v.VolumeRef, false}: node, {v.VolumeRef, true}: controller} {
-			before, known := m.known[from]
-			switch {
-			case c == nil && err != nil && known:
-				now[from] = before
-			case c != nil:
-				now[from] = *c
-				m.changed(v, from, before, *c)
-			}
+		asked.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, answerWithin)
+			defer cancel()
+			node, controller, err := m.Ask(ctx, v.Volume, v.At)
+			mu.Lock()
+			defer mu.Unlock()
+			m.answered(v, node, controller, err, now)
+			return nil
+		})
+	}
+	_ = asked.Wait()
+	m.known = now
+}
+
+// answered adds the answer about one volume to what is known now.
+func (m *Monitor) answered(v Volume, node, controller *storage.Condition, err error, now map[source]storage.Condition) {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		m.Log.Debug("the condition of a volume is not known", "volume", v.VolumeRef, "error", err)
+	}
+	for from, c := range map[source]*storage.Condition{{v.VolumeRef, false}: node, {v.VolumeRef, true}: controller} {
+		before, known := m.known[from]
+		switch {
+		case c == nil && err != nil && known:
+			now[from] = before
+		case c != nil:
+			now[from] = *c
+			m.changed(v, from, before, *c)
 		}
 	}
-	m.known = now
 }
 
 // changed publishes a condition that became abnormal, is abnormal in another way, or is normal again.

@@ -116,7 +116,10 @@ func (m *meter) run(proc *process.Process, detached <-chan struct{}) {
 		if spell.update(time.Now(), now.CPU, m.busy) {
 			m.tell(fmt.Sprintf("process %d has used %.1f cores for %v", proc.PID(), spell.cores(), m.busy.after))
 		}
-		pause = min(2*pause, longestLook)
+		if pause = 2 * pause; pause > longestLook {
+			// All plugins are measured at the same time, so that an idle host wakes up once for them.
+			pause = time.Until(time.Now().Truncate(longestLook).Add(longestLook))
+		}
 		if now.Memory > m.spec.limits().Memory/2 || now.Processes > m.spec.limits().Processes/2 {
 			pause = firstLook
 		}
