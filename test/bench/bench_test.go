@@ -27,6 +27,7 @@ func BenchmarkPannier(b *testing.B) {
 		{"The agent's start", measureStart},
 		{"The agent's start with plugins of all kinds that outlived the one before it", measureReattach},
 		{"The agent's program is replaced 30 times, at 1,000 calls per second", measureUpgrade},
+		{"An idle host with ten workloads, four plugins and csi-local", measureIdle},
 		{"Memory, with 10,000 volumes", measureMemory},
 		{"Restart with 100,000 claims", measureRestart},
 	} {

@@ -42,6 +42,36 @@ func CPUHere(t testing.TB) (used time.Duration) {
 	return used
 }
 
+var voluntary = regexp.MustCompile(`(?m)^voluntary_ctxt_switches:\s*(\d+)$`)
+
+// WakeUps returns how often the threads of processes have gone to sleep so far, and were woken up again or will be.
+// Threads that have ended do not count.
+func WakeUps(t testing.TB, pids ...int) (n int) {
+	t.Helper()
+	for _, pid := range pids {
+		threads, err := procfs.Numbers(procfs.Dir(pid) + "/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thread := range threads {
+			status, err := os.ReadFile(fmt.Sprintf("%s/task/%d/status", procfs.Dir(pid), thread))
+			if err != nil {
+				continue // it has ended
+			}
+			m := voluntary.FindSubmatch(status)
+			if m == nil {
+				t.Fatalf("thread %d of process %d has no count of context switches", thread, pid)
+			}
+			times, err := strconv.Atoi(string(m[1]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += times
+		}
+	}
+	return n
+}
+
 // Memory returns one of a process's values in MiB (proc_pid_status(5)).
 func Memory(t testing.TB, pid int, field string) float64 {
 	t.Helper()

@@ -29,4 +29,11 @@ func TestUsage(t *testing.T) {
 	if rss, peak := Memory(t, os.Getpid(), "VmRSS"), Memory(t, os.Getpid(), "VmHWM"); rss < 1 || peak < rss/2 {
 		t.Errorf("this process has %.1f MiB of memory, and had %.1f at most", rss, peak)
 	}
+	before := WakeUps(t, os.Getpid())
+	for range 10 {
+		time.Sleep(time.Millisecond)
+	}
+	if more := WakeUps(t, os.Getpid()) - before; more < 5 {
+		t.Errorf("this process has slept ten times, and was woken up %d times", more)
+	}
 }

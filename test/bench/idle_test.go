@@ -1,0 +1,48 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/usage"
+)
+
+// measureIdle measures what a host does that has nothing to do, without its driver.
+func measureIdle(b *testing.B, r *table.Report) {
+	const workloads = 10
+	plugins := []string{"csi-bridge", "sids", "consul-services", "envoy-bootstrap"}
+	h := newHostWith(b, testhost.LocalDriver(b), plugins[1:]...)
+	h.Start()
+	h.Eventually("all plugins run", pluginsRun(h, len(plugins)))
+	c := caller{b, h.Client()}
+	for n := range workloads {
+		volume := fmt.Sprintf("volume-%d", n)
+		c.create(b.Context(), volume)
+		took(b)(c.start(b.Context(), volume))
+	}
+	pids := []int{h.PID()}
+	for _, plugin := range plugins {
+		pids = append(pids, processOf(b, h, plugin))
+	}
+	driver := processOf(b, h, "csi-local")
+	time.Sleep(rest)
+	began := time.Now()
+	cpu, drivers, wakeUps := usage.CPU(b, pids...), usage.CPU(b, driver), usage.WakeUps(b, pids...)
+	time.Sleep(2 * time.Minute)
+	seconds := time.Since(began).Seconds()
+	share := func(used time.Duration) float64 { return 100 * used.Seconds() / seconds }
+	r.Add(
+		table.Row{What: "agent and plugins, of a core", Value: share(usage.CPU(b, pids...) - cpu), Unit: "%", AtMost: 0.2},
+		table.Row{
+			What:  "their wake-ups (voluntary context switches of all threads) per second",
+			Value: float64(usage.WakeUps(b, pids...)-wakeUps) / seconds, AtMost: 10,
+		},
+		table.Row{What: "csi-local, of a core", Value: share(usage.CPU(b, driver) - drivers), Unit: "%"},
+	)
+	for n := range workloads {
+		took(b)(c.stop(b.Context(), fmt.Sprintf("volume-%d", n)))
+	}
+}
