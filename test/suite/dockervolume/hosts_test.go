@@ -22,34 +22,8 @@ const writer = `while :; do read -r up idle </proc/uptime; echo "$0 $up" >>/data
 // and gets it once the first, which is cut off, has stopped its container: nobody writes at the same time.
 func TestTwoHosts(t *testing.T) {
 	t.Parallel()
-	daemons := make([]*docker.Daemon, 2) // their namespaces must outlive the hosts
-	for n := range daemons {
-		daemons[n] = docker.Start(t, "one volume for containers of two hosts")
-		daemons[n].Image(t, image, `CMD ["sleep", "1000"]`)
-	}
-	c := testcluster.New(t, testcluster.Options{
-		Servers: 1, Nodes: 2, Plugins: []string{plugin},
-		ServerConfig: "heartbeat_ttl = \"2s\"\nstop_after = \"6s\"\nstop_margin = \"5s\"",
-	})
-	var hosts []*rig
-	for n, h := range c.Hosts[1:] {
-		d := daemons[n]
-		h.Namespace = d.PID()
-		config, err := os.ReadFile(h.Path("agent.hcl"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", "5s"))
-		hosts = append(hosts, &rig{h, d})
-	}
+	c, hosts := twoHosts(t, "one volume for containers of two hosts")
 	server, one, two := c.Hosts[0], hosts[0], hosts[1]
-	for _, h := range c.Hosts {
-		h.Begin()
-	}
-	for _, h := range c.Hosts {
-		h.AwaitReady()
-		h.AwaitDrivers()
-	}
 	for _, r := range hosts {
 		r.docker(t, "volume", "create", "-d", "pannier", "-o", "size=1MiB", "data")
 		t.Cleanup(func() { _, _ = r.Daemon.Try("rm", "--force", "w1") })
@@ -91,6 +65,38 @@ func TestTwoHosts(t *testing.T) {
 	one.docker(t, "rm", "--force", "w1")
 	one.docker(t, "run", "--rm", "-v", "data:/data", image, "test", "-e", "/data/log")
 	one.awaitFree(t, "data")
+}
+
+// twoHosts has a server, and two nodes with a dockerd each.
+func twoHosts(t *testing.T, notCovered string) (c *testcluster.Cluster, hosts []*rig) {
+	t.Helper()
+	daemons := make([]*docker.Daemon, 2) // their namespaces must outlive the hosts
+	for n := range daemons {
+		daemons[n] = docker.Start(t, notCovered)
+		daemons[n].Image(t, image, `CMD ["sleep", "1000"]`)
+	}
+	c = testcluster.New(t, testcluster.Options{
+		Servers: 1, Nodes: 2, Plugins: []string{plugin},
+		ServerConfig: "heartbeat_ttl = \"2s\"\nstop_after = \"6s\"\nstop_margin = \"5s\"",
+	})
+	for n, h := range c.Hosts[1:] {
+		d := daemons[n]
+		h.Namespace = d.PID()
+		config, err := os.ReadFile(h.Path("agent.hcl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", "5s"))
+		hosts = append(hosts, &rig{h, d})
+	}
+	for _, h := range c.Hosts {
+		h.Begin()
+	}
+	for _, h := range c.Hosts {
+		h.AwaitReady()
+		h.AwaitDrivers()
+	}
+	return c, hosts
 }
 
 // logOf is the writers' file in the storage.
