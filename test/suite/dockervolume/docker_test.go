@@ -160,9 +160,14 @@ func imageContent(t *testing.T, r *rig) {
 	r.docker(t, "run", "--name", "base", image, "sh", "-c", "busybox mkdir /data && echo content > /data/file")
 	r.docker(t, "commit", "base", "content")
 	r.mkvolume(t, "fresh")
-	r.docker(t, "run", "--rm", "-v", "fresh:/mnt", image, "busybox", "rmdir", "/mnt/lost+found")
-	if got := r.docker(t, "run", "--rm", "-v", "fresh:/data", "content", "cat", "/data/file"); got != "content\n" {
-		t.Errorf("got %q", got)
+	for _, c := range []struct{ command, want string }{
+		{"cat /data/file", "content\n"},
+		{"echo changed >/data/file", ""},
+		{"cat /data/file", "changed\n"}, // not copied again
+	} {
+		if got := r.docker(t, "run", "--rm", "-v", "fresh:/data", "content", "sh", "-c", c.command); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.command, got, c.want)
+		}
 	}
 	r.awaitFree(t, "fresh")
 }

@@ -96,6 +96,11 @@ func (s *service) mount(ctx context.Context, name, id string) (path string, err 
 		defer cancel()
 		return "", errors.Join(err, s.unmount(undo, name, id))
 	}
+	if !r.ReadOnly {
+		if err := empty(path); err != nil {
+			s.log.Warn("the image's content is not copied into the volume, since it is not empty", "volume", name, "error", err)
+		}
+	}
 	s.later(seenAfter, name, s.compare)
 	return path, nil
 }
