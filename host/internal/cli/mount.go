@@ -276,6 +276,7 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		ReleaseWithCaller: true, MountedAt: r.target,
 	}
 	var refused error
+	again, told := false, false
 	for {
 		w, err := startMount(ctx, client, req)
 		if err == nil {
@@ -283,13 +284,17 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		}
 		if ctx.Err() == nil {
 			waits, others := waitsForOthers(ctx, client, r, err)
+			if again = !waits && !again && connect.CodeOf(err) == connect.CodeFailedPrecondition; again {
+				waits = true // others may have released it since
+			}
 			if !waits && connect.CodeOf(err) == connect.CodeNotFound {
 				return nil, &hintError{err, fmt.Sprintf("the volumes: pannier volume status -namespace %s", r.namespace)}
 			}
 			if !waits {
 				return nil, err
 			}
-			if others && refused == nil {
+			if others && !told {
+				told = true
 				a.note("%s: waiting for at most %s (option timeout): %s", mountHelper, r.timeout, message(err))
 			}
 			refused = err
