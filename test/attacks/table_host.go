@@ -11,6 +11,12 @@ var onTheHost = []attack{
 		remains: "root on the machine, and [what members of the group may](#members-of-socket_group)",
 	},
 	{
+		who: localUser + ", or root in a container that has the socket", tries: "get a unit's Consul token, by an abstract address that names the unit as systemd's does",
+		stops: "the socket is 0600, and answers root in the unit's own control group only",
+		pkg:   "./host/internal/consul/credentials", run: "^TestWhoGetsACredential$",
+		remains: "root on the machine",
+	},
+	{
 		who: localUser, tries: "call it as root, without a token, where `socket_root = false` or in a cluster",
 		stops: "root has the rights of the policy `anonymous`, or none",
 		pkg:   apiserverPkg, run: "^TestAnonymous$",

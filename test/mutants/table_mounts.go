@@ -3,6 +3,20 @@ package main
 // ofMounts are mutants of what root mounts, and of the paths that it takes for that.
 var ofMounts = []mutant{
 	{
+		name: "released-while-detached", promise: "a volume that was unmounted lazily stays claimed while a process uses it",
+		file: "host/internal/workload/volumesteps/inuse.go",
+		old:  "	if len(users) == 0 {\n		return nil\n	}\n	what, stop",
+		new:  "	if len(users) <= 1 {\n		return nil\n	}\n	what, stop",
+		pkg:  "./test/suite/cluster", run: "^TestMountOnTwoHosts$",
+	},
+	{
+		name: "detached-but-mapped", promise: "a volume that was unmounted lazily stays claimed while a process uses it",
+		file: "host/internal/system/mountuse/detached.go",
+		old:  "	mapped, _ := os.ReadDir(dir + \"/map_files\")\n",
+		new:  "	mapped, _ := os.ReadDir(dir + \"/map\")\n",
+		pkg:  "./host/internal/system/mountuse", run: "^TestDetached$",
+	},
+	{
 		name: "published-with-rights", promise: "set-user-ID programs and device files in a volume have no effect",
 		file: "host/internal/workload/volumesteps/publish.go",
 		old:  "	if !v.SUID() {\n",

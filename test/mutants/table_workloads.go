@@ -1,9 +1,33 @@
 package main
 
-const workloadPkg = "./host/internal/workload"
+const (
+	workloadPkg    = "./host/internal/workload"
+	credentialsPkg = "./host/internal/consul/credentials"
+)
 
 // workloads are planted bugs of a workload's steps on its node.
 var workloads = []mutant{
+	{
+		name: "credential-of-any-unit", promise: "only the units that a workload's spec names get its secrets as credentials",
+		file: "host/internal/workload/credentials.go",
+		old:  "slices.Contains(i.rec.Spec.Units, unit); named {",
+		new:  "len(i.rec.Spec.Units) > 0; named {",
+		pkg:  workloadPkg, run: "^TestCredentials$",
+	},
+	{
+		name: "credential-by-the-address", promise: "a credential goes to root in the unit's own control group only, whatever the address says",
+		file: "host/internal/consul/credentials/credentials.go",
+		old:  "			return part == unit\n",
+		new:  "			return true\n",
+		pkg:  credentialsPkg, run: "^TestWhoGetsACredential$",
+	},
+	{
+		name: "credential-for-any-user", promise: "a credential goes to root in the unit's own control group only, whatever the address says",
+		file: "host/internal/consul/credentials/credentials.go",
+		old:  "	case r.uid != 0:\n",
+		new:  "	case r.uid == 1:\n",
+		pkg:  credentialsPkg, run: "^TestWhoGetsACredential$",
+	},
 	{
 		name: "intent-not-written", promise: "what a failed start needs to be undone is in the journal before it is done",
 		file: "host/internal/workload/run.go",

@@ -37,6 +37,7 @@ func (n *node) steps() []step {
 		{"node record", n.openNodeRecord},
 		{"lease", n.keepLease},
 		{"API", n.openServer},
+		{"credentials", n.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", n.followSignals},
 		{"memory", n.tuneMemory}, // last: the agent should be up soon
 	}

@@ -50,6 +50,7 @@ func (s *server) steps() []step {
 		{"lease", s.keepLease},
 		{"watcher", s.openWatcher},
 		{"API", s.openServer},
+		{"credentials", s.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", s.followSignals},
 		{"memory", s.tuneMemory}, // last: the agent should be up soon
 	}

@@ -31,6 +31,7 @@ func (s *standalone) steps() []step {
 		{"drain", s.followDrains},
 		{"watcher", s.openWatcher},
 		{"API", s.openServer},
+		{"credentials", s.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", s.followSignals},
 		{"memory", s.tuneMemory}, // last: the agent should be up soon
 	}

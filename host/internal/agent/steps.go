@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/consul/credentials"
 	"github.com/pannier/pannier/host/internal/consul/ports"
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/consul/services"
@@ -215,9 +216,9 @@ func (a *agent) followDrains(ctx context.Context) error {
 // apiConfig returns the API's configuration in every role.
 func (a *agent) apiConfig() apiserver.Config {
 	cfg := apiserver.Config{
-		Socket: a.cfg.Socket, Group: a.cfg.SocketGroup, HTTPAddress: net.JoinHostPort(a.cfg.BindAddr,
-			strconv.Itoa(a.cfg.HTTPPort)),
-		Logger: a.log.Named("api"), Metrics: prometheus.NewRegistry(),
+		Socket: a.cfg.Socket, CredentialsSocket: a.cfg.CredentialsSocket(), Group: a.cfg.SocketGroup,
+		HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
+		Logger:      a.log.Named("api"), Metrics: prometheus.NewRegistry(),
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
 		Reload: a.reload, Diagnosis: a.diagnosis, Monitor: a.monitor,
@@ -245,6 +246,17 @@ func (a *agent) serveAPI(ctx context.Context, cfg apiserver.Config) error {
 	}
 	a.doors.Open(back)
 	return nil
+}
+
+// serveCredentials gives units the secrets of their workloads.
+func (a *agent) serveCredentials(ctx context.Context) error {
+	s, err := credentials.Serve(ctx, credentials.Config{
+		Path: a.cfg.CredentialsSocket(), Sockets: a.sockets, Find: a.workloads.Credential, Log: a.log.Named("credentials"),
+	})
+	if err == nil {
+		a.closers.add(s.Close)
+	}
+	return err
 }
 
 // layout says where volumes are mounted.

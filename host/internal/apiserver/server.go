@@ -47,6 +47,8 @@ import (
 type Config struct {
 	// Socket is the path of the API's unix socket.
 	Socket string
+	// CredentialsSocket is from where units load their workloads' secrets.
+	CredentialsSocket string
 	// Group is the name or number of a group that may use the socket besides root and the agent's own user; empty:
 	// none.
 	Group string

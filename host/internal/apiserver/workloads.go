@@ -254,6 +254,7 @@ func workloadSpec(spec *hostv1.WorkloadSpec) (workload.Spec, error) {
 	for _, d := range spec.GetDevices() {
 		out.Devices = append(out.Devices, workload.DeviceRequest{Name: d.GetName(), Count: int(d.GetCount())})
 	}
+	out.Units = notEmpty(spec.GetUnits())
 	var err error
 	if out.After, err = awaited(out.WorkloadRef, "after", spec.GetAfter()); err != nil {
 		return out, err
@@ -294,6 +295,7 @@ func shownWorkloadSpec(spec workload.Spec) (*hostv1.WorkloadSpec, error) {
 	out := &hostv1.WorkloadSpec{
 		Namespace: spec.Namespace, Id: spec.ID, User: spec.User, Canary: spec.Canary,
 		After: shownAwaited(spec.Namespace, spec.After), Replaces: shownAwaited(spec.Namespace, spec.Replaces),
+		Units: notEmpty(spec.Units),
 	}
 	for _, v := range spec.Volumes {
 		out.Volumes = append(out.Volumes, &hostv1.VolumeRequest{
@@ -405,6 +407,10 @@ func (s *Server) shownWorkload(w workload.Workload) (*hostv1.Workload, error) {
 	}
 	for _, svc := range w.Services {
 		out.Services = append(out.Services, s.shownService(svc))
+	}
+	for _, c := range w.Credentials {
+		out.Credentials = append(out.Credentials, &hostv1.Credential{Name: c.Name, File: c.File})
+		out.CredentialsSocket = s.cfg.CredentialsSocket
 	}
 	for label, number := range w.Ports {
 		if out.Ports == nil {

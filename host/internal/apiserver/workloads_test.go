@@ -328,7 +328,7 @@ func meshed(t *testing.T) *hostv1.WorkloadSpec {
 			Env: map[string]string{"X": "y"}, User: "envoy",
 		}},
 		Devices: []*hostv1.DeviceRequest{{Name: "nvidia/gpu", Count: 2}},
-		After:   []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"},
+		After:   []string{"db-1", "other/db-2"}, Replaces: []string{"web-1"}, Units: []string{"web.service"},
 	}
 }
 

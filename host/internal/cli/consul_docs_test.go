@@ -158,7 +158,7 @@ func TestDocumentedConsulConfigurationParses(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "example.hcl")
 		check.NoError(t, os.WriteFile(path, []byte(block[1]), 0o644))
 		var err error
-		if strings.HasPrefix(block[1], "workload ") {
+		if strings.Contains("\n"+block[1], "\nworkload ") {
 			_, err = config.ReadWorkload(path)
 		} else {
 			_, err = config.Load(config.Source{

@@ -33,6 +33,10 @@ const (
 	umountHelper = "umount.pannier"
 )
 
+// mountToken has the secret of the helpers' ACL token, where there is one: mount(8), fstab and systemd pass them no
+// flags, and umount(8) no options.
+const mountToken = "/etc/pannier/mount.token"
+
 // The exit codes of mount(8) and umount(8).
 const (
 	exitMountUsage  = 1
@@ -56,6 +60,9 @@ func (a *app) mountMain(ctx context.Context, name string) int {
 	if name == umountHelper {
 		run = a.umountVolume
 	}
+	if _, err := os.Stat(mountToken); err == nil && os.Getenv(tokenEnv) == "" {
+		a.tokenFile = mountToken
+	}
 	err := run(ctx, a.opts.Args)
 	if a.client != nil {
 		_ = a.client.Close() // closing idle connections cannot fail
@@ -66,6 +73,9 @@ func (a *app) mountMain(ctx context.Context, name string) int {
 	a.note("%s: %s", name, message(err))
 	if hinted := (*hintError)(nil); errors.As(err, &hinted) {
 		a.note("%s: %s", name, hinted.hint)
+	}
+	if c := connect.CodeOf(err); c == connect.CodePermissionDenied || c == connect.CodeUnauthenticated {
+		a.note("%s: the ACL token to mount with is in %s, and needs the policy of docs/mount.md", name, mountToken)
 	}
 	code := (*codeError)(nil)
 	switch {
@@ -266,6 +276,7 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		ReleaseWithCaller: true, MountedAt: r.target,
 	}
 	var refused error
+	again, told := false, false
 	for {
 		w, err := startMount(ctx, client, req)
 		if err == nil {
@@ -273,13 +284,17 @@ func (a *app) claimMount(ctx context.Context, client *api.Client, r *mountReques
 		}
 		if ctx.Err() == nil {
 			waits, others := waitsForOthers(ctx, client, r, err)
+			if again = !waits && !again && connect.CodeOf(err) == connect.CodeFailedPrecondition; again {
+				waits = true // others may have released it since
+			}
 			if !waits && connect.CodeOf(err) == connect.CodeNotFound {
 				return nil, &hintError{err, fmt.Sprintf("the volumes: pannier volume status -namespace %s", r.namespace)}
 			}
 			if !waits {
 				return nil, err
 			}
-			if others && refused == nil {
+			if others && !told {
+				told = true
 				a.note("%s: waiting for at most %s (option timeout): %s", mountHelper, r.timeout, message(err))
 			}
 			refused = err

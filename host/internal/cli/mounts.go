@@ -140,8 +140,7 @@ func systemdMount(m *hostv1.Mount) (string, error) {
 	if m.GetReadOnly() {
 		key = "BindReadOnlyPaths"
 	}
-	escape := strings.NewReplacer("%", "%%")
-	text := fmt.Sprintf("%s=%s:%s\n", key, escape.Replace(m.GetHostPath()), escape.Replace(m.GetDestination()))
+	text := fmt.Sprintf("%s=%s:%s\n", key, escaped(m.GetHostPath()), escaped(m.GetDestination()))
 	if !m.GetBlock() {
 		return text, nil
 	}
@@ -193,11 +192,23 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 // and the ports. A unit sees the host's files, so it needs no mount. The lines are written
 // once, so a port that changes at each start is left out.
 func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
+	var out strings.Builder
 	dir := w.GetSecretsDir()
-	if err := plainPaths(&hostv1.Mount{HostPath: dir}, "\\\"'"); err != nil {
+	if err := plainPaths(&hostv1.Mount{HostPath: dir, Destination: w.GetCredentialsSocket()}, "\\\"'"); err != nil {
 		return "", err
 	}
+	loaded := map[string]string{} // by the file's path
+	for _, c := range w.GetCredentials() {
+		if err := fitsAddress(w.GetSpec().GetUnits(), c.GetName()); err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&out, "LoadCredential=%s:%s\n", c.GetName(), escaped(w.GetCredentialsSocket()))
+		loaded[c.GetFile()] = c.GetName()
+	}
 	env := variables(w, dir)
+	if len(loaded) > 0 {
+		delete(env, "PANNIER_SECRETS_DIR") // its files are not named as the credentials
+	}
 	for _, p := range w.GetSpec().GetPorts() {
 		if p.GetStatic() == 0 {
 			delete(env, variable("PORT", p.GetLabel()))
@@ -206,11 +217,31 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 				p.GetLabel())
 		}
 	}
-	var out strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(env)) {
-		fmt.Fprintf(&out, "Environment=%s=%s\n", key, strings.ReplaceAll(env[key], "%", "%%"))
+		value := escaped(env[key])
+		if name := loaded[env[key]]; name != "" {
+			value = "%d/" + name // the unit's credentials
+		}
+		fmt.Fprintf(&out, "Environment=%s=%s\n", key, value)
 	}
 	return out.String(), nil
+}
+
+// escaped keeps systemd from expanding anything in a value.
+func escaped(value string) string { return strings.ReplaceAll(value, "%", "%%") }
+
+// maxLoaded bounds the lengths of a unit's and a credential's name together: systemd puts both into the address of a
+// unix socket, of 107 bytes, as @0123456789abcdef/unit/UNIT/CREDENTIAL.
+const maxLoaded = 107 - len("@0123456789abcdef/unit//")
+
+func fitsAddress(units []string, credential string) error {
+	for _, unit := range units {
+		if len(unit)+len(credential) > maxLoaded {
+			return fmt.Errorf("%s cannot load the credential %s: the two names have more than %d bytes together; choose a shorter name "+
+				"for the unit or the service", unit, credential, maxLoaded)
+		}
+	}
+	return nil
 }
 
 // plainPaths refuses paths that a shell or the format would split.

@@ -86,3 +86,28 @@ func TestLinesOfAUnit(t *testing.T) {
 		}
 	}
 }
+
+// A unit that its workload names loads the secrets; it needs no path of them.
+func TestLinesOfAUnitWithCredentials(t *testing.T) {
+	a := &app{err: io.Discard}
+	w := &hostv1.Workload{
+		Spec: &hostv1.WorkloadSpec{Units: []string{"web.service"}}, SecretsDir: "/s/default/w",
+		Services:          []*hostv1.ServiceStatus{{Name: "web", TokenFile: "/s/default/w/web/si_token"}},
+		Credentials:       []*hostv1.Credential{{Name: "web.si_token", File: "/s/default/w/web/si_token"}},
+		CredentialsSocket: "/run/50%.sock",
+	}
+	want := `LoadCredential=web.si_token:/run/50%%.sock
+Environment=CONSUL_HTTP_TOKEN_FILE=%d/web.si_token
+Environment=PANNIER_TOKEN_FILE_WEB=%d/web.si_token
+`
+	if got, err := a.systemdVariables(w); err != nil || got != want {
+		t.Errorf("%s, %v", got, err)
+	}
+	// systemd cannot ask for names that do not fit into a socket's address.
+	for length, fits := range map[int]bool{maxLoaded - len("web.si_token"): true, maxLoaded - len("web.si_token") + 1: false} {
+		w.Spec.Units[0] = strings.Repeat("x", length-len(".service")) + ".service"
+		if _, err := a.systemdVariables(w); (err == nil) != fits {
+			t.Errorf("%d bytes: %v", length, err)
+		}
+	}
+}

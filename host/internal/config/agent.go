@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -144,6 +145,11 @@ func (f *Frontend) SameAPI(other *Frontend) bool {
 	mine, has := access(f)
 	theirs, have := access(other)
 	return mine == theirs && has == have
+}
+
+// CredentialsSocket is the path of the socket from which units load the secrets of their workloads.
+func (a *Agent) CredentialsSocket() string {
+	return strings.TrimSuffix(a.Socket, ".sock") + "-credentials.sock"
 }
 
 // Socket is a listening socket of a front door.

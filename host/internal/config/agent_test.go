@@ -590,7 +590,7 @@ func TestBadSettingsFromOutside(t *testing.T) {
 		"socket": {
 			map[string]string{"PANNIER_SOCKET": "/" + strings.Repeat("a", 107)},
 			`socket: "/` + strings.Repeat("a", 107) +
-				`" is longer than a socket's path may be (107 bytes); choose a shorter one`,
+				`" is longer than a socket's path may be (90 bytes); choose a shorter one`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -76,8 +76,9 @@ func (l *loader) check() {
 	if !slices.Contains(logLevels, a.LogLevel) {
 		whole("log_level", "%q is not one of %s", a.LogLevel, strings.Join(logLevels, ", "))
 	}
-	if len(a.Socket) > maxSocketPath {
-		whole("socket", "%q is longer than a socket's path may be (%d bytes); choose a shorter one", a.Socket, maxSocketPath)
+	if len(a.CredentialsSocket()) > maxSocketPath { // the longer one of the two
+		whole("socket", "%q is longer than a socket's path may be (%d bytes); choose a shorter one", a.Socket,
+			maxSocketPath-len(a.CredentialsSocket())+len(a.Socket))
 	}
 	for _, c := range a.Consuls {
 		if (c.CertFile == "") != (c.KeyFile == "") {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/vars"
+	"github.com/pannier/pannier/host/internal/system/owner"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
@@ -17,7 +18,7 @@ import (
 
 var (
 	workloadFields = fields{
-		attrs: []string{"namespace", "user", "canary", "after", "replaces"}, blocks: []string{"network", "exec", "sidecar"},
+		attrs: []string{"namespace", "user", "canary", "after", "replaces", "units"}, blocks: []string{"network", "exec", "sidecar"},
 		labelled: []string{"volume", "device", "identity"}, named: []string{"service"},
 	}
 	deviceFields  = fields{attrs: []string{"count"}}
@@ -102,6 +103,7 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	others := map[string]bool{}
 	in.awaited("after", spec.Id, others, &spec.After)
 	in.awaited("replaces", spec.Id, others, &spec.Replaces)
+	in.units(&spec.Units)
 	spec.Ports = in.ports()
 	var labels []string
 	for _, port := range spec.Ports {
@@ -132,6 +134,18 @@ func (s *section) awaited(name, own string, others map[string]bool, dst *[]strin
 			s.fail(name, "workload %q is named twice", ref)
 		}
 		others[ref] = true
+	}
+}
+
+// units reads the names of services of systemd.
+func (s *section) units(dst *[]string) {
+	s.strings("units", dst)
+	for n, unit := range *dst {
+		if !owner.IsUnit(unit) {
+			s.fail("units", "%q is not the name of a systemd service, such as web.service", unit)
+		} else if slices.Contains((*dst)[:n], unit) {
+			s.fail("units", "%q is named twice", unit)
+		}
 	}
 }
 

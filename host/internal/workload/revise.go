@@ -25,7 +25,7 @@ type revision struct {
 
 // fixed is the spec without what may change while the workload runs.
 func (s Spec) fixed() Spec {
-	s.Canary = false
+	s.Canary, s.Units = false, nil
 	s.Services = slices.Clone(s.Services)
 	for n := range s.Services {
 		v := &s.Services[n]

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/system/owner"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/device"
@@ -38,6 +39,8 @@ type Spec struct {
 	// one takes anything. Those in Replaces are also asked to stop.
 	After    []claim.WorkloadRef `json:"after,omitempty"`
 	Replaces []claim.WorkloadRef `json:"replaces,omitempty"`
+	// Units are the systemd services that get the workload's secrets as credentials.
+	Units []string `json:"units,omitempty"`
 }
 
 // DeviceRequest asks for devices of this node.
@@ -82,6 +85,8 @@ const (
 	maxDevices = device.MaxDevices
 	// maxAfter bounds the workloads that one waits for: the ledger takes no more.
 	maxAfter = 32
+	// maxUnits bounds the units that get a workload's secrets.
+	maxUnits = 32
 	// maxAttributes bounds the attributes of an ephemeral volume, in bytes: with what the agent adds, a driver takes 4 KiB
 	// (CSI spec, "Size Limits").
 	maxAttributes = 3 << 10
@@ -142,6 +147,7 @@ func (s *Spec) Validate() error {
 	}
 	s.validateServices(bad)
 	s.validateDevices(bad)
+	s.validateUnits(bad)
 	if s.Exec != nil && s.Exec.Command == "" {
 		bad("exec: command is missing")
 	}
@@ -177,6 +183,20 @@ func validateEphemeral(v volumesteps.Request, bad func(format string, args ...an
 	}
 	if size > maxAttributes {
 		bad("volume %q: its attributes have %d bytes, %d are allowed", v.Name, size, maxAttributes)
+	}
+}
+
+// validateUnits checks the names of services of systemd.
+func (s *Spec) validateUnits(bad func(format string, args ...any)) {
+	if len(s.Units) > maxUnits {
+		bad("it names %d units, %d are allowed", len(s.Units), maxUnits)
+	}
+	for n, unit := range s.Units {
+		if !owner.IsUnit(unit) {
+			bad("units: %q is not the name of a systemd service, such as web.service", unit)
+		} else if slices.Contains(s.Units[:n], unit) {
+			bad("units: %q is there twice", unit)
+		}
 	}
 }
 

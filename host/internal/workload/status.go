@@ -158,6 +158,8 @@ type Workload struct {
 	WaitsSince time.Time
 	// SecretsDir is the folder of its services' secrets; empty: none has any.
 	SecretsDir string
+	// Credentials are the secrets that the spec's units may load.
+	Credentials []servicesteps.Credential
 	// Devices of the workload, and what it needs to use them. They are shared: do not change them.
 	Devices     []devices.Given
 	Reservation device.Reservation
@@ -199,6 +201,9 @@ func (i *instance) snapshot() Workload {
 		w.Services = append(w.Services, s.Status(i.secrets))
 		if s.Identified() {
 			w.SecretsDir = i.secrets
+		}
+		if len(i.rec.Spec.Units) > 0 {
+			w.Credentials = append(w.Credentials, s.Credentials(i.secrets)...)
 		}
 	}
 	for _, v := range i.rec.Volumes {

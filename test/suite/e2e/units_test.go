@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -23,8 +22,8 @@ func TestUnits(t *testing.T) {
 	}
 	units := documentedUnits(t, "workloads.md")
 	maps.Copy(units, documentedUnits(t, "consul.md"))
-	if len(units) != 7 {
-		t.Fatalf("%d units, want two of docs/workloads.md and five of docs/consul.md", len(units))
+	if len(units) != 6 {
+		t.Fatalf("%d units, want two of docs/workloads.md and four of docs/consul.md", len(units))
 	}
 	agent, err := os.ReadFile(filepath.Join(testbin.Root(), "packaging/systemd/pannier.service"))
 	if err != nil {
@@ -91,72 +90,4 @@ func setting(t *testing.T, unit, key string) string {
 		t.Fatalf("%d times %s= in the unit\n%s", len(found), key, unit)
 	}
 	return found[0][1]
-}
-
-// TestMeshUnits runs the commands in the documented units of a workload in the mesh, in the units' order and
-// as their users, instead of systemd.
-func TestMeshUnits(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, minted, "")
-	m.open()
-	xds := m.Path("xds") // its user cannot read the directory of built programs
-	raw, err := os.ReadFile(testbin.Build(t, "test/demo/xds"))
-	if err == nil {
-		err = os.WriteFile(xds, raw, 0o755)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	here := strings.NewReplacer(
-		"/usr/bin/pannier", m.Pannier, "/usr/bin/envoy", xds, "/var/lib/pannier", m.Path("data"),
-		"/etc/pannier/workloads/web.hcl", m.meshWorkload("web", sidecarService("web", "")),
-	)
-	units := documentedUnits(t, "consul.md")
-	unit := func(name, key string) string {
-		t.Helper()
-		return here.Replace(setting(t, units[name], key))
-	}
-	run := func(user bool, line string) string {
-		t.Helper()
-		fields := strings.Fields(line)
-		cmd := exec.Command(fields[0], fields[1:]...)
-		cmd.Env = []string{"PANNIER_ADDR=unix://" + m.Socket()}
-		if user {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: secretsUID, Gid: secretsUID}}
-		}
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", line, err, out)
-		}
-		return string(out)
-	}
-
-	run(false, unit("web-workload.service", "ExecStart"))
-	for _, name := range []string{"web-envoy.service", "web.service"} {
-		if user := unit(name, "User"); user != "web" {
-			t.Errorf("%s runs as %q, not as the user in the spec", name, user)
-		}
-	}
-	if out := run(true, unit("web-envoy.service", "ExecStart")); !strings.Contains(out, "listener public_listener") {
-		t.Errorf("the proxy got %s", out)
-	}
-	// With BindsTo= or Requires= the path would be a dependency of the proxy: neither it nor the
-	// workload would stop with the program.
-	if got := unit("web-envoy-restart.path", "PartOf"); got != "web-envoy.service" {
-		t.Errorf("web-envoy-restart.path is a part of %q", got)
-	}
-	if _, err := os.Stat(unit("web-envoy-restart.path", "PathChanged")); err != nil {
-		t.Errorf("what the path unit watches: %v", err)
-	}
-	environment := unit("web.service", "Environment")
-	if lines := m.Run("workload", "status", "-o", "systemd", "web"); !strings.Contains(lines,
-		"Environment="+environment+"\n") {
-		t.Errorf("web.service has %q, the command prints\n%s", environment, lines)
-	}
-	if got := run(true, "cat "+strings.TrimPrefix(environment,
-		"CONSUL_HTTP_TOKEN_FILE=")); got != m.secret(m.service("web")) {
-		t.Error("the program's environment does not name its token file")
-	}
-	run(false, unit("web-workload.service", "ExecStopPost"))
-	m.nothingInMesh()
 }

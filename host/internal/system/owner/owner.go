@@ -44,6 +44,12 @@ func Of(pid int, group string) Owner {
 // goodUnit matches the names of services (man 5 systemd.unit). The name becomes part of a command.
 var goodUnit = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.service$`)
 
+// IsUnit reports whether name is the full name of a service of systemd.
+func IsUnit(name string) bool { return len(name) <= maxUnit && goodUnit.MatchString(name) }
+
+// maxUnit is the longest name of a unit (man 5 systemd.unit).
+const maxUnit = 255
+
 // unitOf returns the system's service that a control group belongs to; empty: none. Below a user's own service manager,
 // users name control groups as they like.
 func unitOf(group string) string {

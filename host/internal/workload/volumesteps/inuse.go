@@ -31,11 +31,32 @@ func (s *Steps) inUse(path string, err error) error {
 	if len(users) == 0 {
 		return err
 	}
-	u := users[0]
-	what := fmt.Sprintf("process %d (%s): %s", u.PID, procfs.Command(u.PID), u.Why)
+	what, stop := user(users[0])
+	return &InUse{stop, fmt.Errorf("%w; it is in use by %s: stop that, and the release continues", err, what)}
+}
+
+// user names a process for an operator, and what ends it.
+func user(u mountuse.User) (what, stop string) {
+	what = fmt.Sprintf("process %d (%s): %s", u.PID, procfs.Command(u.PID), u.Why)
 	of := owner.Of(u.PID, mountuse.ControlGroup(u.PID))
 	if of.Name != "" {
 		what = of.Name + ", " + what
 	}
-	return &InUse{of.Stop, fmt.Errorf("%w; it is in use by %s: stop that, and the release continues", err, what)}
+	return what, of.Stop
+}
+
+// notDetached fails while a process uses a mount of the volume that was unmounted lazily.
+func (s *Steps) notDetached(v *Volume) error {
+	if len(v.Elsewhere) == 0 {
+		return nil
+	}
+	users, err := s.search.Detached(v.Elsewhere)
+	if err != nil {
+		return fmt.Errorf("look for processes that use it although it was unmounted: %w", err)
+	}
+	if len(users) == 0 {
+		return nil
+	}
+	what, stop := user(users[0])
+	return &InUse{stop, fmt.Errorf("it was unmounted lazily, and is still in use by %s: stop that, and the release continues", what)}
 }

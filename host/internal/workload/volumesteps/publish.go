@@ -267,6 +267,9 @@ func (s *Steps) notHeld(ctx context.Context, v *Volume) error {
 		if h, err := s.holder(v); err != nil || h != nil {
 			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, heldError(h, err))
 		}
+		if err := s.notDetached(v); err != nil {
+			return fmt.Errorf("unpublish volume %q for workload %q: %w", v.Ref, v.workload, err)
+		}
 		return nil
 	})
 }

@@ -43,7 +43,9 @@ type WorkloadSpec struct {
 	// one claims anything. A workload that is not in the ledger counts as ended.
 	After []string `protobuf:"bytes,11,rep,name=after,proto3" json:"after,omitempty"`
 	// replaces is like after, but also asks each of the workloads to stop.
-	Replaces      []string `protobuf:"bytes,12,rep,name=replaces,proto3" json:"replaces,omitempty"`
+	Replaces []string `protobuf:"bytes,12,rep,name=replaces,proto3" json:"replaces,omitempty"`
+	// units are the systemd services that get the workload's secrets by LoadCredential= (systemd.exec(5)).
+	Units         []string `protobuf:"bytes,13,rep,name=units,proto3" json:"units,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -158,6 +160,13 @@ func (x *WorkloadSpec) GetAfter() []string {
 func (x *WorkloadSpec) GetReplaces() []string {
 	if x != nil {
 		return x.Replaces
+	}
+	return nil
+}
+
+func (x *WorkloadSpec) GetUnits() []string {
+	if x != nil {
+		return x.Units
 	}
 	return nil
 }
@@ -563,9 +572,13 @@ type Workload struct {
 	WaitsFor   []string               `protobuf:"bytes,17,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	WaitsSince *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=waits_since,json=waitsSince,proto3" json:"waits_since,omitempty"`
 	// release is the workload's release if it is delayed; absent: it is not.
-	Release       *Release `protobuf:"bytes,19,opt,name=release,proto3" json:"release,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Release *Release `protobuf:"bytes,19,opt,name=release,proto3" json:"release,omitempty"`
+	// credentials are what the spec's units may load, by name, if the workload has any.
+	Credentials []*Credential `protobuf:"bytes,20,rep,name=credentials,proto3" json:"credentials,omitempty"`
+	// credentials_socket is the path of LoadCredential=; empty: the spec names no units.
+	CredentialsSocket string `protobuf:"bytes,21,opt,name=credentials_socket,json=credentialsSocket,proto3" json:"credentials_socket,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
@@ -731,6 +744,75 @@ func (x *Workload) GetRelease() *Release {
 	return nil
 }
 
+func (x *Workload) GetCredentials() []*Credential {
+	if x != nil {
+		return x.Credentials
+	}
+	return nil
+}
+
+func (x *Workload) GetCredentialsSocket() string {
+	if x != nil {
+		return x.CredentialsSocket
+	}
+	return ""
+}
+
+// Credential is a secret of the workload that a systemd service may load.
+type Credential struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// name in LoadCredential=.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// file is its path in secrets_dir.
+	File          string `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Credential) Reset() {
+	*x = Credential{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Credential) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Credential) ProtoMessage() {}
+
+func (x *Credential) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Credential.ProtoReflect.Descriptor instead.
+func (*Credential) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Credential) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Credential) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
 // Release is a delayed release of a workload: an attempt has failed, and it is retried.
 type Release struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -751,7 +833,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +845,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[7]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +858,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{7}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Release) GetWorkload() string {
@@ -837,7 +919,7 @@ type GivenDevice struct {
 
 func (x *GivenDevice) Reset() {
 	*x = GivenDevice{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +931,7 @@ func (x *GivenDevice) String() string {
 func (*GivenDevice) ProtoMessage() {}
 
 func (x *GivenDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[8]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +944,7 @@ func (x *GivenDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GivenDevice.ProtoReflect.Descriptor instead.
 func (*GivenDevice) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{8}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GivenDevice) GetRequest() string {
@@ -908,7 +990,7 @@ type DeviceReservation struct {
 
 func (x *DeviceReservation) Reset() {
 	*x = DeviceReservation{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1002,7 @@ func (x *DeviceReservation) String() string {
 func (*DeviceReservation) ProtoMessage() {}
 
 func (x *DeviceReservation) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[9]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1015,7 @@ func (x *DeviceReservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceReservation.ProtoReflect.Descriptor instead.
 func (*DeviceReservation) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{9}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeviceReservation) GetMounts() []*DeviceMount {
@@ -968,7 +1050,7 @@ type DeviceMount struct {
 
 func (x *DeviceMount) Reset() {
 	*x = DeviceMount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1062,7 @@ func (x *DeviceMount) String() string {
 func (*DeviceMount) ProtoMessage() {}
 
 func (x *DeviceMount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[10]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1075,7 @@ func (x *DeviceMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceMount.ProtoReflect.Descriptor instead.
 func (*DeviceMount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{10}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeviceMount) GetHostPath() string {
@@ -1029,7 +1111,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1123,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[11]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1136,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{11}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeviceNode) GetHostPath() string {
@@ -1105,7 +1187,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1117,7 +1199,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[12]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1130,7 +1212,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{12}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -1243,7 +1325,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1337,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[13]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1350,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{13}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1367,7 +1449,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1461,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[14]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1474,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{14}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Step) GetName() string {
@@ -1480,7 +1562,7 @@ type StartWorkloadRequest struct {
 
 func (x *StartWorkloadRequest) Reset() {
 	*x = StartWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1574,7 @@ func (x *StartWorkloadRequest) String() string {
 func (*StartWorkloadRequest) ProtoMessage() {}
 
 func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[15]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1587,7 @@ func (x *StartWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StartWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{15}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StartWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1542,7 +1624,7 @@ type StartWorkloadResponse struct {
 
 func (x *StartWorkloadResponse) Reset() {
 	*x = StartWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1636,7 @@ func (x *StartWorkloadResponse) String() string {
 func (*StartWorkloadResponse) ProtoMessage() {}
 
 func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1649,7 @@ func (x *StartWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StartWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StartWorkloadResponse) GetEvent() isStartWorkloadResponse_Event {
@@ -1620,7 +1702,7 @@ type CheckWorkloadRequest struct {
 
 func (x *CheckWorkloadRequest) Reset() {
 	*x = CheckWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1714,7 @@ func (x *CheckWorkloadRequest) String() string {
 func (*CheckWorkloadRequest) ProtoMessage() {}
 
 func (x *CheckWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1727,7 @@ func (x *CheckWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*CheckWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CheckWorkloadRequest) GetSpec() *WorkloadSpec {
@@ -1670,7 +1752,7 @@ type CheckWorkloadResponse struct {
 
 func (x *CheckWorkloadResponse) Reset() {
 	*x = CheckWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1764,7 @@ func (x *CheckWorkloadResponse) String() string {
 func (*CheckWorkloadResponse) ProtoMessage() {}
 
 func (x *CheckWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1777,7 @@ func (x *CheckWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*CheckWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CheckWorkloadResponse) GetNode() string {
@@ -1743,7 +1825,7 @@ type CheckedVolume struct {
 
 func (x *CheckedVolume) Reset() {
 	*x = CheckedVolume{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1837,7 @@ func (x *CheckedVolume) String() string {
 func (*CheckedVolume) ProtoMessage() {}
 
 func (x *CheckedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1850,7 @@ func (x *CheckedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedVolume.ProtoReflect.Descriptor instead.
 func (*CheckedVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CheckedVolume) GetRequest() string {
@@ -1824,7 +1906,7 @@ type RunningWorkloadRequest struct {
 
 func (x *RunningWorkloadRequest) Reset() {
 	*x = RunningWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1918,7 @@ func (x *RunningWorkloadRequest) String() string {
 func (*RunningWorkloadRequest) ProtoMessage() {}
 
 func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +1931,7 @@ func (x *RunningWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RunningWorkloadRequest) GetNamespace() string {
@@ -1881,7 +1963,7 @@ type RunningWorkloadResponse struct {
 
 func (x *RunningWorkloadResponse) Reset() {
 	*x = RunningWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +1975,7 @@ func (x *RunningWorkloadResponse) String() string {
 func (*RunningWorkloadResponse) ProtoMessage() {}
 
 func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +1988,7 @@ func (x *RunningWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunningWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RunningWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
 }
 
 type StopWorkloadRequest struct {
@@ -1921,7 +2003,7 @@ type StopWorkloadRequest struct {
 
 func (x *StopWorkloadRequest) Reset() {
 	*x = StopWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1933,7 +2015,7 @@ func (x *StopWorkloadRequest) String() string {
 func (*StopWorkloadRequest) ProtoMessage() {}
 
 func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2028,7 @@ func (x *StopWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*StopWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StopWorkloadRequest) GetNamespace() string {
@@ -1983,7 +2065,7 @@ type StopWorkloadResponse struct {
 
 func (x *StopWorkloadResponse) Reset() {
 	*x = StopWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2077,7 @@ func (x *StopWorkloadResponse) String() string {
 func (*StopWorkloadResponse) ProtoMessage() {}
 
 func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2090,7 @@ func (x *StopWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*StopWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopWorkloadResponse) GetEvent() isStopWorkloadResponse_Event {
@@ -2064,7 +2146,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2158,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2171,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetWorkloadRequest) GetNamespace() string {
@@ -2124,7 +2206,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2218,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2231,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *Workload {
@@ -2189,7 +2271,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2283,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2296,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Holder) GetRequest() string {
@@ -2276,7 +2358,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2370,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2383,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -2322,7 +2404,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2416,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2429,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2368,7 +2450,7 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xd5\x03\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xeb\x03\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
@@ -2382,7 +2464,8 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\adevices\x18\n" +
 	" \x03(\v2\x1e.pannier.host.v1.DeviceRequestR\adevices\x12\x14\n" +
 	"\x05after\x18\v \x03(\tR\x05after\x12\x1a\n" +
-	"\breplaces\x18\f \x03(\tR\breplaces\"9\n" +
+	"\breplaces\x18\f \x03(\tR\breplaces\x12\x14\n" +
+	"\x05units\x18\r \x03(\tR\x05units\"9\n" +
 	"\rDeviceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x05R\x05count\"4\n" +
@@ -2420,7 +2503,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04user\x18\x04 \x01(\tR\x04user\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xff\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xed\a\n" +
 	"\bWorkload\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
@@ -2445,11 +2528,17 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\twaits_for\x18\x11 \x03(\tR\bwaitsFor\x12;\n" +
 	"\vwaits_since\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"waitsSince\x122\n" +
-	"\arelease\x18\x13 \x01(\v2\x18.pannier.host.v1.ReleaseR\arelease\x1a8\n" +
+	"\arelease\x18\x13 \x01(\v2\x18.pannier.host.v1.ReleaseR\arelease\x12=\n" +
+	"\vcredentials\x18\x14 \x03(\v2\x1b.pannier.host.v1.CredentialR\vcredentials\x12-\n" +
+	"\x12credentials_socket\x18\x15 \x01(\tR\x11credentialsSocket\x1a8\n" +
 	"\n" +
 	"PortsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"\xd9\x01\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"4\n" +
+	"\n" +
+	"Credential\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\"\xd9\x01\n" +
 	"\aRelease\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x14\n" +
 	"\x05tries\x18\x02 \x01(\x05R\x05tries\x120\n" +
@@ -2597,7 +2686,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2606,95 +2695,97 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*VolumeRequest)(nil),           // 4: pannier.host.v1.VolumeRequest
 	(*Exec)(nil),                    // 5: pannier.host.v1.Exec
 	(*Workload)(nil),                // 6: pannier.host.v1.Workload
-	(*Release)(nil),                 // 7: pannier.host.v1.Release
-	(*GivenDevice)(nil),             // 8: pannier.host.v1.GivenDevice
-	(*DeviceReservation)(nil),       // 9: pannier.host.v1.DeviceReservation
-	(*DeviceMount)(nil),             // 10: pannier.host.v1.DeviceMount
-	(*DeviceNode)(nil),              // 11: pannier.host.v1.DeviceNode
-	(*ServiceStatus)(nil),           // 12: pannier.host.v1.ServiceStatus
-	(*Mount)(nil),                   // 13: pannier.host.v1.Mount
-	(*Step)(nil),                    // 14: pannier.host.v1.Step
-	(*StartWorkloadRequest)(nil),    // 15: pannier.host.v1.StartWorkloadRequest
-	(*StartWorkloadResponse)(nil),   // 16: pannier.host.v1.StartWorkloadResponse
-	(*CheckWorkloadRequest)(nil),    // 17: pannier.host.v1.CheckWorkloadRequest
-	(*CheckWorkloadResponse)(nil),   // 18: pannier.host.v1.CheckWorkloadResponse
-	(*CheckedVolume)(nil),           // 19: pannier.host.v1.CheckedVolume
-	(*RunningWorkloadRequest)(nil),  // 20: pannier.host.v1.RunningWorkloadRequest
-	(*RunningWorkloadResponse)(nil), // 21: pannier.host.v1.RunningWorkloadResponse
-	(*StopWorkloadRequest)(nil),     // 22: pannier.host.v1.StopWorkloadRequest
-	(*StopWorkloadResponse)(nil),    // 23: pannier.host.v1.StopWorkloadResponse
-	(*GetWorkloadRequest)(nil),      // 24: pannier.host.v1.GetWorkloadRequest
-	(*GetWorkloadResponse)(nil),     // 25: pannier.host.v1.GetWorkloadResponse
-	(*Holder)(nil),                  // 26: pannier.host.v1.Holder
-	(*ListWorkloadsRequest)(nil),    // 27: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 28: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 29: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 30: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 31: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 32: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 33: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 34: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 35: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 36: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
+	(*Credential)(nil),              // 7: pannier.host.v1.Credential
+	(*Release)(nil),                 // 8: pannier.host.v1.Release
+	(*GivenDevice)(nil),             // 9: pannier.host.v1.GivenDevice
+	(*DeviceReservation)(nil),       // 10: pannier.host.v1.DeviceReservation
+	(*DeviceMount)(nil),             // 11: pannier.host.v1.DeviceMount
+	(*DeviceNode)(nil),              // 12: pannier.host.v1.DeviceNode
+	(*ServiceStatus)(nil),           // 13: pannier.host.v1.ServiceStatus
+	(*Mount)(nil),                   // 14: pannier.host.v1.Mount
+	(*Step)(nil),                    // 15: pannier.host.v1.Step
+	(*StartWorkloadRequest)(nil),    // 16: pannier.host.v1.StartWorkloadRequest
+	(*StartWorkloadResponse)(nil),   // 17: pannier.host.v1.StartWorkloadResponse
+	(*CheckWorkloadRequest)(nil),    // 18: pannier.host.v1.CheckWorkloadRequest
+	(*CheckWorkloadResponse)(nil),   // 19: pannier.host.v1.CheckWorkloadResponse
+	(*CheckedVolume)(nil),           // 20: pannier.host.v1.CheckedVolume
+	(*RunningWorkloadRequest)(nil),  // 21: pannier.host.v1.RunningWorkloadRequest
+	(*RunningWorkloadResponse)(nil), // 22: pannier.host.v1.RunningWorkloadResponse
+	(*StopWorkloadRequest)(nil),     // 23: pannier.host.v1.StopWorkloadRequest
+	(*StopWorkloadResponse)(nil),    // 24: pannier.host.v1.StopWorkloadResponse
+	(*GetWorkloadRequest)(nil),      // 25: pannier.host.v1.GetWorkloadRequest
+	(*GetWorkloadResponse)(nil),     // 26: pannier.host.v1.GetWorkloadResponse
+	(*Holder)(nil),                  // 27: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 28: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 29: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 30: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 31: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 32: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 33: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 34: pannier.host.v1.DeviceReservation.EnvEntry
+	(*v1.Service)(nil),              // 35: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 36: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 38: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	34, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	35, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	29, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	35, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	30, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	31, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	30, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	36, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	31, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	32, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
-	13, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
-	14, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	36, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	36, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
-	12, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	32, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
-	8,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
-	9,  // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	36, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
-	7,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
-	36, // 21: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	36, // 22: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
-	10, // 23: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
-	11, // 24: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	33, // 25: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	36, // 26: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	36, // 27: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	37, // 28: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 29: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	14, // 30: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 31: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	0,  // 32: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	19, // 33: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
-	14, // 34: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 35: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 36: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	26, // 37: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	6,  // 38: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	15, // 39: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	17, // 40: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
-	20, // 41: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	22, // 42: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	24, // 43: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	27, // 44: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	16, // 45: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	18, // 46: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
-	21, // 47: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	23, // 48: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	25, // 49: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	28, // 50: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	45, // [45:51] is the sub-list for method output_type
-	39, // [39:45] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	14, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
+	15, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
+	37, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	37, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	13, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
+	33, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	9,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
+	10, // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
+	37, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	8,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
+	7,  // 21: pannier.host.v1.Workload.credentials:type_name -> pannier.host.v1.Credential
+	37, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	37, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	11, // 24: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
+	12, // 25: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
+	34, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	37, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	37, // 28: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	38, // 29: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 30: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	15, // 31: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 32: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	0,  // 33: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	20, // 34: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
+	15, // 35: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 36: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 37: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	27, // 38: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	6,  // 39: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	16, // 40: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	18, // 41: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
+	21, // 42: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	23, // 43: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	25, // 44: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	28, // 45: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	17, // 46: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	19, // 47: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	22, // 48: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	24, // 49: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	26, // 50: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	29, // 51: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	46, // [46:52] is the sub-list for method output_type
+	40, // [40:46] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2703,11 +2794,11 @@ func file_pannier_host_v1_workload_proto_init() {
 		return
 	}
 	file_pannier_host_v1_volume_proto_init()
-	file_pannier_host_v1_workload_proto_msgTypes[16].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[17].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
 		(*StartWorkloadResponse_Workload)(nil),
 	}
-	file_pannier_host_v1_workload_proto_msgTypes[23].OneofWrappers = []any{
+	file_pannier_host_v1_workload_proto_msgTypes[24].OneofWrappers = []any{
 		(*StopWorkloadResponse_Step)(nil),
 		(*StopWorkloadResponse_Workload)(nil),
 	}
@@ -2717,7 +2808,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
