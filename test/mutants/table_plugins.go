@@ -12,6 +12,20 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "revoked-unread", promise: "a token that was reported as revoked is gone, also during a restart of Consul",
+		file: "plugins/sids/internal/tokens/revoke.go",
+		old:  "		case consul.NoSuchToken(err):\n",
+		new:  "		case consul.NoSuchToken(err) || err == nil:\n",
+		pkg:  "./plugins/sids/internal/tokens", run: "^TestRevokeDuringARestart$",
+	},
+	{
+		name: "refusal-unread", promise: "a Consul that has just restarted is asked again about a token that it does not know",
+		file: "plugins/internal/consul/settled.go",
+		old:  "	if stands {\n",
+		new:  "	if stands && len(text) == 0 {\n",
+		pkg:  "./plugins/internal/consul", run: "^TestATokenThatIsNotKnown$",
+	},
+	{
 		name: "trace-not-handed-over", promise: "what a plugin does for a call is in the trace of the call",
 		file: "sdk/intercept.go",
 		old:  "	resp, err = handler(traced(ctx), req)\n",

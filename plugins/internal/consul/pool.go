@@ -87,8 +87,9 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 		return nil, err
 	}
 	conf.Transport = transport
+	sure := &settled{next: redacting{transport}}
 	conf.HttpClient = &http.Client{
-		Transport: traced{redacting{transport}},
+		Transport: traced{sure},
 		// Consul's API never redirects, and a token must not follow a redirect of another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
@@ -96,6 +97,7 @@ func (p *Pool) Client(c service.Consul, token string) (*api.Client, error) {
 	if err != nil {
 		return nil, Error(err, c, "make a client")
 	}
+	sure.prefix = conf.PathPrefix // from the address
 	return client, nil
 }
 

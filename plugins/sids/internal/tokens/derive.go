@@ -130,10 +130,14 @@ func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.Deriv
 	}
 	ctx, cancel := context.WithTimeout(ctx, i.callTimeout)
 	defer cancel()
-	token, _, err := client.ACL().Login(&api.ACLLoginParams{
-		AuthMethod: c.AuthMethod, BearerToken: req.JWT,
-		Meta: metadata(req),
-	}, writing(ctx))
+	params := &api.ACLLoginParams{AuthMethod: c.AuthMethod, BearerToken: req.JWT, Meta: metadata(req)}
+	token, _, err := client.ACL().Login(params, writing(ctx))
+	if consul.Answered(err, http.StatusForbidden) {
+		// A leader that was just elected may not have read the auth method or its rules yet. It answers no consistent reads.
+		if _, _, err = client.ACL().TokenReadSelf(consistent(ctx)); err == nil || consul.Answered(err, http.StatusForbidden) {
+			token, _, err = client.ACL().Login(params, writing(ctx))
+		}
+	}
 	if err != nil {
 		return nil, loginError(err, c, what)
 	}

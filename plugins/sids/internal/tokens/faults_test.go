@@ -3,12 +3,14 @@ package tokens
 import (
 	"context"
 	"net/http"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 )
@@ -266,5 +268,74 @@ func TestClosed(t *testing.T) {
 	}
 	if err := <-answer; status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v, want Unavailable", err)
+	}
+}
+
+// TestRevokeDuringARestart: a Consul that has just elected a leader answers from a state that it has not read yet, as
+// if tokens that stand did not exist. A token that was reported as revoked is gone for good, and none that stands is
+// reported as gone or refused.
+func TestRevokeDuringARestart(t *testing.T) {
+	t.Parallel()
+	t.Run("minted", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, 1)
+		w.restarts(t, func() identity.DeriveRequest { return request(t) })
+	})
+	t.Run("from a login", func(t *testing.T) {
+		t.Parallel()
+		w, s := loginWorld(t)
+		w.restarts(t, func() identity.DeriveRequest { return w.loginRequest(t, s, claims(time.Now())) })
+	})
+}
+
+// restarts makes calls while Consul restarts.
+func (w *world) restarts(t *testing.T, next func() identity.DeriveRequest) {
+	t.Helper()
+	const rounds, tokens = 3, 10
+	type derived struct {
+		identity.Token
+		secret string
+	}
+	derive := func() (d derived) {
+		d.Token, d.secret = w.derive(t, next())
+		return d
+	}
+	for round := range rounds {
+		var ends, stands [tokens]derived
+		var more [tokens]identity.DeriveRequest
+		for n := range tokens {
+			ends[n], stands[n], more[n] = derive(), derive(), next()
+		}
+		w.Kill(0)
+		var calls sync.WaitGroup
+		for n := range tokens {
+			for _, call := range []func() error{
+				func() error { return w.issuer.Revoke(t.Context(), w.consul, ends[n].Accessor, ends[n].secret) },
+				func() error { _, err := w.issuer.Read(t.Context(), w.consul, stands[n].secret); return err },
+				func() error { _, _, err := w.issuer.Derive(t.Context(), w.consul, more[n]); return err },
+			} {
+				calls.Go(func() { retried(t, call) })
+			}
+		}
+		w.Restart(0, false)
+		calls.Wait()
+		if left := len(w.tokensOf(t, "web")); left != 2*tokens*(round+1) {
+			t.Errorf("round %d: %d tokens stand, want %d", round, left, 2*tokens*(round+1))
+		}
+	}
+}
+
+// retried repeats a call like the host.
+func retried(t *testing.T, call func() error) {
+	t.Helper()
+	err := call()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); err = call() {
+		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -78,13 +78,17 @@ func (i *Issuer) end(ctx context.Context, c service.Consul, accessor string) err
 	}
 	asking, cancel := context.WithTimeout(ctx, i.callTimeout)
 	defer cancel()
-	_, err = client.ACL().TokenDelete(accessor, writing(asking))
-	if !consul.Answered(err, http.StatusNotFound) {
-		return i.privilegedError(err, c, what)
+	for {
+		_, err = client.ACL().TokenDelete(accessor, writing(asking))
+		if !consul.Answered(err, http.StatusNotFound) {
+			return i.privilegedError(err, c, what)
+		}
+		// A leader that was just elected answers so about tokens that it has not read yet. It answers no consistent reads.
+		switch _, _, err = client.ACL().TokenRead(accessor, consistent(asking)); {
+		case consul.NoSuchToken(err):
+			return nil
+		case err != nil:
+			return i.privilegedError(err, c, what)
+		}
 	}
-	// Consul answers the same if the plugin's own token does not exist.
-	if _, _, err := client.ACL().TokenReadSelf(consistent(asking)); err != nil {
-		return i.privilegedError(err, c, what)
-	}
-	return nil
 }
