@@ -404,7 +404,6 @@ func TestLists(t *testing.T) {
 	}
 	for want, req := range map[string]*hostv1.ListVolumesRequest{
 		"abc": {Namespace: "*"}, "ab": {Namespace: "default"}, "c": {Namespace: "prod"}, "a": {Node: "n1"},
-		"": {PluginId: "other"},
 	} {
 		if got := ids(req); got != want {
 			t.Errorf("%v: %q, want %q", req, got, want)
@@ -412,6 +411,8 @@ func TestLists(t *testing.T) {
 	}
 	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "a/b"}))
 	wantError(t, err, connect.CodeInvalidArgument, "namespace")
+	_, err = h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "other"}))
+	wantError(t, err, connect.CodeNotFound, `there is "fake"`)
 
 	external, err := h.client.Volumes.ListExternal(h.ctx,
 		request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))

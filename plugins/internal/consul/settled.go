@@ -48,7 +48,7 @@ func (s settled) RoundTrip(req *http.Request) (*http.Response, error) {
 	stands := false
 	if bytes.Contains(text, []byte(unknownToken)) && !bytes.Contains(text, []byte(unknownObject)) {
 		if stands, err = s.stands(req, token); err != nil {
-			return nil, fmt.Errorf("Consul answered %q, and cannot make sure: %w", text, err)
+			return nil, fmt.Errorf("cannot confirm that Consul answered %q: %w", text, err)
 		}
 	}
 	if stands {

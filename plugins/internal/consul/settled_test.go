@@ -30,7 +30,7 @@ func TestATokenThatIsNotKnown(t *testing.T) {
 		"it stands":       {cluster.Management, nil, codes.Unavailable, "although the token exists"},
 		"it does not":     {"5ec4e700-0000-4000-8000-000000000000", nil, codes.PermissionDenied, "ACL not found"},
 		"without leader":  {cluster.Management, consul.Status(http.StatusInternalServerError, "No cluster leader"), codes.Unavailable, "No cluster leader"},
-		"without answers": {cluster.Management, consul.Cut(), codes.Unavailable, "cannot make sure"},
+		"without answers": {cluster.Management, consul.Cut(), codes.Unavailable, "cannot confirm"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer proxy.Clear()

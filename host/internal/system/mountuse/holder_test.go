@@ -95,8 +95,6 @@ func TestHoldersOfAMount(t *testing.T) {
 	}
 }
 
-// A copy in this process's own namespace counts as well, unless an agent made it, or it was there before: then the
-// volume is a copy of it.
 // A volume is released while its holders are looked for: its folder goes with its mount.
 func TestHoldersOfWhatIsBeingUnmounted(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a mount that is being unmounted")
@@ -121,6 +119,8 @@ func TestHoldersOfWhatIsBeingUnmounted(t *testing.T) {
 	}
 }
 
+// A copy in this process's own namespace counts as well, unless an agent made it, or it was there before: then the
+// volume is a copy of it.
 func TestHoldersInTheOwnNamespace(t *testing.T) {
 	testbin.RequireRoot(t, "who holds a mount in this namespace")
 	host := tempDir(t)
