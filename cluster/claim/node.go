@@ -6,6 +6,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -125,7 +126,7 @@ func AmongNamespaces(patterns []string, namespace string) bool {
 }
 
 // validPattern is a namespace's name in which * matches any characters.
-var validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
+var validPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`) })
 
 // CheckNamespaces checks the namespaces that a node is to be bound to. The error is a *FieldError.
 func CheckNamespaces(node string, namespaces []string) error {
@@ -134,7 +135,7 @@ func CheckNamespaces(node string, namespaces []string) error {
 		c.fail("namespaces", fmt.Sprintf("are more than %d", MaxNamespaces))
 	}
 	for _, n := range namespaces {
-		if !validPattern.MatchString(n) {
+		if !validPattern().MatchString(n) {
 			c.fail("namespaces", fmt.Sprintf("has %q: 1 to 128 letters, digits and - _ . only, and * for any of them", n))
 		}
 	}
@@ -267,13 +268,13 @@ const (
 )
 
 // sha256Hex is the format of a secret's hash.
-var sha256Hex = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var sha256Hex = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
 // Validate checks a node's report about itself. The error is a *FieldError.
 func (n *Node) Validate() error {
 	c := checker{object: fmt.Sprintf("node %q", n.Name)}
 	c.id("name", n.Name)
-	if n.SecretHash != "" && !sha256Hex.MatchString(n.SecretHash) {
+	if n.SecretHash != "" && !sha256Hex().MatchString(n.SecretHash) {
 		c.fail("secret_hash", "is no SHA-256 in lower-case hexadecimal")
 	}
 	if len(n.Drivers) > MaxDrivers {

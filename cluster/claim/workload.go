@@ -3,6 +3,7 @@ package claim
 import (
 	"fmt"
 	"regexp"
+	"sync"
 	"time"
 )
 
@@ -80,7 +81,9 @@ func (t *Token) SamePurpose(o Token) bool {
 }
 
 // uuid is how Consul writes an accessor (RFC 9562, in lower case).
-var uuid = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+var uuid = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+})
 
 // Validate checks a token before it is recorded. The error is a *FieldError.
 func (t *Token) Validate() error {
@@ -88,10 +91,10 @@ func (t *Token) Validate() error {
 		return err
 	}
 	c := checker{object: fmt.Sprintf("token %q of workload %q", t.ID, t.Workload)}
-	if !uuid.MatchString(t.ID) {
+	if !uuid().MatchString(t.ID) {
 		c.fail("id", "is not a UUID in lower case")
 	}
-	if t.Accessor != "" && !uuid.MatchString(t.Accessor) {
+	if t.Accessor != "" && !uuid().MatchString(t.Accessor) {
 		c.fail("accessor", fmt.Sprintf("%q is not a UUID in lower case", t.Accessor))
 	}
 	c.id("node", t.Node)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -82,15 +83,17 @@ const (
 )
 
 var (
-	nameForm    = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+	nameForm = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+	})
 	metaKeyForm = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
-	labelForm   = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_-]{0,62}$`)
+	labelForm   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_-]{0,62}$`) })
 )
 
 // CheckLabel returns an error if a port's label is invalid. A label must not be a number, and is used in the
 // variable ${port.LABEL}.
 func CheckLabel(label string) error {
-	if !labelForm.MatchString(label) {
+	if !labelForm().MatchString(label) {
 		return fmt.Errorf("%q is no label: up to 63 letters, digits, - and _, beginning with a letter or _", label)
 	}
 	return nil
@@ -133,7 +136,7 @@ func (v *validator) serviceName(at field, name string, meshed bool) {
 	switch {
 	case name == "":
 		v.fail(at, "is required")
-	case !nameForm.MatchString(name):
+	case !nameForm().MatchString(name):
 		v.fail(at, "%q must be 1 to 63 letters, digits and hyphens, without a hyphen at an end", name)
 	case meshed && strings.ToLower(name) != name:
 		v.fail(at, "%q must be in small letters: Consul has no service identity for another", name)

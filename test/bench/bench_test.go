@@ -22,6 +22,7 @@ func BenchmarkPannier(b *testing.B) {
 		measure func(b *testing.B, r *table.Report)
 	}{
 		{"Start and stop of a workload with one volume, beside the driver alone", measureLatency},
+		{"Whole commands", measureCommands},
 		{"Claims in the ledger, one durable voter", measureLedger},
 		{"Start and stop of a workload with a sidecar: service, token and bootstrap", measureMesh},
 		{"The agent's start", measureStart},

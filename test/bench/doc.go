@@ -15,6 +15,9 @@
 // and at once. A start has one, raft's, for the claims; the journal is not synced. A release has
 // three, one for each recorded state. Concurrent ones share theirs.
 //
+// Whole commands. From fork to end, in turns 40 times: a hello world in Go, pannier version, and pannier workload run
+// of true with one volume, which is claimed, mounted, unmounted and released.
+//
 // Claims. cluster.Node in the benchmark's process, one voter, log synced: no API, no driver. Two
 // ledgers, with 100 and 100,000 volumes, take a claim in turns, 2,000 each; for the rates, 1, 16
 // and 256 goroutines claim.

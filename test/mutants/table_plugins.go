@@ -301,8 +301,8 @@ var plugins = []mutant{
 	{
 		name: "copy-forgotten", promise: "a plugin without its file goes on from its copy, under the next host too",
 		file: "host/internal/pluginhost/supervisor/supervisor.go",
-		old:  "		if goodName.MatchString(name) {\n			names = append(names, name)\n",
-		new:  "		if goodName.MatchString(name) && s.found[name] != nil {\n			names = append(names, name)\n",
+		old:  "		if goodName().MatchString(name) {\n			names = append(names, name)\n",
+		new:  "		if goodName().MatchString(name) && s.found[name] != nil {\n			names = append(names, name)\n",
 		pkg:  supervisorPkg, run: "^TestAFileIsGone$",
 	},
 	{

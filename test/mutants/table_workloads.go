@@ -232,7 +232,7 @@ var workloads = []mutant{
 	},
 	{
 		name: "destination-through-a-link", promise: "no volume is mounted where a workload's user wants it on the host",
-		file: "host/internal/cli/launch/bind.go",
+		file: "host/internal/cli/launch/child/bind.go",
 		old:  "unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC",
 		new:  "unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC",
 		pkg:  "./host/internal/cli/launch", run: "^TestDestinationsThatAUserHasPrepared$",

@@ -19,7 +19,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api"
@@ -45,9 +44,6 @@ type Options struct {
 
 // Main runs one command and returns the exit code (see the constants).
 func Main(ctx context.Context, o Options) int {
-	if len(o.Args) > 0 && o.Args[0] == launch.ChildArg {
-		return launch.Child()
-	}
 	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
 	if name := filepath.Base(o.Name); name == mountHelper || name == umountHelper {
 		return a.mountMain(ctx, name)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -35,11 +36,11 @@ func (i *installing) flags(cmd *cobra.Command) {
 	flags.StringVar(&i.pluginDir, "plugin-dir", "", "the `FOLDER` of the plugins (default: the configuration's)")
 }
 
-var sumForm = regexp.MustCompile(`^(sha256:)?[0-9a-fA-F]{64}$`)
+var sumForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(sha256:)?[0-9a-fA-F]{64}$`) })
 
 // complete reads what is not given from the agent's configuration.
 func (i *installing) complete(cmd *cobra.Command) error {
-	if i.cfg.SHA256 != "" && !sumForm.MatchString(i.cfg.SHA256) {
+	if i.cfg.SHA256 != "" && !sumForm().MatchString(i.cfg.SHA256) {
 		return &usageError{err: fmt.Errorf("-sha256: 64 hex digits are required, not %q", i.cfg.SHA256)}
 	}
 	if _, err := os.Stat(systemConfig); err == nil && !cmd.Flags().Changed("config") {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/hcl/v2"
 )
@@ -15,7 +16,7 @@ import (
 const maxSockets = 16
 
 // socketName matches names of listening sockets, which are passed on in a list.
-var socketName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+var socketName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
 // frontend reads the blocks of a front door. A later file's listen block replaces an earlier one of its name, and an
 // api block an earlier one.
@@ -35,7 +36,7 @@ func (l *loader) frontend(s *section, p *Plugin, at hcl.Range) {
 	for _, block := range listens {
 		name := block.Labels[0]
 		switch {
-		case !socketName.MatchString(name):
+		case !socketName().MatchString(name):
 			s.problems.add(block.DefRange, "%s: name %q: 1 to 64 letters, digits, - and _ are allowed", s.key("listen"), name)
 			continue
 		case seen[name]:

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/dustin/go-humanize"
 	"github.com/hashicorp/go-version"
@@ -17,7 +18,7 @@ import (
 	"github.com/pannier/pannier/internal/trusted"
 )
 
-var checksumForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+var checksumForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`) })
 
 func (l *loader) pluginBlocks(s *section) {
 	seen := map[string]bool{}
@@ -124,7 +125,7 @@ func (s *section) pluginName(name string, dst *string) {
 }
 
 func (s *section) checksum(dst *string) {
-	if s.str("checksum", dst) && *dst != "" && !checksumForm.MatchString(*dst) {
+	if s.str("checksum", dst) && *dst != "" && !checksumForm().MatchString(*dst) {
 		s.fail("checksum", "%q is not sha256: and 64 hex digits", *dst)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"sync"
 
 	"github.com/pannier/pannier/internal/atomicfile"
 )
@@ -19,7 +20,7 @@ import (
 type Secret struct{ text string }
 
 // secretText matches what rand.Text returns.
-var secretText = regexp.MustCompile(`^[A-Z2-7]{26,64}$`)
+var secretText = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z2-7]{26,64}$`) })
 
 // OpenSecret reads the node's secret from a file that only its owner can read, and creates one if there is none.
 func OpenSecret(path string) (Secret, error) {
@@ -42,7 +43,7 @@ func OpenSecret(path string) (Secret, error) {
 	if err != nil {
 		return Secret{}, fmt.Errorf("read the node's secret: %w", err)
 	}
-	if !secretText.Match(text) {
+	if !secretText().Match(text) {
 		return Secret{}, fmt.Errorf(
 			"the node's secret %s is damaged: restore it, or remove it and run on a server: pannier node purge", path)
 	}

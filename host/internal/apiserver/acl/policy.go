@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -106,15 +107,15 @@ func (p *parser) parse(text string) {
 }
 
 var (
-	validPattern = regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`)
+	validPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9\-_.*]{1,128}$`) })
 	// validService matches names of services (sdk/service) and patterns of them.
-	validService = regexp.MustCompile(`^[a-zA-Z0-9\-*]{1,63}$`)
+	validService = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9\-*]{1,63}$`) })
 )
 
 // namespace reads a namespace block. Its attribute policy is short for several capabilities.
 func (p *parser) namespace(key string, block *hcl.Block) {
 	pattern := block.Labels[0]
-	if !validPattern.MatchString(pattern) {
+	if !validPattern().MatchString(pattern) {
 		p.fail(block.DefRange,
 			"%s: the name of a namespace has 1 to 128 letters, digits and - _ . only, and * for any of them", key)
 	}
@@ -146,7 +147,7 @@ func (p *parser) namespace(key string, block *hcl.Block) {
 	}
 	if attr := content.Attributes["services"]; attr != nil {
 		for _, word := range p.words(key+".services", attr) {
-			if !validService.MatchString(word) {
+			if !validService().MatchString(word) {
 				p.fail(attr.Range,
 					"%s.services: %q: the name of a service has 1 to 63 letters, digits and hyphens, and * for any of them", key, word)
 			}

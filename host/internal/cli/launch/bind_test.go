@@ -137,7 +137,7 @@ func TestNoNewPrivileges(t *testing.T) {
 grep -q '^NoNewPrivs:.*1$' /proc/self/status || exit 1
 set -- $(cat /proc/$$/stat)
 test "$6" = $$ || exit 3
-grep /data\  /proc/self/mountinfo | grep nosuid | grep -q nodev || exit 2
+grep -F " ` + dir + `/data " /proc/self/mountinfo | grep nosuid | grep -q nodev || exit 2
 exit 42`
 	if code := run(t, plan, script); code != 42 {
 		t.Fatalf("exit code %d", code)

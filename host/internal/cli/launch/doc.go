@@ -1,9 +1,9 @@
 // Package launch runs a workload's program in a mount namespace of its own, with each volume bound at its destination.
 //
-// The parent starts its own binary again as the child, in a new namespace. The child makes the namespace a slave of the
-// host's, so that it does not hold what the host unmounts later, binds the volumes and reports. When the parent says go
-// it
-// drops to the program's user and executes the program: the process id that was reported to the agent is the program's.
+// The parent starts its own binary again as the child (package child), in a new namespace. The child makes the
+// namespace a slave of the host's, so that it does not hold what the host unmounts later, binds the volumes and
+// reports. When the parent says go it drops to the program's user and executes the program: the process id that was
+// reported to the agent is the program's.
 //
 // Sidecars are started in the same way before the program, but join its namespace. They end last.
 //

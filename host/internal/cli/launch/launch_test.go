@@ -16,16 +16,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 	"github.com/pannier/pannier/internal/procfs"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// TestMain also runs this binary as the child process, and as the parents that tests kill.
+// TestMain also runs this binary as the parents that tests kill. As a child it does not come here.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == ChildArg {
-		os.Exit(Child())
-	}
 	if script := os.Getenv("LAUNCH_TEST_PARENT"); script != "" {
 		os.Exit(parent(script))
 	}
@@ -47,6 +45,25 @@ func parent(script string) int {
 	}
 	code, _ := p.Wait()
 	return code
+}
+
+// The child of the whole program does its work before the agent's packages are initialized. Here it fails for want of a
+// plan.
+func TestTheChildIsInitializedEarly(t *testing.T) {
+	cmd := exec.Command(testbin.Build(t, "host/cmd/pannier"), child.Arg)
+	cmd.Env = []string{"GODEBUG=inittrace=1"}
+	trace, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != CodeNotRun {
+		t.Fatalf("%v:\n%s", err, trace)
+	}
+	if !strings.Contains(string(trace), "init golang.org/x/sys/unix ") {
+		t.Errorf("this is no trace:\n%s", trace)
+	}
+	for _, late := range []string{"google.golang.org/protobuf/reflect/", "github.com/dgraph-io/", "path/filepath "} {
+		if strings.Contains(string(trace), "init "+late) {
+			t.Errorf("%s is initialized before it:\n%s", late, trace)
+		}
+	}
 }
 
 func requireRoot(t *testing.T) {

@@ -5,49 +5,28 @@ import (
 	"os/user"
 	"strconv"
 	"strings"
+
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 )
 
-// Plan is what the child does. It is passed through a pipe, so that it is not visible in an argument list.
-type Plan struct {
-	// Join says that the child enters the given mount namespace, where everything is bound already. startIn sets it.
-	Join   bool    `json:"join,omitempty"`
-	Mounts []Mount `json:"mounts"`
-	// VolumesDir is where the host mounts all volumes. The namespace's copies of these mounts are unmounted. Empty:
-	// there are none.
-	VolumesDir string `json:"volumes_dir,omitempty"`
-	// Command is looked up in Env's PATH, in the new namespace.
-	Command string   `json:"command"`
-	Args    []string `json:"args"`
-	// Env is the program's whole environment, as KEY=value.
-	Env []string `json:"env"`
-	// User of the program; nil: the caller's.
-	User *User `json:"user,omitempty"`
-	// Parent is the process with which the child ends; Start sets it.
-	Parent int `json:"parent"`
-}
+// These are the child's.
+type (
+	// Plan is what the child does.
+	Plan = child.Plan
+	// Mount binds a mount of the host at the workload's destination.
+	Mount = child.Mount
+	// User is who runs the program.
+	User = child.User
+	// Error says why the program did not run.
+	Error = child.Error
+)
 
-// Mount binds a mount of the host at the workload's destination.
-type Mount struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
-	ReadOnly    bool   `json:"read_only"`
-	// Block says that the source is a device or another file, not a folder.
-	Block bool `json:"block"`
-	// SUID and Dev say that set-user-ID programs and device files in it work, unless the source's own mount has nosuid
-	// or nodev.
-	SUID bool `json:"suid,omitempty"`
-	Dev  bool `json:"dev,omitempty"`
-}
-
-// User is who runs the program.
-type User struct {
-	UID    int   `json:"uid"`
-	GID    int   `json:"gid"`
-	Groups []int `json:"groups"`
-	// Name and Home are empty if the system has no such user.
-	Name string `json:"name,omitempty"`
-	Home string `json:"home,omitempty"`
-}
+// The exit codes for a program that did not run.
+const (
+	CodeNotRun        = child.CodeNotRun
+	CodeNotExecutable = child.CodeNotExecutable
+	CodeNotFound      = child.CodeNotFound
+)
 
 // LookupUser reads USER or USER:GROUP, each a name or a number. A number needs no entry in the system; the group is
 // then the same number.
@@ -79,14 +58,14 @@ func LookupUser(text string) (*User, error) {
 		u.Groups = []int{u.GID}
 		return u, nil
 	}
-	if err := u.joinGroups(known); err != nil {
+	if err := joinGroups(u, known); err != nil {
 		return nil, err
 	}
 	return u, nil
 }
 
 // joinGroups adds the user's supplementary groups.
-func (u *User) joinGroups(known *user.User) error {
+func joinGroups(u *User, known *user.User) error {
 	u.Groups = []int{u.GID}
 	if known == nil {
 		return nil

@@ -11,33 +11,9 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/host/internal/cli/launch/child"
 )
-
-// ChildArg is the first argument that makes main call Child.
-const ChildArg = "__exec"
-
-// The exit codes for a program that did not run, as Docker's.
-const (
-	CodeNotRun        = 125
-	CodeNotExecutable = 126
-	CodeNotFound      = 127
-)
-
-// Error says why the program did not run.
-type Error struct {
-	// Code is CodeNotRun, CodeNotExecutable or CodeNotFound.
-	Code int
-	Text string
-}
-
-func (e *Error) Error() string { return e.Text }
-
-// report is one message of the child; after the last one the pipe is closed.
-type report struct {
-	Ready bool   `json:"ready,omitempty"`
-	Code  int    `json:"code,omitempty"`
-	Error string `json:"error,omitempty"`
-}
 
 // Process is a child, and then the program that it has become.
 type Process struct {
@@ -87,7 +63,7 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 		return nil, errors.Join(err, ordersOut.Close(), ordersIn.Close())
 	}
 
-	cmd.Path, cmd.Args = "/proc/self/exe", []string{os.Args[0], ChildArg}
+	cmd.Path, cmd.Args = "/proc/self/exe", []string{os.Args[0], child.Arg}
 	cmd.Stderr = os.Stderr
 	cmd.ExtraFiles = append([]*os.File{ordersOut, reportsIn}, cmd.ExtraFiles...)
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
@@ -100,7 +76,7 @@ func start(plan Plan, cmd *exec.Cmd) (*Process, error) {
 	err = errors.Join(err, reportsIn.Close(), ordersOut.Close())
 	if err != nil {
 		p.close()
-		return nil, &Error{CodeNotRun, fmt.Sprintf("start in a mount namespace: %v", err)}
+		return nil, &Error{Code: CodeNotRun, Text: fmt.Sprintf("start in a mount namespace: %v", err)}
 	}
 	err = json.NewEncoder(ordersIn).Encode(plan)
 	if err == nil || errors.Is(err, unix.EPIPE) {
@@ -133,12 +109,12 @@ func (p *Process) start() error {
 
 // await reads the child's next report: nil when it is ready.
 func (p *Process) await() error {
-	var r report
+	var r child.Report
 	if err := p.reports.Decode(&r); err != nil {
-		return &Error{CodeNotRun, "the child ended before it was ready"}
+		return &Error{Code: CodeNotRun, Text: "the child ended before it was ready"}
 	}
 	if !r.Ready {
-		return &Error{r.Code, r.Error}
+		return &Error{Code: r.Code, Text: r.Error}
 	}
 	return nil
 }
@@ -158,16 +134,16 @@ func (p *Process) Go() error {
 	_, err := io.WriteString(p.orders, `{"go":true}`+"\n")
 	if err != nil && !errors.Is(err, unix.EPIPE) {
 		p.Abort()
-		return &Error{CodeNotRun, fmt.Sprintf("tell the child to go: %v", err)}
+		return &Error{Code: CodeNotRun, Text: fmt.Sprintf("tell the child to go: %v", err)}
 	}
 	defer p.close()
 	// The pipe closes at the exec, or when the child ends, which Wait reports.
-	var r report
+	var r child.Report
 	if err := p.reports.Decode(&r); err != nil {
 		return nil
 	}
 	<-p.done
-	return &Error{r.Code, r.Error}
+	return &Error{Code: r.Code, Text: r.Error}
 }
 
 // Abort kills a child that shall not execute the program, and waits for it. It may be called more than once.

@@ -48,7 +48,7 @@ type Sidecars struct {
 func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, error) {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	if err != nil {
-		return nil, &Error{CodeNotRun, fmt.Sprintf("open the workload's mount namespace: %v", err)}
+		return nil, &Error{Code: CodeNotRun, Text: fmt.Sprintf("open the workload's mount namespace: %v", err)}
 	}
 	return &Sidecars{namespace: namespace, note: note, timing: defaultTiming, stopping: make(chan struct{})}, nil
 }
@@ -61,7 +61,7 @@ func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file strin
 	c := &sidecar{of: s, name: name, plan: plan, file: file, done: make(chan struct{})}
 	p, err := c.launch()
 	if err != nil {
-		return &Error{CodeNotRun, fmt.Sprintf("sidecar %q: %v", name, err)}
+		return &Error{Code: CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", name, err)}
 	}
 	c.process = p
 	s.all = append(s.all, c)

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"text/template"
 
 	nodedirs "github.com/pannier/pannier/examples/plugins/node-dirs"
@@ -182,7 +183,7 @@ func (f *filled) writeExample() (files []string, err error) {
 }
 
 // goodName matches valid file names of plugins.
-var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
 // goodModule matches module paths roughly; the go command checks them exactly.
 var goodModule = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._~/-]*$`)
@@ -202,7 +203,7 @@ func (p Plugin) check() (*filled, error) {
 		return nil, fmt.Errorf("find the plugin's folder: %w", err)
 	}
 	f := &filled{Plugin: p, Name: filepath.Base(abs), SDK: SDK}
-	if !goodName.MatchString(f.Name) {
+	if !goodName().MatchString(f.Name) {
 		return nil, fmt.Errorf("the folder's name is the plugin's, and %q is none: take 1 to 64 letters, digits, - and _",
 			f.Name)
 	}

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Role is what a certificate allows its holder to do.
@@ -49,7 +50,7 @@ func (id Identity) DNSName() string { return string(id.Role) + "." + id.DC + "."
 func (id Identity) String() string { return id.URI().String() }
 
 // validName matches the names of agents and datacenters, as in the agent's configuration.
-var validName = regexp.MustCompile(`^[a-zA-Z0-9\-_.]{1,128}$`)
+var validName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9\-_.]{1,128}$`) })
 
 // check refuses an identity that no certificate may have.
 func (id Identity) check() error {
@@ -57,7 +58,7 @@ func (id Identity) check() error {
 		return fmt.Errorf("the role %q is not one of server, node, cli", id.Role)
 	}
 	for what, name := range map[string]string{"name": id.Name, "datacenter": id.DC} {
-		if !validName.MatchString(name) || name == "." || name == ".." {
+		if !validName().MatchString(name) || name == "." || name == ".." {
 			return fmt.Errorf("the %s %q may have letters, digits and - _ . only, and 1 to 128 of them", what, name)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/go-version"
 	"golang.org/x/sys/unix"
@@ -119,7 +120,7 @@ func (i *installation) choose(b *bundle) (best file, err error) {
 		}
 		plain := f.asset.Version == nil && f.asset.OS == "" // as LICENSE is too
 		switch {
-		case !goodName.MatchString(f.asset.Name), i.Name != "" && f.asset.Name != i.Name,
+		case !goodName().MatchString(f.asset.Name), i.Name != "" && f.asset.Name != i.Name,
 			i.Name == "" && plain && len(names) > 1:
 			continue
 		case f.asset.OS != "" && f.asset.OS != "linux", f.asset.Arch != "" && f.asset.Arch != i.Arch,
@@ -153,7 +154,7 @@ func (i *installation) choose(b *bundle) (best file, err error) {
 }
 
 // goodName matches the name of a plugin that the agent would run. It becomes part of paths.
-var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
 // isNoPlugin says whether a file cannot be a plugin, by its name.
 func isNoPlugin(name string) bool {

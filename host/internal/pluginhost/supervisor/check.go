@@ -36,7 +36,7 @@ func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 	}
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
-		if !goodName.MatchString(name) {
+		if !goodName().MatchString(name) {
 			continue // of a process that was only verified
 		}
 		i := newInstance(s, name, s.spec(name))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -108,7 +109,7 @@ type Plugin struct {
 const defaultKeepVersions = 3
 
 // goodName matches a valid plugin name. The name becomes part of paths.
-var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`)
+var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$`) })
 
 func (c Config) withDefaults() Config {
 	def := func(d *time.Duration, value time.Duration) {
@@ -149,7 +150,7 @@ func (c Config) validate() error {
 }
 
 func (p Plugin) validate() error {
-	if !goodName.MatchString(p.Name) {
+	if !goodName().MatchString(p.Name) {
 		return errors.New("the name must be 1 to 64 letters, digits, - and _")
 	}
 	if _, err := p.checksum(); err != nil {
@@ -163,7 +164,7 @@ func (p Plugin) validate() error {
 	return nil
 }
 
-var hexSum = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var hexSum = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
 // checksum returns the hex digits of Checksum, or "" if there is none.
 func (p Plugin) checksum() (string, error) {
@@ -171,7 +172,7 @@ func (p Plugin) checksum() (string, error) {
 		return "", nil
 	}
 	sum, ok := strings.CutPrefix(strings.ToLower(p.Checksum), "sha256:")
-	if !ok || !hexSum.MatchString(sum) {
+	if !ok || !hexSum().MatchString(sum) {
 		return "", fmt.Errorf("checksum: want sha256: and 64 hex digits, got %q", p.Checksum)
 	}
 	return sum, nil

@@ -59,7 +59,7 @@ func discover(dir string, skipped func(file, reason string)) (map[string][]file,
 		if !executable && v == nil && name != e.Name() {
 			continue
 		}
-		if !goodName.MatchString(name) {
+		if !goodName().MatchString(name) {
 			if executable {
 				skipped(e.Name(), "a plugin's name must be 1 to 64 letters, digits, - and _")
 			}

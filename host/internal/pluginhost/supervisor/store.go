@@ -154,7 +154,7 @@ func (s *store) collect(keep map[string]bool) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if sha := e.Name(); hexSum.MatchString(sha) && !keep[sha] && s.pins[sha] == 0 {
+		if sha := e.Name(); hexSum().MatchString(sha) && !keep[sha] && s.pins[sha] == 0 {
 			errs = append(errs, os.RemoveAll(filepath.Join(s.dir, sha)))
 		}
 	}

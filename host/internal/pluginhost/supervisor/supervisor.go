@@ -173,7 +173,7 @@ func (s *Supervisor) start(parent context.Context, recorded []string) {
 		names = append(names, p.Name)
 	}
 	for _, name := range recorded {
-		if goodName.MatchString(name) {
+		if goodName().MatchString(name) {
 			names = append(names, name)
 		} else {
 			s.running.Go(func() { s.retireRecord(s.ctx, name) })

@@ -98,7 +98,7 @@ func mayBePlugin(path, name string) error {
 		return errors.New("it is not executable")
 	case ignored(filepath.Base(path)):
 		return errors.New("its name is that of a file that is still being written")
-	case !goodName.MatchString(name):
+	case !goodName().MatchString(name):
 		return errors.New("its name is not that of a plugin: 1 to 64 letters, digits, - and _")
 	}
 	return nil

@@ -72,7 +72,7 @@ const minSumDigits = 6
 // its checksum.
 func (i *instance) resolve(name string) (sha string, err error) {
 	sum := strings.TrimPrefix(strings.ToLower(name), "sha256:")
-	if hexSum.MatchString(sum) {
+	if hexSum().MatchString(sum) {
 		return sum, nil
 	}
 	var found []Version

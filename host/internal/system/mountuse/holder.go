@@ -64,7 +64,11 @@ func (h Holder) Stop() string {
 // them: an earlier one is what the driver serves the volume from.
 func Holders(path, ignore, destination string) ([]Holder, error) {
 	device, missing := deviceAt(path) // before the look: afterwards it may be unmounted, and gone
-	scene, err := Look([]string{path}, nil)
+	pids, err := procfs.Numbers(procfs.Root)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	scene, err := look([]string{path}, nil, pids)
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,20 @@ type view struct {
 // Look reads the mounts and the processes. before are the Copies of an earlier scene: their originals may have been
 // unmounted since.
 func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
+	all, err := processes()
+	if err != nil {
+		return nil, err
+	}
+	s, err := look(paths, before, slices.Collect(maps.Keys(all)))
+	if err != nil {
+		return nil, err
+	}
+	s.Processes = all
+	return s, nil
+}
+
+// look makes a scene without Processes: of these it reads only which mounts they see.
+func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	s := &Scene{
 		Copies: map[Copy]Origin{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
 		devices: map[uint64]string{}, blocks: map[uint64]string{}, seen: map[uint64][]shown{},
@@ -89,15 +103,12 @@ func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
 	if s.own, err = procfs.MountNamespace(Self); err != nil {
 		return nil, err
 	}
-	if s.Processes, err = processes(); err != nil {
-		return nil, err
-	}
 	table, err := Read(Self)
 	if err != nil {
 		return nil, err
 	}
 	s.findPlaces(table)
-	s.views, s.Namespaces = readViews(slices.Collect(maps.Keys(s.Processes)), s.own)
+	s.views, s.Namespaces = readViews(pids, s.own)
 	own := Tree{s.own, "/"}
 	s.views[own] = view{own, os.Getpid(), table}
 	s.findCopies(before)
@@ -197,13 +208,16 @@ func readViews(pids []int, own uint64) (views map[Tree]view, namespaces map[int]
 	for _, pid := range pids {
 		dir := procfs.Dir(pid)
 		ns, err := procfs.MountNamespace(dir)
-		root, rootErr := os.Readlink(dir + "/root")
-		if err != nil || rootErr != nil {
+		if err != nil {
 			continue // it has ended
 		}
 		namespaces[pid] = ns
+		if ns == own {
+			continue
+		}
+		root, err := os.Readlink(dir + "/root")
 		t := Tree{ns, root}
-		if ns == own || views[t].mounts != nil {
+		if err != nil || views[t].mounts != nil {
 			continue
 		}
 		if table, err := Read(dir); err == nil && len(table) > 0 {

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -23,14 +24,16 @@ type Owner struct {
 }
 
 // containerID is in the control groups of containers, such as /docker/ID, docker-ID.scope, libpod-ID.scope.
-var containerID = regexp.MustCompile(`(?:([a-z][a-z-]*)[-/])?([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
+var containerID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?:([a-z][a-z-]*)[-/])?([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
+})
 
 // shortID is how many digits of a container's id its engine shows.
 const shortID = 12
 
 // Of returns the owner of a process in a control group.
 func Of(pid int, group string) Owner {
-	if m := containerID.FindStringSubmatch(group); m != nil {
+	if m := containerID().FindStringSubmatch(group); m != nil {
 		return container(pid, m[1], m[2])
 	}
 	own, _ := os.ReadFile(procfs.Dir(os.Getpid()) + "/cgroup")

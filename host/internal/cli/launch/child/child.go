@@ -1,4 +1,4 @@
-package launch
+package child
 
 import (
 	"encoding/json"
@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
-	"path/filepath"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,9 +23,18 @@ const (
 	namespaceFD = 5
 )
 
-// Child runs the child. It returns, with an exit code, only if the program could not be run. main calls it before
-// anything else.
-func Child() int {
+// Arg is the first argument that makes this program the child.
+const Arg = "__exec"
+
+// init runs the child instead of main.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == Arg {
+		os.Exit(run())
+	}
+}
+
+// run returns, with an exit code, only if the program could not be run.
+func run() int {
 	// The thread that calls exec carries the parent-death signal.
 	runtime.LockOSThread()
 	unix.CloseOnExec(ordersFD)
@@ -39,7 +46,7 @@ func Child() int {
 		failure = &Error{CodeNotRun, err.Error()}
 	}
 	// It fails only if the parent is gone.
-	_ = reports.Encode(report{Code: failure.Code, Error: failure.Text})
+	_ = reports.Encode(Report{Code: failure.Code, Error: failure.Text})
 	return failure.Code
 }
 
@@ -52,7 +59,7 @@ func follow(orders *json.Decoder, reports *json.Encoder) error {
 	if err := enterNamespace(plan); err != nil {
 		return err
 	}
-	if err := reports.Encode(report{Ready: true}); err != nil {
+	if err := reports.Encode(Report{Ready: true}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	var order struct {
@@ -116,14 +123,14 @@ func execProgram(plan Plan) error {
 	if os.Getppid() != plan.Parent {
 		return fmt.Errorf("the parent has ended")
 	}
-	path, err := lookPath(plan.Command, plan.Env)
+	file, err := lookPath(plan.Command, plan.Env)
 	if err == nil {
 		err = &fs.PathError{
-			Op: "exec", Path: path,
-			Err: syscall.Exec(path, append([]string{plan.Command}, plan.Args...), plan.Env),
+			Op: "exec", Path: file,
+			Err: syscall.Exec(file, append([]string{plan.Command}, plan.Args...), plan.Env),
 		}
 	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, exec.ErrNotFound) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotInPath) {
 		return &Error{CodeNotFound, fmt.Sprintf("command %q not found: %v", plan.Command, err)}
 	}
 	return &Error{CodeNotExecutable, fmt.Sprintf("command %q cannot be run: %v", plan.Command, err)}
@@ -140,24 +147,26 @@ func drop(u *User) error {
 	return syscall.Setuid(u.UID)
 }
 
+var errNotInPath = errors.New("no executable file in")
+
 // lookPath finds a command in the PATH of the program's environment, as execvp(3)
 // does with the caller's.
 func lookPath(command string, env []string) (string, error) {
 	if strings.Contains(command, "/") {
 		return command, nil
 	}
-	path := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	dirs := "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	for _, kv := range env {
 		if value, ok := strings.CutPrefix(kv, "PATH="); ok {
-			path = value
+			dirs = value
 		}
 	}
 	var denied error
-	for _, dir := range filepath.SplitList(path) {
-		if !filepath.IsAbs(dir) {
+	for _, dir := range strings.Split(dirs, ":") {
+		if !path.IsAbs(dir) {
 			continue
 		}
-		file := filepath.Join(dir, command)
+		file := path.Join(dir, command)
 		info, err := os.Stat(file)
 		if err != nil || info.IsDir() {
 			continue
@@ -171,7 +180,7 @@ func lookPath(command string, env []string) (string, error) {
 	if denied != nil {
 		return "", denied
 	}
-	return "", fmt.Errorf("%w: not in %s", exec.ErrNotFound, path)
+	return "", fmt.Errorf("%w %s", errNotInPath, dirs)
 }
 
 // detachVolumes unmounts this namespace's copies of the host's mounts of volumes. Where
@@ -181,16 +190,31 @@ func detachVolumes(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	copies, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return fmt.Errorf("read the mount table: %w", err)
 	}
-	for _, m := range slices.Backward(copies) {
-		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	for _, point := range slices.Backward(below(dir, string(table))) {
+		err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		// The host may have unmounted it meanwhile, which propagates.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("detach %s: %w", m.Mountpoint, err)
+			return fmt.Errorf("detach %s: %w", point, err)
 		}
 	}
 	return nil
+}
+
+// unescape undoes how the kernel writes a path in a mount table (proc_pid_mountinfo(5)).
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// below returns the mount points of a mount table that are dir or lie below it, in the order of mounting.
+func below(dir, table string) (points []string) {
+	for line := range strings.Lines(table) {
+		if f := strings.Fields(line); len(f) > 4 {
+			if point := unescape.Replace(f[4]); strings.HasPrefix(point+"/", dir+"/") {
+				points = append(points, point)
+			}
+		}
+	}
+	return points
 }

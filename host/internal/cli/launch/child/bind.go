@@ -1,10 +1,10 @@
-package launch
+package child
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
+	"path"
 	"slices"
 	"strings"
 
@@ -105,25 +105,25 @@ func (v volumes) open(m Mount) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	path := "/"
-	names := strings.Split(strings.Trim(filepath.Clean(m.Destination), "/"), "/")
+	above := "/"
+	names := strings.Split(strings.Trim(path.Clean(m.Destination), "/"), "/")
 	for i, name := range names {
 		enter := enterDir
 		if m.Block && i == len(names)-1 {
 			enter = enterFile
 		}
-		next, err := v.enter(dir, path, name, enter)
+		next, err := v.enter(dir, above, name, enter)
 		err = errors.Join(err, unix.Close(dir))
 		if err != nil {
 			return -1, err
 		}
-		dir, path = next, filepath.Join(path, name)
+		dir, above = next, path.Join(above, name)
 	}
 	return dir, nil
 }
 
 // enter opens an entry of a directory, unless another user than root could replace it.
-func (v volumes) enter(dir int, path, name string, open func(dir int, name string) (int, error)) (int, error) {
+func (v volumes) enter(dir int, above, name string, open func(dir int, name string) (int, error)) (int, error) {
 	id, err := mountID(dir)
 	if err != nil {
 		return -1, err
@@ -137,14 +137,14 @@ func (v volumes) enter(dir int, path, name string, open func(dir int, name strin
 		who = writers(&in)
 	}
 	const advice = "choose a destination whose parent directories only root can write in"
-	refused := fmt.Errorf("%s can write in %s (mode %#o), and so replace %s: %s", who, path, in.Mode&0o7777, name, advice)
+	refused := fmt.Errorf("%s can write in %s (mode %#o), and so replace %s: %s", who, above, in.Mode&0o7777, name, advice)
 	sticky := in.Uid == 0 && in.Mode&unix.S_ISVTX != 0 // root's entries can be replaced by root only
 	if who != "" && !sticky {
 		return -1, refused
 	}
 	fd, err := open(dir, name)
 	if err != nil {
-		return -1, fmt.Errorf("%s: %w", filepath.Join(path, name), err)
+		return -1, fmt.Errorf("%s: %w", path.Join(above, name), err)
 	}
 	if who != "" {
 		if err = unix.Fstat(fd, &entry); err == nil && entry.Uid != 0 {

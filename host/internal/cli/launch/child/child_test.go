@@ -1,0 +1,18 @@
+package child
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestBelow(t *testing.T) {
+	const table = `1 0 0:1 / / rw - ext4 /dev/a rw
+2 1 0:2 / /data rw shared:1 - tmpfs none rw
+3 2 0:3 / /data/a\040b\134040 rw - tmpfs none rw
+4 1 0:4 / /database rw - tmpfs none rw
+`
+	got, want := below("/data", table), []string{"/data", `/data/a b\040`}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
