@@ -20,8 +20,8 @@ import (
 //
 //	db-N      Badger's files; N grows with each restore
 //	current   the N in use; without it 0
-//	open      the boot id of the kernel under which the ledger was opened;
-//	          not there after a clean close
+//	open      the boot id of the kernel under which the ledger was opened, or that it was
+//	          closed, and that its records are compact
 //	key-check a checksum of the key with which the ledger is encrypted;
 //	          without it the ledger is plain
 //	lock      locked (flock) by the process that has it open
@@ -31,12 +31,21 @@ import (
 // they are in the kernel's pages, but not that of the kernel; and then not
 // even a prefix of them is sure to be there, because the memtables' files reach
 // the disk in any order. So a ledger that another boot left open is not trusted.
+//
+// Earlier programs, which cannot read compact records, write the boot id alone, remove the file at a clean close, and
+// discard a ledger with any other content there: an older program that is put back rebuilds its ledger from raft.
 
 const (
 	currentFile = "current"
 	openFile    = "open"
 	lockFile    = "lock"
 	ballastFile = "ballast"
+)
+
+// What is in openFile beside the boot id, and instead of it.
+const (
+	compactMark = " compact"
+	closedMark  = "closed" + compactMark
 )
 
 // ballastSize is more than what closing writes: both memtables and a table's index, in bytes.
@@ -91,10 +100,10 @@ func markOpen(dir string) (lost bool, err error) {
 	boot := strings.TrimSpace(string(data))
 	mark, err := os.ReadFile(filepath.Join(dir, openFile))
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist), err == nil && (string(mark) == boot || string(mark) == closedMark):
 	case err != nil:
 		return false, err
-	case string(mark) == boot:
+	case string(mark) == boot+compactMark:
 		return false, nil
 	default:
 		lost = true
@@ -102,7 +111,7 @@ func markOpen(dir string) (lost bool, err error) {
 			return lost, err
 		}
 	}
-	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot))
+	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot+compactMark))
 }
 
 // forget deletes all generations.
@@ -116,7 +125,9 @@ func forget(dir string) error {
 	return nil
 }
 
-func markClosed(dir string) error { return os.Remove(filepath.Join(dir, openFile)) }
+func markClosed(dir string) error {
+	return atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(closedMark))
+}
 
 func generationName(number int) string { return fmt.Sprintf("db-%d", number) }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -88,9 +87,14 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	}
 	defer func() { err = errors.Join(err, sorted.close()) }()
 	index, err = readSnapshot(r, func(kind byte, value []byte) error {
-		key, indexKeys, err := keysOf(kind, value, keysOnly)
+		key, indexKeys, record, err := keysOf(kind, value)
 		if err != nil {
 			return err
+		}
+		if compact, ok, err := encodeCompactly(record); err != nil {
+			return fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
+		} else if ok {
+			value = compact
 		}
 		for _, p := range indexKeys {
 			if err := sorted.add(p); err != nil {
@@ -114,40 +118,40 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	return index, to.finish()
 }
 
-// keysOf returns the key of a record in a snapshot, and its index keys with their values. by decodes the kinds of
-// which there may be many. The error is ErrBadSnapshot.
-func keysOf(kind byte, value []byte, by decoders) (key string, index []pair, err error) {
-	if key, index, err = readKeys(kind, value, by); err != nil {
-		return "", nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
+// keysOf decodes a record of a snapshot, and returns its key, and its index keys with their values. The error is
+// ErrBadSnapshot.
+func keysOf(kind byte, value []byte) (key string, index []pair, record any, err error) {
+	if key, index, record, err = readKeys(kind, value); err != nil {
+		return "", nil, nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
 	}
-	return key, index, nil
+	return key, index, record, nil
 }
 
-func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, err error) {
-	none := func(key string, err error) (string, []pair, error) { return key, nil, err }
+func readKeys(kind byte, value []byte) (key string, index []pair, record any, err error) {
+	none := func(key string, err error) (string, []pair, any, error) { return key, nil, nil, err }
 	switch kind {
 	case volumes[0]:
-		v, err := by.volume(value)
-		return volumeKey(v.VolumeRef), withoutValues(volumeIndexKeys(&v)), err
+		v, err := decode[claim.Volume](value)
+		return volumeKey(v.VolumeRef), withoutValues(volumeIndexKeys(&v)), &v, err
 	case claims[0]:
-		c, err := by.claim(value)
-		return claimKey(c.Volume, c.Workload), withoutValues(claimIndexKeys(&c)), err
+		c, err := decode[claim.Claim](value)
+		return claimKey(c.Volume, c.Workload), withoutValues(claimIndexKeys(&c)), &c, err
 	case workloads[0]:
-		w, err := by.workload(value)
-		return workloadKey(w.Ref), withoutValues(workloadIndexKeys(&w)), err
+		w, err := decode[claim.Workload](value)
+		return workloadKey(w.Ref), withoutValues(workloadIndexKeys(&w)), &w, err
 	case nodes[0]:
 		n, err := decode[claim.Node](value)
 		if err != nil {
-			return "", nil, err
+			return "", nil, nil, err
 		}
 		for id, d := range n.Drivers {
 			data, err := encode(d)
 			if err != nil {
-				return "", nil, err
+				return "", nil, nil, err
 			}
 			index = append(index, pair{driverNodeKey(id, n.Name), data})
 		}
-		return nodeKey(n.Name), index, nil
+		return nodeKey(n.Name), index, nil, nil
 	case drivers[0]:
 		d, err := decode[claim.Driver](value)
 		return none(driverKey(d.ID), err)
@@ -156,7 +160,7 @@ func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, e
 		return none(identity, err)
 	case tokens[0]:
 		t, err := decode[claim.Token](value)
-		return tokenKey(t.ID), withoutValues(tokenIndexKeys(&t)), err
+		return tokenKey(t.ID), withoutValues(tokenIndexKeys(&t)), nil, err
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
 		return none(signingKey, err)
@@ -168,7 +172,7 @@ func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, e
 		return none(roleKey(r.Name), err)
 	case aclTokens[0]:
 		t, err := decode[acl.Token](value)
-		return aclTokenKey(t.Accessor), withoutValues(aclTokenIndexKeys(&t)), err
+		return aclTokenKey(t.Accessor), withoutValues(aclTokenIndexKeys(&t)), nil, err
 	case aclBootstrap[0]:
 		_, err := decode[acl.Bootstrap](value)
 		return none(aclBootstrap, err)
@@ -183,12 +187,12 @@ func readKeys(kind byte, value []byte, by decoders) (key string, index []pair, e
 		return none(secretsKeys, err)
 	case snapshots[0]:
 		s, err := decode[claim.Snapshot](value)
-		return snapshotKey(s.SnapshotRef), withoutValues(snapshotIndexKeys(&s)), err
+		return snapshotKey(s.SnapshotRef), withoutValues(snapshotIndexKeys(&s)), nil, err
 	case keptResults[0]:
 		k, err := decode[kept](value)
-		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), err
+		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), &k, err
 	default:
-		return "", nil, errors.New("this program does not know it (written by a newer version)")
+		return "", nil, nil, errors.New("this program does not know it (written by a newer version)")
 	}
 }
 
@@ -199,45 +203,3 @@ func withoutValues(keys []string) []pair {
 	}
 	return index
 }
-
-// decoders decode the kinds of records of which there may be many.
-type decoders struct {
-	volume   func([]byte) (claim.Volume, error)
-	claim    func([]byte) (claim.Claim, error)
-	workload func([]byte) (claim.Workload, error)
-}
-
-var (
-	// whole decodes the whole record, and refuses records that cannot be decoded.
-	whole = decoders{decode[claim.Volume], decode[claim.Claim], decode[claim.Workload]}
-	// keysOnly decodes only what the keys are made of, in two thirds of the time. It is for a snapshot that was
-	// verified before, or that this program wrote.
-	keysOnly = decoders{
-		func(value []byte) (claim.Volume, error) {
-			v, err := decodePart[struct {
-				claim.VolumeRef
-				PluginID   string `json:"plugin_id"`
-				ExternalID string `json:"external_id"`
-			}](value)
-			return claim.Volume{VolumeRef: v.VolumeRef, PluginID: v.PluginID, ExternalID: v.ExternalID}, err
-		},
-		func(value []byte) (claim.Claim, error) {
-			c, err := decodePart[struct {
-				Volume   claim.VolumeRef   `json:"volume"`
-				Workload claim.WorkloadRef `json:"workload"`
-				Node     string            `json:"node"`
-				State    claim.State       `json:"state"`
-			}](value)
-			return claim.Claim{Volume: c.Volume, Workload: c.Workload, Node: c.Node, State: c.State}, err
-		},
-		func(value []byte) (claim.Workload, error) {
-			w, err := decodePart[struct {
-				Ref     claim.WorkloadRef    `json:"ref"`
-				Node    string               `json:"node"`
-				Status  claim.WorkloadStatus `json:"status"`
-				EndedAt time.Time            `json:"ended_at"`
-			}](value)
-			return claim.Workload{Ref: w.Ref, Node: w.Node, Status: w.Status, EndedAt: w.EndedAt}, err
-		},
-	}
-)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 	jsonv2 "github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
@@ -331,21 +330,33 @@ type record[T any] struct {
 	Record  T   `json:"r"`
 }
 
+// encode encodes a record as the ledger stores it.
 func encode[T any](v T) ([]byte, error) {
-	return json.Marshal(record[T]{recordVersion, v})
+	if data, ok, err := encodeCompactly(&v); ok {
+		return data, err
+	}
+	return encodeJSON(v)
 }
 
-func decode[T any](data []byte) (T, error) { return decodeBy[T](data, jsonv1.DefaultOptionsV1()) }
+// encodeJSON encodes a record as snapshots have it.
+func encodeJSON[T any](v T) ([]byte, error) { return json.Marshal(record[T]{recordVersion, v}) }
 
-// decodePart decodes some fields of a record. It matches their names exactly: encoding/json, which ignores case,
-// takes longer for each field that is skipped.
-func decodePart[T any](data []byte) (T, error) {
-	return decodeBy[T](data, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+// decode decodes a record of the ledger or of a snapshot.
+func decode[T any](data []byte) (T, error) {
+	if len(data) == 0 || data[0] == '{' {
+		return decodeJSON[T](data)
+	}
+	var v T
+	if data[0] != compactVersion {
+		return v, fmt.Errorf("%w: encoding %d, this program knows up to %d", ErrNewerRecord, data[0], compactVersion)
+	}
+	err := decodeCompactly(data, &v)
+	return v, err
 }
 
-func decodeBy[T any](data []byte, options ...jsonv2.Options) (T, error) {
+func decodeJSON[T any](data []byte) (T, error) {
 	var r record[T]
-	if err := jsonv2.Unmarshal(data, &r, options...); err != nil {
+	if err := jsonv2.Unmarshal(data, &r, jsonv1.DefaultOptionsV1()); err != nil {
 		return r.Record, fmt.Errorf("read a record: %w", err)
 	}
 	if r.Version > recordVersion {

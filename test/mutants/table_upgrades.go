@@ -10,6 +10,20 @@ var upgrades = []mutant{
 		pkg:  "./test/suite/e2e", run: "^TestBadProgramReplacesNoAgent$",
 	},
 	{
+		name: "downgrade-trusts-ledger", promise: "an older program that is put back rebuilds a ledger that it cannot read",
+		file: "cluster/state/disk.go",
+		old:  "[]byte(boot+compactMark))",
+		new:  "[]byte(boot))",
+		pkg:  "./cluster/state", run: "^TestEarlierProgramRebuilds$",
+	},
+	{
+		name: "volume-field-lost", promise: "the ledger keeps every field of a record",
+		file: "cluster/state/compact.go",
+		old:  "	f.flag(9, &v.Grown)\n",
+		new:  "",
+		pkg:  "./cluster/state", run: "^TestCompactRecords$",
+	},
+	{
 		name: "request-half-read", promise: "a request that is read while its connection is handed over is not lost",
 		file: "host/internal/system/handover/conn.go",
 		old:  "	for c.interrupted && c.reading != nil {",
