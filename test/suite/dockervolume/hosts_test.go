@@ -27,29 +27,8 @@ func TestTwoHosts(t *testing.T) {
 		daemons[n] = docker.Start(t, "one volume for containers of two hosts")
 		daemons[n].Image(t, image, `CMD ["sleep", "1000"]`)
 	}
-	c := testcluster.New(t, testcluster.Options{
-		Servers: 1, Nodes: 2, Plugins: []string{plugin},
-		ServerConfig: "heartbeat_ttl = \"2s\"\nstop_after = \"6s\"\nstop_margin = \"5s\"",
-	})
-	var hosts []*rig
-	for n, h := range c.Hosts[1:] {
-		d := daemons[n]
-		h.Namespace = d.PID()
-		config, err := os.ReadFile(h.Path("agent.hcl"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", "5s"))
-		hosts = append(hosts, &rig{h, d})
-	}
-	server, one, two := c.Hosts[0], hosts[0], hosts[1]
-	for _, h := range c.Hosts {
-		h.Begin()
-	}
-	for _, h := range c.Hosts {
-		h.AwaitReady()
-		h.AwaitDrivers()
-	}
+	server, hosts, c := twoHosts(t, daemons, "5s")
+	one, two := hosts[0], hosts[1]
 	for _, r := range hosts {
 		r.docker(t, "volume", "create", "-d", "pannier", "-o", "size=1MiB", "data")
 		t.Cleanup(func() { _, _ = r.Daemon.Try("rm", "--force", "w1") })
@@ -91,6 +70,35 @@ func TestTwoHosts(t *testing.T) {
 	one.docker(t, "rm", "--force", "w1")
 	one.docker(t, "run", "--rm", "-v", "data:/data", image, "test", "-e", "/data/log")
 	one.awaitFree(t, "data")
+}
+
+// twoHosts makes a cluster of a server and two hosts with an engine each.
+func twoHosts(t *testing.T, daemons []*docker.Daemon, timeout string) (
+	server *testhost.Host, hosts []*rig, c *testcluster.Cluster,
+) {
+	t.Helper()
+	c = testcluster.New(t, testcluster.Options{
+		Servers: 1, Nodes: len(daemons), Plugins: []string{plugin},
+		ServerConfig: "heartbeat_ttl = \"2s\"\nstop_after = \"6s\"\nstop_margin = \"5s\"",
+	})
+	for n, h := range c.Hosts[1:] {
+		d := daemons[n]
+		h.Namespace = d.PID()
+		config, err := os.ReadFile(h.Path("agent.hcl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", timeout))
+		hosts = append(hosts, &rig{h, d})
+	}
+	for _, h := range c.Hosts {
+		h.Begin()
+	}
+	for _, h := range c.Hosts {
+		h.AwaitReady()
+		h.AwaitDrivers()
+	}
+	return c.Hosts[0], hosts, c
 }
 
 // logOf is the writers' file in the storage.
