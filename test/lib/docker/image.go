@@ -78,7 +78,9 @@ func archive(programs []string) ([]byte, error) {
 			}
 		}
 	}
-	for _, applet := range []string{"sh", "cat", "dd", "head", "sleep", "test", "touch", "mount"} {
+	for _, applet := range []string{
+		"sh", "cat", "date", "dd", "head", "httpd", "sleep", "test", "touch", "mount", "wget",
+	} {
 		if err := w.WriteHeader(&tar.Header{
 			Typeflag: tar.TypeSymlink, Name: "/bin/" + applet,
 			Linkname: "busybox",

@@ -11,43 +11,22 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // pages are the pages of docs/operations.
 type pages struct {
-	t     *testing.T
-	c     *testcluster.Cluster
-	dir   string            // working directory of the lines
-	lines map[string]string // "PAGE.md, NAME" to lines of shell
-	ran   map[string]bool
+	*docpages.Pages
+	t   *testing.T
+	c   *testcluster.Cluster
+	dir string // working directory of the lines
 }
-
-// A comment before a shell block names it.
-var shellBlock = regexp.MustCompile("(?s)\n(?:<!-- run: ([a-z-]+) -->\n)?```sh\n(.*?)```")
 
 func readPages(t *testing.T, c *testcluster.Cluster) *pages {
 	t.Helper()
-	p := &pages{t: t, c: c, dir: t.TempDir(), lines: map[string]string{}, ran: map[string]bool{}}
-	found, err := filepath.Glob(filepath.Join(testbin.Root(), "docs/operations/*.md"))
-	if err != nil || len(found) == 0 {
-		t.Fatalf("no pages: %v", err)
-	}
-	for _, path := range found {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range shellBlock.FindAllStringSubmatch(string(text), -1) {
-			name := filepath.Base(path) + ", " + m[1]
-			if m[1] == "" || p.lines[name] != "" {
-				t.Errorf("%s: these lines have no name of their own in a comment:\n%s", filepath.Base(path), m[2])
-			}
-			p.lines[name] = m[2]
-		}
-	}
+	p := &pages{Pages: docpages.Read(t, "operations/*.md"), t: t, c: c, dir: t.TempDir()}
 	if err := os.Mkdir(filepath.Join(p.dir, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +41,7 @@ func readPages(t *testing.T, c *testcluster.Cluster) *pages {
 func (p *pages) run(on *testhost.Host, page, name string, replace ...string) {
 	p.t.Helper()
 	where := page + ", " + name
-	lines := p.lines[where]
-	if lines == "" {
-		p.t.Fatalf("docs/operations/%s: no such lines to run", where)
-	}
-	p.ran[where] = true
+	lines := p.Block(page, "run", name)
 	replace = append(replace, "/var/lib/pannier", on.Path("data"), "/etc/pannier", p.c.Dir, "/run/pannier/pannier.sock",
 		on.Socket())
 	var shell strings.Builder
@@ -219,11 +194,6 @@ func TestOperations(t *testing.T) {
 
 	p.lose(here)
 	p.loseAll()
-	for where := range p.lines {
-		if !p.ran[where] {
-			t.Errorf("docs/operations/%s: these commands are never run", where)
-		}
-	}
 }
 
 // gossipKey replaces the gossip key.

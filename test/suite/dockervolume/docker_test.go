@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/pannier/pannier/test/lib/docpages"
 )
 
 // TestDocker gives volumes to containers of a real dockerd, all on one host.
@@ -18,6 +20,7 @@ func TestDocker(t *testing.T) {
 	}{
 		{"docs", commandsOfDocs},
 		{"compose", compose},
+		{"compose recipe", composeRecipe},
 		{"create and remove", createAndRemove},
 		{"run", run},
 		{"image content", imageContent},
@@ -56,7 +59,8 @@ func (r *rig) rm(t *testing.T, name string) {
 
 // The commands of docs/docker.md.
 func commandsOfDocs(t *testing.T, r *rig) {
-	script := strings.NewReplacer("alpine", image, "1GiB", "16MiB").Replace(page(t, "docker.md", "run", "docker"))
+	script := strings.NewReplacer("alpine", image, "1GiB", "16MiB").Replace(
+		docpages.Block(t, "docker.md", "run", "docker"))
 	cmd := exec.Command("sh", "-ec", script)
 	cmd.Env = r.Daemon.Command().Env
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "kept\n") {
@@ -70,7 +74,8 @@ func compose(t *testing.T, r *rig) {
 	if _, err := exec.LookPath("docker-compose"); err != nil {
 		t.Skip("needs docker-compose (Debian: docker-compose); not covered: volumes of compose files")
 	}
-	project := strings.NewReplacer("postgres\n", image+"\n", "10GiB", "16MiB").Replace(page(t, "docker.md", "config", "compose"))
+	project := strings.NewReplacer("postgres\n", image+"\n", "10GiB", "16MiB").Replace(
+		docpages.Block(t, "docker.md", "config", "compose"))
 	files := []string{
 		"--project-name", "shop", "--file", r.Write("compose.yaml", project),
 		"--file", r.Write("network.yaml", "services: {db: {network_mode: none}}\n"),

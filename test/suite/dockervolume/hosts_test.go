@@ -22,7 +22,7 @@ const writer = `while :; do read -r up idle </proc/uptime; echo "$0 $up" >>/data
 // and gets it once the first, which is cut off, has stopped its container: nobody writes at the same time.
 func TestTwoHosts(t *testing.T) {
 	t.Parallel()
-	c, hosts := twoHosts(t, "one volume for containers of two hosts")
+	c, hosts := twoHosts(t, twoEngines(t, "one volume for containers of two hosts"), "5s")
 	server, one, two := c.Hosts[0], hosts[0], hosts[1]
 	for _, r := range hosts {
 		r.docker(t, "volume", "create", "-d", "pannier", "-o", "size=1MiB", "data")
@@ -67,16 +67,22 @@ func TestTwoHosts(t *testing.T) {
 	one.awaitFree(t, "data")
 }
 
-// twoHosts has a server, and two nodes with a dockerd each.
-func twoHosts(t *testing.T, notCovered string) (c *testcluster.Cluster, hosts []*rig) {
+// twoEngines starts two dockerds, which have the image. Their namespaces must outlive the hosts.
+func twoEngines(t *testing.T, notCovered string) []*docker.Daemon {
 	t.Helper()
-	daemons := make([]*docker.Daemon, 2) // their namespaces must outlive the hosts
+	daemons := make([]*docker.Daemon, 2)
 	for n := range daemons {
 		daemons[n] = docker.Start(t, notCovered)
 		daemons[n].Image(t, image, `CMD ["sleep", "1000"]`)
 	}
+	return daemons
+}
+
+// twoHosts makes a cluster of a server and a host for each engine.
+func twoHosts(t *testing.T, daemons []*docker.Daemon, timeout string) (c *testcluster.Cluster, hosts []*rig) {
+	t.Helper()
 	c = testcluster.New(t, testcluster.Options{
-		Servers: 1, Nodes: 2, Plugins: []string{plugin},
+		Servers: 1, Nodes: len(daemons), Plugins: []string{plugin},
 		ServerConfig: "heartbeat_ttl = \"2s\"\nstop_after = \"6s\"\nstop_margin = \"5s\"",
 	})
 	for n, h := range c.Hosts[1:] {
@@ -86,7 +92,7 @@ func twoHosts(t *testing.T, notCovered string) (c *testcluster.Cluster, hosts []
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", "5s"))
+		h.Write("agent.hcl", string(config)+pluginBlock(t, "shared", timeout))
 		hosts = append(hosts, &rig{h, d})
 	}
 	for _, h := range c.Hosts {

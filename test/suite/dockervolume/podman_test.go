@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/docker"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -35,7 +36,7 @@ func TestPodman(t *testing.T) {
 	h.Namespace = d.PID()
 	h.Start()
 	r := &rig{h, d}
-	conf := strings.Replace(page(t, "docker.md", "config", "podman"), "[engine.volume_plugins]",
+	conf := strings.Replace(docpages.Block(t, "docker.md", "config", "podman"), "[engine.volume_plugins]",
 		"[engine]\nlock_type = \"file\"\n[engine.volume_plugins]", 1)
 	h.Write("containers.conf", conf)
 	must := func(args ...string) string {

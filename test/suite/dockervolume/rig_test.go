@@ -3,8 +3,6 @@ package dockervolume
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,7 +10,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/docker"
-	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testhost"
 	"github.com/pannier/pannier/test/lib/testns"
 )
@@ -36,26 +34,10 @@ type rig struct {
 	*docker.Daemon
 }
 
-// page returns a block of a page of docs, by the comment before it.
-func page(t *testing.T, name, kind, block string) string {
-	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(testbin.Root(), "docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, after, found := strings.Cut(string(raw), "<!-- "+kind+": "+block+" -->\n```")
-	_, after, lines := strings.Cut(after, "\n")
-	text, _, ended := strings.Cut(after, "```\n")
-	if !found || !lines || !ended {
-		t.Fatalf("docs/%s has no block %q", name, kind+": "+block)
-	}
-	return text
-}
-
 // pluginBlock is that of docs/docker.md, for a driver. A refused Mount is answered soon.
 func pluginBlock(t *testing.T, driver, timeout string) string {
 	t.Helper()
-	return strings.Replace(page(t, "docker.md", "config", plugin), `driver = "local"`,
+	return strings.Replace(docpages.Block(t, "docker.md", "config", plugin), `driver = "local"`,
 		fmt.Sprintf("driver = %q\n    timeout = %q", driver, timeout), 1)
 }
 
@@ -72,7 +54,7 @@ acl {
 `, plugin)
 	h.Namespace = d.PID()
 	h.Start()
-	h.Run("acl", "policy", "apply", plugin, h.Write("policy.hcl", page(t, "acl.md", "policy", plugin)))
+	h.Run("acl", "policy", "apply", plugin, h.Write("policy.hcl", docpages.Block(t, "acl.md", "policy", plugin)))
 	return &rig{h, d}
 }
 

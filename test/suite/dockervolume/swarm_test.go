@@ -11,7 +11,7 @@ import (
 // they never write at the same time.
 func TestSwarm(t *testing.T) {
 	t.Parallel()
-	c, hosts := twoHosts(t, "services of a swarm")
+	c, hosts := twoHosts(t, twoEngines(t, "services of a swarm"), "5s")
 	join := []string{"swarm", "init"}
 	nodes := map[string]*rig{}
 	for n, r := range hosts {

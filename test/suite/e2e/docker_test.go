@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pannier/pannier/test/lib/docker"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -48,15 +49,7 @@ func TestDocker(t *testing.T) {
 // host's.
 func documented(t *testing.T, h *testhost.Host, d *docker.Daemon, page, name string, replace ...string) {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(testbin.Root(), "docs", page))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, after, found := strings.Cut(string(raw), "<!-- run: "+name+" -->\n```sh\n")
-	script, _, ended := strings.Cut(after, "```\n")
-	if !found || !ended {
-		t.Fatalf("docs/%s has no lines to run for %q", page, name)
-	}
+	script := docpages.Block(t, page, "run", name)
 	bin := h.Path("bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		t.Fatal(err)

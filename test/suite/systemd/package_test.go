@@ -15,6 +15,7 @@ import (
 
 	"aead.dev/minisign"
 
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testsystemd"
 )
@@ -155,14 +156,8 @@ func (h *host) are(paths ...string) {
 // fiveCommands are those of docs/getting-started.md.
 func fiveCommands(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile(testbin.Root() + "/docs/getting-started.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, _ := strings.Cut(string(text), "<!-- run: package -->\n```sh\n")
-	block, _, found := strings.Cut(block, "\n```\n")
-	commands := strings.Split(block, "\n")
-	if !found || len(commands) != 5 {
+	commands := strings.Split(strings.TrimSpace(docpages.Block(t, "getting-started.md", "run", "package")), "\n")
+	if len(commands) != 5 {
 		t.Fatalf("docs/getting-started.md has not five commands, but %q", commands)
 	}
 	return commands
