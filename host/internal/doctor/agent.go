@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/pannier/pannier/cluster/discovery"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -212,8 +214,10 @@ func (p *Patient) alone() []Finding {
 	return nil
 }
 
-// peers: gossip goes by UDP, and by TCP to the same port; calls by TCP. That UDP arrives is known by an agent that
-// others count as alive.
+// udpPatience is how long the answer to a packet of gossip may take.
+const udpPatience = time.Second
+
+// peers: gossip goes by UDP, and by TCP to the same port; calls by TCP.
 func (p *Patient) peers(ctx context.Context) []Finding {
 	if f := p.alone(); f != nil {
 		return f
@@ -224,6 +228,7 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 	}
 	var problems []Finding
 	reached := 0
+	gossips := map[string]string{} // those that TCP reaches
 	for _, m := range resp.Msg.GetMembers() {
 		if m.GetName() == p.status.GetName() || m.GetStatus() == "left" {
 			continue
@@ -241,9 +246,36 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 			}
 			_ = conn.Close() // nothing was sent
 			reached++
+			if port.what == "gossip" {
+				gossips[m.GetName()] = port.address
+			}
 		}
 	}
-	return or(problems, "%d ports of other agents were reached", reached)
+	return or(append(problems, p.unheard(gossips)...), "%d ports of other agents were reached", reached)
+}
+
+// unheard are the agents that can be reached by TCP and not by UDP: gossip then counts them as failed now and then.
+func (p *Patient) unheard(members map[string]string) (problems []Finding) {
+	if len(members) == 0 {
+		return nil
+	}
+	key, err := p.Config.Gossip.Read()
+	if err != nil {
+		return one(Warn, fmt.Sprintf("gossip by UDP was not tried: %v", err), "")
+	}
+	silent, err := discovery.Unheard(discovery.Config{
+		Self: discovery.Self{Name: p.status.GetName()}, Bind: p.Config.BindAddr, Advertise: p.Config.AdvertiseAddr,
+		Key: string(key), KeyringFile: filepath.Join(p.dataDir(), "serf", "keyring"),
+	}, members, udpPatience)
+	if err != nil {
+		return one(Warn, fmt.Sprintf("gossip by UDP was not tried: %v", err), "")
+	}
+	for _, name := range silent {
+		problems = append(problems, one(Warn, fmt.Sprintf("%s cannot be reached by UDP at %s, which TCP reaches: let both"+
+			" through, in both directions; until then others may count it as failed", name, members[name]),
+			"nc -vzu "+strings.Replace(members[name], ":", " ", 1))...)
+	}
+	return problems
 }
 
 func (p *Patient) quorum(ctx context.Context) []Finding {

@@ -85,6 +85,26 @@ func (o operators) doctor(t *testing.T) {
 		`ok +gossip keys +1, the same on all 4 agents$`, `ok +secrets keys `, `(ok|warn) +certificates `, `ok +agent `,
 	}
 	o.n1.Eventually("all is well", func() error { return rows(well...) })
+	udp := func(change string) {
+		t.Helper()
+		err := o.s2.Net.Do(func() error { // in the server's network
+			if out, err := exec.Command("iptables", change, "INPUT", "-p", "udp", "-j", "DROP").CombinedOutput(); err != nil {
+				return fmt.Errorf("iptables %s: %w: %s", change, err, out)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := exec.LookPath("iptables"); err != nil {
+		t.Logf("a server that only TCP reaches is not tried: %v", err)
+	} else {
+		udp("-A")
+		o.n1.Eventually("UDP is missed", func() error { return rows(`warn +peers +server-2 cannot be reached by UDP at `) })
+		udp("-D")
+		o.n1.Eventually("all is well without the rule", func() error { return rows(well...) })
+	}
 	o.s3.Kill()
 	o.n1.Eventually("the server is missed", func() error {
 		return rows(`fail +peers +server-3 is failed`, `fail +peers +server-3 cannot be reached for gossip: `,
