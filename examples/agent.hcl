@@ -124,6 +124,14 @@ plugin "sids" {
   }
 }
 
+# Variables for the URLs of proxies' metrics: envoy_dogstatsd_url = "$DOGSTATSD_URL" in a spec.
+plugin "envoy-bootstrap" {
+  env = {
+    DOGSTATSD_URL = "unix:///run/datadog/dsd.socket"
+    HOST_IP       = "192.0.2.11" # default: advertise_addr, else bind_addr
+  }
+}
+
 # One with ACLs and TLS, where services get their tokens by login.
 consul "east" {
   address         = "https://127.0.0.1:9501"

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,7 +44,7 @@ func (a *agent) openPlugins(ctx context.Context) error {
 		PluginDir: a.cfg.PluginDir, DataDir: a.cfg.DataDir, Logger: a.log.Named("plugin"),
 		OnEvent: a.pluginEvent, OnPluginEvent: func(e supervisor.PluginEvent) { a.catalog.Event(e) },
 		DieWithHost: a.cfg.Dev, StopPlugins: a.stopPlugins.Load(),
-		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning,
+		Probe: a.probe, Services: a.hosting, Signing: a.cfg.PluginSigning, HostIP: hostIP(a.cfg),
 	}
 	if a.traces != nil {
 		cfg.Dial = func(plugin string, generation uint64) []grpc.DialOption {
@@ -77,12 +78,31 @@ func configured(cfg *config.Agent) (all []supervisor.Plugin) {
 			window = -1 // 0 is the supervisor's default
 		}
 		all = append(all, supervisor.Plugin{
-			Name: p.Name, Args: p.Args, User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
+			Name: p.Name, Args: p.Args, Env: variables(p.Env), User: p.User, Group: p.Group, Limits: supervisor.Limits(p.Limits),
 			Checksum: p.Checksum, Version: p.Version, Config: p.Config, Where: p.Where,
 			RollbackWindow: window, KeepVersions: p.KeepVersions, Listen: sockets(p.Frontend),
 		})
 	}
 	return all
+}
+
+// variables returns an environment as KEY=value, sorted.
+func variables(env map[string]string) (all []string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		all = append(all, name+"="+env[name])
+	}
+	return all
+}
+
+// hostIP is the address at which other hosts reach this one, or loopback where none is configured.
+func hostIP(cfg *config.Agent) string {
+	if cfg.AdvertiseAddr != "" {
+		return cfg.AdvertiseAddr
+	}
+	if ip, err := netip.ParseAddr(cfg.BindAddr); err == nil && !ip.IsUnspecified() {
+		return cfg.BindAddr
+	}
+	return "127.0.0.1"
 }
 
 // openDoors says which plugins are front doors, and what they have of the host.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 )
 
@@ -29,6 +30,19 @@ func TestDebuggedPlugins(t *testing.T) {
 	for _, sockets := range []string{"dirs", `["a"]`, `{"a":"plugin.sock"}`} {
 		if _, err := debugged(nil, sockets); err == nil || !strings.Contains(err.Error(), "PANNIER_REATTACH_PLUGINS") {
 			t.Errorf("%s: %v", sockets, err)
+		}
+	}
+}
+
+func TestHostIP(t *testing.T) {
+	for _, c := range []struct{ bind, advertise, want string }{
+		{"127.0.0.1", "", "127.0.0.1"},
+		{"0.0.0.0", "", "127.0.0.1"},
+		{"192.0.2.1", "", "192.0.2.1"},
+		{"0.0.0.0", "192.0.2.2", "192.0.2.2"},
+	} {
+		if got := hostIP(&config.Agent{BindAddr: c.bind, AdvertiseAddr: c.advertise}); got != c.want {
+			t.Errorf("of bind_addr %q and advertise_addr %q it is %q, want %q", c.bind, c.advertise, got, c.want)
 		}
 	}
 }

@@ -96,6 +96,8 @@ type Plugin struct {
 	Name string
 	// Args follow the program's name.
 	Args []string
+	// Env are variables of its environment.
+	Env map[string]string
 	// User runs it; empty: the agent's.
 	User string
 	// Group runs it; empty: the user's.

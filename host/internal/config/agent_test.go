@@ -93,6 +93,7 @@ ports { http = 1 }
 gc { interval = "1m" }
 plugin "csi-bridge" {
   args = ["a"]
+  env = { NODE = "${node.name}" }
   user = "one"
   group = "g"
   limits {
@@ -152,12 +153,12 @@ csi_driver "four" {
 	}
 	plugins := []Plugin{
 		{
-			Name: "csi-bridge", Args: []string{"a"}, User: "two", Group: "g",
+			Name: "csi-bridge", Args: []string{"a"}, Env: map[string]string{"NODE": "n1"}, User: "two", Group: "g",
 			Limits: Limits{
 				Memory: 512 << 20, OpenFiles: 2000,
 				Processes: 300,
 			}, RollbackWindow: 5 * time.Minute, KeepVersions: 5, Config: []byte(`{"a":1,"nested":{"l":{"b":[true,"n1"]}}}`),
-			Where: dir + "/10.hcl:18",
+			Where: dir + "/10.hcl:19",
 		},
 		{
 			Name: "other", RollbackWindow: 0, KeepVersions: 3, Config: []byte(`{"x":{"y":"n1"}}`),
@@ -428,6 +429,14 @@ func TestBadAgents(t *testing.T) {
 		"plugin version": {
 			"plugin \"p\" {\n  version = \"about 1\"\n}",
 			`2: plugin "p": version: "about 1" is no constraint such as "~> 1.2"`,
+		},
+		"plugin variable": {
+			"plugin \"p\" {\n  env = { \"a-b\" = \"1\" }\n}",
+			`2: plugin "p": env: "a-b" is no name of a variable`,
+		},
+		"agent's variable": {
+			"plugin \"p\" {\n  env {\n    PANNIER_LOG_LEVEL = \"info\"\n  }\n}",
+			`2: plugin "p": env: PANNIER_LOG_LEVEL: variables that begin with PANNIER_ or PLUGIN_ are the agent's`,
 		},
 		"little memory": {
 			"plugin \"p\" {\n  limits {\n    memory = \"1MiB\"\n  }\n}",

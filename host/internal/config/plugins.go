@@ -26,7 +26,7 @@ func (l *loader) pluginBlocks(s *section) {
 		name := block.Labels[0]
 		in := s.inner(block, fields{
 			attrs:  []string{"args", "user", "group", "checksum", "version", "rollback_window", "keep_versions"},
-			blocks: []string{"config", "limits", "api"}, labelled: []string{"listen"},
+			blocks: []string{"config", "limits", "api"}, labelled: []string{"listen"}, maps: []string{"env"},
 		})
 		if !l.label(in, block, seen) {
 			continue
@@ -40,6 +40,7 @@ func (l *loader) pluginBlocks(s *section) {
 			l.plugins[name] = p
 		}
 		in.strings("args", &p.Args)
+		in.pluginEnv(p)
 		in.str("user", &p.User)
 		in.str("group", &p.Group)
 		in.limits(&p.Limits)
@@ -59,6 +60,22 @@ func (l *loader) pluginBlocks(s *section) {
 		case p.Config == nil:
 			p.Where = place(block.DefRange)
 		}
+	}
+}
+
+// pluginEnv reads the variables of a plugin's environment.
+func (s *section) pluginEnv(p *Plugin) {
+	env := s.texts("env")
+	for name := range env {
+		switch {
+		case !envName.MatchString(name):
+			s.fail("env", "%q is no name of a variable", name)
+		case strings.HasPrefix(name, "PANNIER_"), strings.HasPrefix(name, "PLUGIN_"):
+			s.fail("env", "%s: variables that begin with PANNIER_ or PLUGIN_ are the agent's", name)
+		}
+	}
+	if env != nil {
+		p.Env = env
 	}
 }
 

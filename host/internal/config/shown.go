@@ -33,6 +33,10 @@ func (a *Agent) Shown() ([]byte, error) {
 	}{Agent: *a}
 	for _, p := range a.Plugins {
 		one := plugin{Plugin: p}
+		one.Env = maps.Clone(p.Env)
+		for name := range one.Env {
+			one.Env[name] = redacted
+		}
 		if len(p.Config) > 0 {
 			if err := json.Unmarshal(p.Config, &one.Config); err != nil {
 				return nil, fmt.Errorf("plugin %q: config: %w", p.Name, err)
@@ -118,6 +122,9 @@ func (a *Agent) Secrets() (values map[string]string, files []string) {
 		where := fmt.Sprintf("plugin %q", p.Name)
 		if p.Frontend != nil && p.Frontend.API != nil {
 			found(where, "token_file", p.Frontend.API.TokenFile)
+		}
+		for name, value := range p.Env {
+			found(where, name, value)
 		}
 		var object any
 		if json.Unmarshal(p.Config, &object) == nil {

@@ -15,8 +15,11 @@ func TestShownWithoutSecrets(t *testing.T) {
 		Name: "n", DataDir: "/data", SecretsDir: "/run/secrets", Gossip: KeySource{Key: "MDEyMzQ1Njc4OWFiY2RlZg=="},
 		TracesEndpoint: "https://user:traces-secret@traces:4318",
 		Consuls:        []Consul{{Consul: service.Consul{TokenFile: "/etc/consul.token"}}},
-		Plugins: []Plugin{{Name: "x", Config: []byte(`{"token": "plugin-secret", "rate": 7, "other": "text of a plugin",
-			"nested": [{"password_file": "/etc/x.password"}]}`)}},
+		Plugins: []Plugin{{
+			Name: "x", Env: map[string]string{"STATSD_TOKEN": "variable-secret"},
+			Config: []byte(`{"token": "plugin-secret", "rate": 7, "other": "text of a plugin",
+			"nested": [{"password_file": "/etc/x.password"}]}`),
+		}},
 		Drivers: []Driver{{
 			ID: "d", Env: map[string]string{"PASSWORD": "driver-secret", "CERT": "file:///etc/d.cert", "MODE": "plain"},
 			Controller: &Driver{ID: "d", Env: map[string]string{"API_KEY": "controller-secret"}},
@@ -27,7 +30,8 @@ func TestShownWithoutSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, hidden := range []string{
-		"MDEyMzQ1Njc4OWFiY2RlZg", "plugin-secret", "text of a plugin", "driver-secret", "controller-secret", "traces-secret",
+		"MDEyMzQ1Njc4OWFiY2RlZg", "plugin-secret", "variable-secret", "text of a plugin", "driver-secret",
+		"controller-secret", "traces-secret",
 	} {
 		if strings.Contains(string(text), hidden) {
 			t.Errorf("%s is shown: %s", hidden, text)
@@ -52,12 +56,13 @@ func TestShownWithoutSecrets(t *testing.T) {
 		shown.Drivers[0].Env["CERT"] != "file:///etc/d.cert" || shown.Consuls[0].TokenFile != "/etc/consul.token" {
 		t.Errorf("%s", text)
 	}
-	if a.Drivers[0].Env["PASSWORD"] != "driver-secret" {
+	if a.Drivers[0].Env["PASSWORD"] != "driver-secret" || a.Plugins[0].Env["STATSD_TOKEN"] != "variable-secret" {
 		t.Error("the configuration itself is changed")
 	}
 	values, files := a.Secrets()
 	for where, value := range map[string]string{
-		"encrypt: key": "MDEyMzQ1Njc4OWFiY2RlZg==", `plugin "x": token`: "plugin-secret", "traces: password": "traces-secret",
+		"encrypt: key": "MDEyMzQ1Njc4OWFiY2RlZg==", `plugin "x": token`: "plugin-secret",
+		`plugin "x": STATSD_TOKEN`: "variable-secret", "traces: password": "traces-secret",
 		`csi_driver "d": PASSWORD`: "driver-secret", `csi_driver "d": API_KEY`: "controller-secret",
 	} {
 		if values[where] != value {
@@ -71,7 +76,7 @@ func TestShownWithoutSecrets(t *testing.T) {
 			t.Errorf("%s is not among %q", path, files)
 		}
 	}
-	if len(values) != 5 {
+	if len(values) != 6 {
 		t.Errorf("%q", values)
 	}
 }

@@ -23,7 +23,10 @@ type Config struct {
 	PluginDir string // directory of the executables; need not exist
 	DataDir   string // the host's data directory; the supervisor uses plugins/ below it
 	Plugins   []Plugin
-	Logger    hclog.Logger
+	// HostIP is an IP address of this host, for plugins whose targets are on it. Each gets it as HOST_IP, unless its
+	// own Env has another. May be empty.
+	HostIP string
+	Logger hclog.Logger
 	// OnEvent receives what happens to plugins. It must not block. May be nil.
 	OnEvent func(Event)
 	// OnPluginEvent receives the events that plugins emit: each once, those of one process in order and from one
@@ -85,7 +88,7 @@ type Restart struct {
 type Plugin struct {
 	Name string
 	Args []string
-	Env  []string // KEY=value, in addition to the host's PATH, HOME, LANG and TZ
+	Env  []string // KEY=value, in addition to the host's PATH, HOME, LANG and TZ, and to HOST_IP
 	User string   // default: the host's user
 	// Group that the plugin runs as. Default: the user's.
 	Group  string

@@ -199,7 +199,10 @@ func (i *instance) environment() []string {
 			env = append(env, key+"="+v)
 		}
 	}
-	return append(env, i.spec.Env...)
+	if ip := i.sup.cfg.HostIP; ip != "" {
+		env = append(env, "HOST_IP="+ip)
+	}
+	return append(env, i.spec.Env...) // the last one of a name counts
 }
 
 // clientConfig is the configuration that starting and reattaching share.

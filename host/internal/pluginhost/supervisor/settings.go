@@ -58,6 +58,9 @@ func (i *instance) launchDigest() string {
 	if len(i.spec.Listen) > 0 {
 		how = append(how, i.spec.Listen)
 	}
+	if ip := i.sup.cfg.HostIP; ip != "" {
+		how = append(how, "HOST_IP="+ip)
+	}
 	data, _ := json.Marshal(how) // strings and numbers: cannot fail
 	return digest(data)
 }
