@@ -30,7 +30,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm
+MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -150,6 +150,14 @@ attacks: hostpath consul ## Try each attack of a table for real, and check that 
 .PHONY: drivers
 drivers: hostpath ## Run CSI drivers through every operation and fault, and write the matrix into docs/drivers.md (root)
 	@cd test/suite/drivers && go test -count=1 -timeout 30m -full -update | sed -u -e '/^PASS$$/d' -e '/^ok /d'
+
+.PHONY: docker-head
+docker-head: ## Run the tests of Docker with moby's newest release, built into the cache (root, docker.io, gcc; ten minutes, once)
+	@mkdir -p bin/docker-head
+	@ln -sf "$$(CGO_ENABLED=1 tools/tool runc)" bin/docker-head/runc
+	@printf '#!/bin/sh\nexec %s --seccomp-profile=unconfined "$$@"\n' "$$(tools/tool dockerd)" >bin/docker-head/dockerd
+	@chmod 0755 bin/docker-head/dockerd
+	PATH=$(CURDIR)/bin/docker-head:$$PATH $(GO_TEST) ./test/suite/dockervolume
 
 .PHONY: hostpath
 hostpath: ## Build the foreign CSI driver of the tests into bin/hostpathplugin, and its first version into the cache

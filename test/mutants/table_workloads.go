@@ -104,6 +104,13 @@ var workloads = []mutant{
 		pkg:     workloadPkg, run: "^TestEphemeralVolumesCount$",
 	},
 	{
+		name: "check-takes-ports", promise: "a check of a workload takes nothing",
+		file: "host/internal/workload/check.go",
+		old:  "	m.Ports.Release(portHolder(spec.WorkloadRef))\n",
+		new:  "",
+		pkg:  "./host/internal/apiserver", run: "^TestCheckWorkload$",
+	},
+	{
 		name: "reconcile-skipped", promise: "a node that was away compares its workloads with the ledger",
 		file: "host/internal/workload/reconcile.go",
 		old:  "	m.dropLost(had, claims)\n	return m.endUnknown(ctx, standing)\n",

@@ -57,7 +57,11 @@ func matches(name string, g Group) bool {
 func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Request) ([]Given, error) {
 	for {
 		r.mu.Lock()
-		given, err := r.pick(holder, want)
+		given, err := r.choose(want)
+		if err == nil && len(given) > 0 {
+			r.hold(holder, given)
+			r.changed.Notify()
+		}
 		waitsFor, changed := r.waitsFor(), r.changed.Wait()
 		r.mu.Unlock()
 		if err == nil || len(waitsFor) == 0 {
@@ -66,9 +70,24 @@ func (r *Registry) Pick(ctx context.Context, holder claim.WorkloadRef, want []Re
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; not known yet: the devices of %s", err, strings.Join(waitsFor, ", "))
+			return nil, withUnknown(err, waitsFor)
 		}
 	}
+}
+
+// Check says why Pick would fail or wait now: ErrTooFew. It takes nothing.
+func (r *Registry) Check(want []Request) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, err := r.choose(want)
+	if waitsFor := r.waitsFor(); err != nil && len(waitsFor) > 0 {
+		return withUnknown(err, waitsFor)
+	}
+	return err
+}
+
+func withUnknown(err error, waitsFor []string) error {
+	return fmt.Errorf("%w; not known yet: the devices of %s", err, strings.Join(waitsFor, ", "))
 }
 
 // waitsFor names the plugins that may still report devices. The caller holds mu.
@@ -88,8 +107,8 @@ func (r *Registry) waitsFor() (out []string) {
 	return out
 }
 
-// pick is Pick with the devices known now. The caller holds mu.
-func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given, err error) {
+// choose returns free and healthy devices of those known now for all requests. The caller holds mu.
+func (r *Registry) choose(want []Request) (given []Given, err error) {
 	// More specific requests choose first, so that all are served if possible.
 	want = slices.Clone(want)
 	slices.SortStableFunc(want, func(a,
@@ -117,10 +136,6 @@ func (r *Registry) pick(holder claim.WorkloadRef, want []Request) (given []Given
 		if free := len(given) - before; free < req.Count {
 			return nil, r.withSilent(tooFew(req, free, groups, given[:before]))
 		}
-	}
-	r.hold(holder, given)
-	if len(given) > 0 {
-		r.changed.Notify()
 	}
 	return given, nil
 }

@@ -27,6 +27,11 @@ func (m *Manager) Check(ctx context.Context, spec Spec) (c Check, err error) {
 	if c.State, err = m.checkNew(spec); err != nil { //nolint:contextcheck // looking at ports waits for nothing
 		c.Problems = append(c.Problems, err)
 	}
+	if len(spec.Devices) > 0 && c.State == "" {
+		if err := m.Devices.Check(deviceRequests(spec)); err != nil {
+			c.Problems = append(c.Problems, err)
+		}
+	}
 	var problems []error
 	c.Volumes, problems = m.volumes.Check(ctx, spec.WorkloadRef, spec.Volumes)
 	c.Problems = append(c.Problems, problems...)

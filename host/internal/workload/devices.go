@@ -46,17 +46,20 @@ func (r *run) reserve(ctx context.Context) error {
 }
 
 func (r *run) pickDevices(ctx context.Context) ([]devices.Given, error) {
-	var want []devices.Request
-	for _, d := range r.rec.Spec.Devices {
-		want = append(want, devices.Request{Name: d.Name, Count: d.Count})
-	}
 	bounded, cancel := context.WithTimeout(ctx, r.m.limits.devices)
 	defer cancel()
-	given, err := r.m.Devices.Pick(bounded, r.ref, want)
+	given, err := r.m.Devices.Pick(bounded, r.ref, deviceRequests(r.rec.Spec))
 	if err != nil && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	return given, err
+}
+
+func deviceRequests(spec Spec) (out []devices.Request) {
+	for _, d := range spec.Devices {
+		out = append(out, devices.Request{Name: d.Name, Count: d.Count})
+	}
+	return out
 }
 
 // checkPlaces refuses a reservation that mounts something at the destination of a volume.

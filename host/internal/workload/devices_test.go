@@ -117,6 +117,30 @@ func TestAWorkloadHasItsDevicesAlone(t *testing.T) {
 	h.clean(t)
 }
 
+func TestCheckOfDevices(t *testing.T) {
+	h := prepareHost(t, newDir(t)).withDevices(t, &zeros{})
+	h.open(t)
+	h.start(t, deviceSpec("one", 1))
+	for _, tc := range []struct {
+		spec    Spec
+		problem string
+	}{
+		{deviceSpec("two", 1), ""},
+		{deviceSpec("two", 1), ""}, // the first check took nothing
+		{deviceSpec("two", 2), `2 asked for, 1 free: pannier/pseudo/zero "zero-0" is held by workload "one"`},
+		{deviceSpec("one", 1), ""}, // it has its own
+	} {
+		c, err := h.Check(t.Context(), tc.spec)
+		check.NoError(t, err)
+		if got := errors.Join(c.Problems...); tc.problem == "" && got != nil ||
+			tc.problem != "" && (!errors.Is(got, devices.ErrTooFew) || !strings.Contains(got.Error(), tc.problem)) {
+			t.Errorf("%s with %d: %v; want %q", tc.spec.ID, tc.spec.Devices[0].Count, got, tc.problem)
+		}
+	}
+	h.stop(t, "one")
+	h.clean(t)
+}
+
 func TestDevicesAreHeldOverARestart(t *testing.T) {
 	h := prepareHost(t, newDir(t)).withDevices(t, &zeros{})
 	h.open(t)
