@@ -127,3 +127,30 @@ func TestWorkloadUnit(t *testing.T) {
 	h.Reboot()
 	h.started(5)
 }
+
+// TestWorkloadUnitWithACLs gives a unit's workload a token as the documentation says. Without it, it is refused.
+func TestWorkloadUnitWithACLs(t *testing.T) {
+	t.Parallel()
+	h := withUnit(t)
+	h.started(1)
+	h.Run("systemctl", "stop", "redis.service")
+	h.released("redis-data")
+	h.Write("/etc/pannier/agent.hcl", h.Read("/etc/pannier/agent.hcl")+"acl {\n  enabled = true\n  socket_root = false\n}\n", 0o644)
+	h.Run("systemctl", "restart", "pannier.service")
+	h.refused(1, nil, "systemctl", "start", "redis.service")
+	h.refused(3, []string{"permission denied", "anonymous"}, "systemctl", "status", "--lines=20", "pannier-workload@redis.service")
+
+	h.Write("/root/mount.hcl", page(t, "mount.md", "<!-- policy: mount -->\n```hcl\n"), 0o600)
+	h.Run("sh", "-c", "PANNIER_TOKEN=$(pannier acl bootstrap | sed -n 's/^Secret *//p') && export PANNIER_TOKEN\n"+
+		"pannier acl policy apply mount /root/mount.hcl &&"+page(t, "workloads.md", "<!-- run: unit-token -->\n  ```sh\n"))
+	h.Run("systemctl", "start", "redis.service")
+	h.becomes("redis.service", "active")
+	h.Run("systemctl", "stop", "redis.service")
+	h.becomes("pannier-workload@redis.service", "inactive")
+	h.Eventually("the volume is released", func() error {
+		if out, err := h.Try("findmnt", "--noheadings", "--list", "--output", "TARGET"); err != nil || strings.Contains(out, "redis-data") {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
