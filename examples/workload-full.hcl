@@ -33,6 +33,8 @@ workload "report" {
   user   = "nobody" # of the secrets; default: that of exec
   canary = false
 
+  units = ["report.service"] # systemd services that may load the secrets
+
   after    = ["load-1", "staging/load-2"]
   replaces = ["report-1"]
 

@@ -242,17 +242,17 @@ func nodeJSON(ledgers string) string {
 
 func TestEntriesThatAreNone(t *testing.T) {
 	for entry, want := range map[string]error{
-		"":                               command.ErrMalformed,
-		"\x01":                           command.ErrMalformed,
-		"\x00\x01{}":                     command.ErrMalformed,
-		"\x01\x00{}":                     command.ErrMalformed,
-		"\x01\x04":                       command.ErrMalformed,
-		"\x01\x04{}{}":                   command.ErrMalformed,
-		"\x01\x04{\"unknown\":1}":        command.ErrMalformed,
-		"\x01\x04{\"ref\":7}":            command.ErrMalformed,
-		"\x01\xff{}":                     command.ErrUnknownCommand,
-		"\x04\x04{}":                     command.ErrUnknownCommand,
-		"\x01\x7f" + `{"at":"whatever"}`: command.ErrUnknownCommand,
+		"":                        command.ErrMalformed,
+		"\x01":                    command.ErrMalformed,
+		"\x00\x01{}":              command.ErrMalformed,
+		"\x01\x00{}":              command.ErrMalformed,
+		"\x01\x04":                command.ErrMalformed,
+		"\x01\x04{}{}":            command.ErrMalformed,
+		"\x01\x04{\"unknown\":1}": command.ErrMalformed,
+		"\x01\x04{\"ref\":7}":     command.ErrMalformed,
+		"\x01\xff{}":              command.ErrUnknownCommand,
+		string([]byte{command.Level + 1, 4, '{', '}'}): command.ErrUnknownCommand,
+		"\x01\x7f" + `{"at":"whatever"}`:               command.ErrUnknownCommand,
 	} {
 		if c, err := command.Decode([]byte(entry)); !errors.Is(err, want) {
 			t.Errorf("%q: got %+v, %v, want %v", entry, c, err, want)

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
@@ -83,6 +87,38 @@ func TestMountedVolume(t *testing.T) {
 		}
 		r.checkNothingLeft()
 	})
+}
+
+// TestStageInAnotherModeAfterACopy stages a volume read-only while a process that was started when it was staged to be
+// written to still has a copy of that mount, as a container has at its start.
+func TestStageInAnotherModeAfterACopy(t *testing.T) {
+	r := newRig(t)
+	id := r.create("v", 64<<20, mount(writer, "ext4"))
+	r.stage(id, mount(writer, "ext4"))
+	holder := exec.Command("unshare", "--mount", "sh", "-c", "echo ready && exec cat")
+	in, err := holder.StdinPipe()
+	check.NoError(t, err)
+	out, err := holder.StdoutPipe()
+	check.NoError(t, err)
+	check.NoError(t, holder.Start())
+	end := sync.OnceFunc(func() { _ = in.Close(); _ = holder.Wait() })
+	t.Cleanup(end)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	r.unstage(id)
+
+	stage, staged := r.path("stage", id), make(chan error, 1)
+	go func() { staged <- r.tryStage(id, stage, mount(reader, "ext4")) }()
+	select {
+	case err = <-staged: // it did not wait
+	case <-time.After(100 * time.Millisecond):
+		end()
+		err = <-staged
+	}
+	check.NoError(t, err)
+	r.unstage(id)
+	r.delete(id)
 }
 
 // TestCapacityIsEnforced writes until there is no space left, which must happen before the volume's size is

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"flag"
 	"fmt"
 	"os"
@@ -33,8 +32,7 @@ func TestErrorTexts(t *testing.T) {
 	made := func(id, access, more string) string {
 		return h.Write(id+".hcl", volumeSpec(d, id, access, "file-system", more))
 	}
-	var got bytes.Buffer
-	for _, args := range [][]string{
+	got := fails(t, h, [][]string{
 		{"volume", "status", "nope"},
 		{"volume", "delete", "nope", "-yes"},
 		{"volume", "delete", "data", "-yes"},
@@ -70,15 +68,27 @@ func TestErrorTexts(t *testing.T) {
 		{"acl", "token", "self"},
 		{"keyring", "list"},
 		{"-address", "unix://" + h.Path("none.sock"), "status"},
+	})
+	asks := testhost.New(t, "acl {\n  enabled = true\n}\n")
+	asks.Start()
+	asks.Run("acl", "policy", "apply", "reads", asks.Write("reads.hcl", "namespace \"default\" {\n  policy = \"read\"\n}\n"))
+	_, secret, _ := strings.Cut(asks.Run("acl", "token", "create", "-name", "reader", "-policy", "reads"), "Secret")
+	secret, _, _ = strings.Cut(strings.TrimSpace(secret), "\n")
+	reader := asks.Write("reader", secret)
+	unknown := asks.Write("unknown", "5f2b1c1e-0000-4000-8000-000000000000")
+	got += fails(t, asks, [][]string{
+		{"-token-file", reader, "volume", "status", "nope"},
+		{"-token-file", reader, "volume", "detach", "data", "a"},
+		{"-token-file", reader, "workload", "start", asks.Write("web.hcl", "workload \"web\" {}\n")},
+		{"-token-file", reader, "plugin", "swap", "csi-bridge"},
+		{"-token-file", reader, "node", "drain", "-enable", "a"},
+		{"-token-file", reader, "operator", "raft", "list-peers"},
+		{"-token-file", unknown, "status"},
+	})
+	text := got
+	for _, changes := range []string{
+		`vol-[0-9a-f]{32}`, `\d+(\.\d+)?(µs|ms|s)\b`, `\d{4}-\d\d-\d\dT[0-9:]+Z`, `"[^"]+" "sids"`, `accessor [0-9a-f]{16}`,
 	} {
-		r := h.Try(args...)
-		if r.Code == 0 {
-			t.Errorf("pannier %s succeeds", strings.Join(args, " "))
-		}
-		fmt.Fprintf(&got, "$ pannier %s\n%s-> %d\n\n", strings.Join(args, " "), r.Stderr, r.Code)
-	}
-	text := strings.ReplaceAll(got.String(), h.Path(""), "$WORK")
-	for _, changes := range []string{`vol-[0-9a-f]{32}`, `\d+(\.\d+)?(µs|ms|s)\b`, `\d{4}-\d\d-\d\dT[0-9:]+Z`, `"[^"]+" "sids"`} {
 		text = regexp.MustCompile(changes).ReplaceAllString(text, "...")
 	}
 	for _, never := range []string{"rpc error", "VolumeGroupSnapshot", "CreateVolume", "storage(", " ID "} {
@@ -97,4 +107,18 @@ func TestErrorTexts(t *testing.T) {
 			t.Errorf("printed\n%s\n, which is not in testdata/errors.txt (go test ./test/suite/e2e -run TestErrorTexts -update)", one)
 		}
 	}
+}
+
+// fails runs commands that must fail, and returns what they print.
+func fails(t *testing.T, h *testhost.Host, commands [][]string) string {
+	t.Helper()
+	var got strings.Builder
+	for _, args := range commands {
+		r := h.Try(args...)
+		if r.Code == 0 {
+			t.Errorf("pannier %s succeeds", strings.Join(args, " "))
+		}
+		fmt.Fprintf(&got, "$ pannier %s\n%s-> %d\n\n", strings.Join(args, " "), r.Stderr, r.Code)
+	}
+	return strings.ReplaceAll(got.String(), h.Path(""), "$WORK")
 }

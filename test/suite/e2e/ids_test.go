@@ -36,7 +36,7 @@ workload "w" {
 				t.Fatal(err)
 			}
 			h.Run("workload", "start", "-o", "docker", h.Path("w.hcl"))
-			h.Refused(4, []string{"pannier volume status ", `w`}, "volume", "delete", id)
+			h.Refused(4, []string{"pannier volume explain ", `w`}, "volume", "delete", id)
 			for _, args := range [][]string{
 				{"volume", "list"}, {"volume", "status", id}, {"volume", "explain", id}, {"workload", "status", "w"},
 			} {

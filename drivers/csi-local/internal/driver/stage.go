@@ -77,7 +77,7 @@ func (d *Driver) stageFileSystem(ctx context.Context, v store.Volume, u usage, p
 		if err := d.growUnmounted(ctx, v, u); err != nil {
 			return err
 		}
-		if err := d.mount(ctx, v, path, a, opts); err != nil {
+		if err := d.mountSettled(ctx, v, path, a, opts); err != nil {
 			return err
 		}
 	}
@@ -90,6 +90,25 @@ func matches(m *mountinfo.Info, a access, opts filesystem.Options) error {
 		return errors.New("its file system is " + m.FSType)
 	}
 	return opts.Match(m)
+}
+
+// mountSettled mounts the volume. A mount with the opposite of read-only, which has ended here, may last a little
+// longer in another namespace.
+func (d *Driver) mountSettled(ctx context.Context, v store.Volume, path string, a access,
+	opts filesystem.Options,
+) error {
+	err := d.mount(ctx, v, path, a, opts)
+	if errors.Is(err, unix.EBUSY) {
+		if _, err := d.settled(ctx, v.ID); err != nil {
+			return err
+		}
+		err = d.mount(ctx, v, path, a, opts)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return status.Errorf(codes.FailedPrecondition,
+			"%v: it is mounted elsewhere with the opposite of read-only: unstage it there first", err)
+	}
+	return err
 }
 
 // mount attaches the image and mounts it. The device detaches itself when unused: this process holds it until the
@@ -107,12 +126,7 @@ func (d *Driver) mount(ctx context.Context, v store.Volume, path string, a acces
 	if err != nil {
 		return err
 	}
-	err = filesystem.Mount(dev.Path, path, fsType, opts)
-	if errors.Is(err, unix.EBUSY) {
-		return status.Errorf(codes.FailedPrecondition,
-			"%v: it is mounted elsewhere with the opposite of read-only: unstage it there first", err)
-	}
-	return err
+	return filesystem.Mount(dev.Path, path, fsType, opts)
 }
 
 // ensureFormatted returns the file system on the device, and makes one if the device has never had any data.

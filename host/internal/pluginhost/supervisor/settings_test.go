@@ -44,6 +44,7 @@ func TestChangedConfigUnderLoad(t *testing.T) {
 			} else {
 				want = oldConfig
 				st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.ConfigProblem != "" })
+				waitFor(t, "an event says it", func() bool { return w.count(supervisor.EventConfigRefused) > 0 })
 				for _, part := range []string{"/etc/pannier/a.hcl:7: ", `key "wrong" is not known`, "changed config", "is used"} {
 					if !strings.Contains(st.ConfigProblem, part) {
 						t.Errorf("it does not say %q: %s", part, st.ConfigProblem)
