@@ -181,12 +181,14 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 	@tools/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: consul ## Measure what Pannier costs, and keep the table in bench/results.txt (root, etcd-server)
+bench: consul ## Measure what Pannier costs on an idle machine, into bench/ (root, strace, etcd-server; ONLY=REGEXP, FULL=1, FORCE=1)
 	@mkdir -p bench
-	@rm -f bench/results.txt
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 45m \
-		./test/bench ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench -args -out $(CURDIR)/bench/results.txt
-	@cat bench/results.txt
+	@go run ./test/bench/begin -out $(RESULTS) -version '$(VERSION)' $(if $(FORCE),-force)
+	@failed=0; CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 60m \
+		./test/bench ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench \
+		-args -out=$(RESULTS) -only='$(ONLY)' $(if $(FULL),-full) || failed=$$?; cat $(RESULTS:.json=.txt); exit $$failed
+bench: RESULTS = $(CURDIR)/bench/results.json
+bench: ONLY =
 
 .PHONY: lint
 lint: ## Check the Go code, its import rules and the protobuf files

@@ -7,11 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
 // measureCommands runs whole programs, from their fork to their end.
-func measureCommands(b *testing.B, r *table.Report) {
+func measureCommands(b *testing.B, r *table.Section) {
 	const turns = 40
 	h := newHost(b)
 	h.Start()
@@ -25,7 +26,7 @@ func measureCommands(b *testing.B, r *table.Report) {
 `)
 	hello := helloWorld(b, h.Path("hello"))
 	var bare, version, runs table.Samples
-	for n := range warmUp + turns {
+	for n := range measure.Turns(warmUp+turns, 20*time.Second) {
 		if n == warmUp {
 			bare, version, runs = nil, nil, nil
 		}
@@ -34,10 +35,10 @@ func measureCommands(b *testing.B, r *table.Report) {
 		runs = append(runs, ran(b, h.Command("workload", "run", spec, "--", "true")))
 	}
 	r.Add(
-		table.Row{What: "a hello world in Go, p50", Value: bare.P50(), Unit: "ms"},
-		table.Row{What: "pannier version, p50", Value: version.P50(), Unit: "ms"},
-		table.Row{What: "ratio to the hello world", Value: version.P50() / bare.P50(), AtMost: 2},
-		table.Row{What: "pannier workload run -- true, with one volume, p50", Value: runs.P50(), Unit: "ms", AtMost: 40},
+		bare.Row("a hello world in Go, p50", 0.5),
+		version.Row("pannier version, p50", 0.5),
+		table.Over("ratio to the hello world", version.Row("", 0.5), bare.Row("", 0.5)).Most(2),
+		runs.Row("pannier workload run -- true, with one volume, p50", 0.5).Most(40),
 	)
 }
 

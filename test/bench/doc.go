@@ -1,7 +1,10 @@
 // Package bench measures what Pannier costs: the real programs, the real driver, a real disk.
-// It has no tests, one benchmark (BenchmarkPannier), and asserts nothing about time: it prints
-// a table and writes it to a file. `make bench` runs it, with the benchmarks below the API;
+// It has no tests, one benchmark (BenchmarkPannier), and asserts nothing about time: its rows go to a file, with the
+// machine, as JSON and as a table. `make bench` runs it, with the benchmarks below the API, on an idle machine;
 // docs/benchmarks.md has the results, and says what is missed and why.
+//
+// Each measurement has a bound, so that all of them take less than 20 minutes: a series ends early when its time is
+// over, but not before its second turn. FULL=1 measures without bounds, and what takes longer.
 //
 // # How each number is measured
 //
@@ -22,14 +25,14 @@
 // ledgers, with 100 and 100,000 volumes, take a claim in turns, 2,000 each; for the rates, 1, 16
 // and 256 goroutines claim.
 //
-// Ready. From fork to the first 200 of /v1/health, polled every millisecond, nine times: with an
+// Ready. From fork to the first 200 of /v1/health, polled every millisecond, twelve times: with an
 // empty data directory, and after kill -9 with plugin and driver running.
 //
 // Upgrade. A volume is read by 64 clients over their own connections: a read is due every millisecond, and its
 // time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
 // run 30 times, a second apart. Extra is the time above the median of the first five seconds.
 //
-// Idle. Half a minute after ten workloads with a volume each were started, for two minutes: CPU time of the agent and
+// Idle. Half a minute after ten workloads with a volume each were started, for a minute: CPU time of the agent and
 // its four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at
 // its threads more often, so there the wake-ups are more than on an idle one.
 //
@@ -39,7 +42,7 @@
 //
 // Restart. A ledger with 100,000 volumes and as many claims of another node; three restarts each.
 // After the end of the machine the ledger is rebuilt from raft's snapshot and log, which takes
-// longer (cluster/DESIGN.md).
+// longer (cluster/DESIGN.md). A full run has 1,000,000, too.
 //
 // Sidecar. One Consul server with ACLs and TLS. 150 workloads with one service and its sidecar;
 // then the same calls on Consul's API alone. No Envoy runs.
@@ -60,9 +63,9 @@
 // Plugin call. The same small identity call on a plain gRPC server, through go-plugin's client
 // with AutoMTLS, and through the host's catalog and supervisor, in turns of 200.
 //
-// Swaps. A call is due every millisecond and its time counts from then. After ten seconds without
+// Swaps. A call is due every millisecond and its time counts from then. After five seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
-// is the time above the median of the first ten seconds. A renamed file is taken at once, so the
+// is the time above the median of the first five seconds. A renamed file is taken at once, so the
 // time until a new generation serves has no wait in it.
 //
 // Binaries that fail. 25 new binaries for each kind come up well and answer every call with
@@ -74,21 +77,21 @@
 // caller, refuses a held volume, and records workload, claim and request key. Beside them Consul
 // (check-and-set over HTTP to the leader) and etcd (compare-and-put over gRPC to the leader),
 // without TLS, synced as well, values of the same size. Six turns; a ratio is the median of the
-// turns' own.
+// turns' own. CPU time is that of servers and clients together.
 //
-// Leader killed. SIGKILL 120 times; from before the signal until the node's next claim. The
-// killed server votes again before the next round. Two servers sync term and vote first, so a
+// Leader killed. SIGKILL for two minutes, in a full run 120 times; from before the signal until the node's next
+// claim. The killed server votes again before the next round. Two servers sync term and vote first, so a
 // busy disk shows: in one earlier run two of 120 took 3.6 and 5.5 s.
 //
-// 1,000 nodes. Real serf members in one process, five at a time, at most six a second, with
-// longer probe timeouts than default because one process stands for 1,000 hosts. Each connects
+// 1,000 nodes. Real serf members in one process, five at a time, as fast as gossip and the cores can, with longer
+// probe timeouts than default because one process stands for 1,000 hosts. Each connects
 // with its own certificate, registers a driver's fingerprint, and sends heartbeats.
 //
 // Release after a node's end. A node holds 1,000 attached volumes and is declared down; the
 // driver detaches 16 at a time and three states of each are synced. The floor is the same driver
 // called directly.
 //
-// A ledger that grows. One server's ledger in the benchmark's process, up to 10,000 records of
-// nodes and 1,000,000 volumes. The leader's tracker answers heartbeats, 64 at a time; what its
+// A ledger that grows. One server's ledger in the benchmark's process, up to 1,000 records of nodes and 100,000
+// volumes, in a full run to 10,000 and 1,000,000. The leader's tracker answers heartbeats, 64 at a time; what its
 // other loops read is read once.
 package bench

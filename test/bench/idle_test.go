@@ -11,8 +11,8 @@ import (
 )
 
 // measureIdle measures what a host does that has nothing to do, without its driver.
-func measureIdle(b *testing.B, r *table.Report) {
-	const workloads = 10
+func measureIdle(b *testing.B, r *table.Section) {
+	const workloads, idling = 10, time.Minute
 	plugins := []string{"csi-bridge", "sids", "consul-services", "envoy-bootstrap"}
 	h := newHostWith(b, testhost.LocalDriver(b), plugins[1:]...)
 	h.Start()
@@ -31,7 +31,7 @@ func measureIdle(b *testing.B, r *table.Report) {
 	time.Sleep(rest)
 	began := time.Now()
 	cpu, drivers, wakeUps := usage.CPU(b, pids...), usage.CPU(b, driver), usage.WakeUps(b, pids...)
-	time.Sleep(2 * time.Minute)
+	time.Sleep(idling)
 	seconds := time.Since(began).Seconds()
 	share := func(used time.Duration) float64 { return 100 * used.Seconds() / seconds }
 	r.Add(
@@ -41,7 +41,13 @@ func measureIdle(b *testing.B, r *table.Report) {
 			Value: float64(usage.WakeUps(b, pids...)-wakeUps) / seconds, AtMost: 10,
 		},
 		table.Row{What: "csi-local, of a core", Value: share(usage.CPU(b, driver) - drivers), Unit: "%"},
+		table.Row{What: "resident memory of the agent", Value: usage.Memory(b, pids[0], "VmRSS"), Unit: "MiB", AtMost: 30},
 	)
+	for n, plugin := range plugins {
+		r.Add(table.Row{
+			What: "resident memory of " + plugin, Value: usage.Memory(b, pids[n+1], "VmRSS"), Unit: "MiB", AtMost: 14,
+		})
+	}
 	for n := range workloads {
 		took(b)(c.stop(b.Context(), fmt.Sprintf("volume-%d", n)))
 	}

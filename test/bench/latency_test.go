@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
@@ -23,7 +24,7 @@ const (
 
 // measureLatency alternates between starting and stopping workloads through the API, and making the same CSI
 // calls directly on the driver's socket.
-func measureLatency(b *testing.B, r *table.Report) {
+func measureLatency(b *testing.B, r *table.Section) {
 	ctx := b.Context()
 	h := newHost(b)
 	h.Start()
@@ -32,7 +33,7 @@ func measureLatency(b *testing.B, r *table.Report) {
 	direct := newDirect(b, h.Path("data/csi/local/csi.sock"), pannier.create(ctx, "direct"))
 
 	var start, stop, stage, unstage table.Samples
-	for n := range warmUp + rounds {
+	for n := range measure.Turns(warmUp+rounds, 30*time.Second) {
 		if n == warmUp {
 			start, stop, stage, unstage = nil, nil, nil, nil
 		}
@@ -42,22 +43,22 @@ func measureLatency(b *testing.B, r *table.Report) {
 		unstage = append(unstage, took(b)(direct.unpublishUnstage(ctx)))
 	}
 	r.Add(
-		table.Row{What: "claim → published, p50", Value: start.P50(), Unit: "ms"},
-		table.Row{What: "claim → published, p99", Value: start.P99(), Unit: "ms"},
-		table.Row{What: "stage and publish alone, p50", Value: stage.P50(), Unit: "ms"},
-		table.Row{What: "stage and publish alone, p99", Value: stage.P99(), Unit: "ms"},
-		table.Row{What: "added by Pannier to a start, p50", Value: start.P50() - stage.P50(), Unit: "ms", AtMost: 2},
-		table.Row{What: "release, p50", Value: stop.P50(), Unit: "ms"},
-		table.Row{What: "release, p99", Value: stop.P99(), Unit: "ms"},
-		table.Row{What: "unpublish and unstage alone, p50", Value: unstage.P50(), Unit: "ms"},
-		table.Row{What: "unpublish and unstage alone, p99", Value: unstage.P99(), Unit: "ms"},
-		table.Row{What: "added by Pannier to a release, p50", Value: stop.P50() - unstage.P50(), Unit: "ms", AtMost: 2},
+		start.Row("claim → published, p50", 0.5),
+		start.Row("claim → published, p99", 0.99),
+		stage.Row("stage and publish alone, p50", 0.5),
+		stage.Row("stage and publish alone, p99", 0.99),
+		table.Minus("added by Pannier to a start, p50", start.Row("", 0.5), stage.Row("", 0.5)).Most(1.5),
+		stop.Row("release, p50", 0.5),
+		stop.Row("release, p99", 0.99),
+		unstage.Row("unpublish and unstage alone, p50", 0.5),
+		unstage.Row("unpublish and unstage alone, p99", 0.99),
+		table.Minus("added by Pannier to a release, p50", stop.Row("", 0.5), unstage.Row("", 0.5)).Most(1.5),
 	)
 	measureSyncs(b, r, pannier, h.PID())
 }
 
 // measureSyncs counts the agent's system calls that wait for the disk.
-func measureSyncs(b *testing.B, r *table.Report, pannier caller, pid int) {
+func measureSyncs(b *testing.B, r *table.Section, pannier caller, pid int) {
 	const together = 16
 	for n := range together {
 		pannier.create(b.Context(), fmt.Sprint("sync-", n))

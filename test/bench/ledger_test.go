@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
@@ -22,28 +23,32 @@ const (
 
 // measureLedger calls cluster.Node in this process: claims without the other work of a node. Each claim is
 // the start of a workload, which is one entry in raft's log.
-func measureLedger(b *testing.B, r *table.Report) {
+func measureLedger(b *testing.B, r *table.Section) {
 	few, many := clustertest.Start(b).Node, clustertest.Start(b).Node
 	fill(b, few, fewVolumes, "")
 	fill(b, many, manyVolumes, "")
 
-	const turns = 2000
+	const rounds = 2000
 	var small, large table.Samples
-	for n := range turns {
+	for n := range measure.Turns(rounds, 15*time.Second) {
 		small = append(small, claimAndFree(b, few, n%fewVolumes))
-		large = append(large, claimAndFree(b, many, n*(manyVolumes/turns)))
+		large = append(large, claimAndFree(b, many, n*(manyVolumes/rounds)))
 	}
 	r.Add(
-		table.Row{What: "a claim with 100 volumes in the ledger, p50", Value: small.P50(), Unit: "ms"},
-		table.Row{What: "a claim with 100,000 volumes in the ledger, p50", Value: large.P50(), Unit: "ms"},
-		table.Row{What: "the second over the first", Value: large.P50() / small.P50(), AtMost: 1.2},
+		small.Row("a claim with 100 volumes in the ledger, p50", 0.5),
+		large.Row("a claim with 100,000 volumes in the ledger, p50", 0.5),
+		table.Over("the second over the first", large.Row("", 0.5), small.Row("", 0.5)).Most(1.2),
 	)
 
+	const turns = 6
 	next := 0
 	for _, load := range []struct{ clients, claims int }{{1, 4000}, {16, 16_000}, {256, 60_000}} {
-		rate := claimRate(b, many, next, load.claims, load.clients)
-		next += load.claims
-		r.Add(table.Row{What: fmt.Sprintf("claims per second, clients: %d", load.clients), Value: rate, Unit: "/s"})
+		var rates []float64
+		for range measure.Turns(turns, 15*time.Second) {
+			rates = append(rates, claimRate(b, many, next, load.claims/turns, load.clients))
+			next += load.claims / turns
+		}
+		r.Add(table.Of(fmt.Sprintf("claims per second, clients: %d", load.clients), "/s", rates))
 	}
 }
 

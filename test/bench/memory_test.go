@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testhost"
 	"github.com/pannier/pannier/test/lib/usage"
@@ -20,7 +21,7 @@ const rest = 35 * time.Second
 
 // measureMemory registers volumes, which makes calls to the driver through csi-bridge for each of them, lists
 // them, and starts and stops workloads with some of them.
-func measureMemory(b *testing.B, r *table.Report) {
+func measureMemory(b *testing.B, r *table.Section) {
 	const volumes, used = 10_000, 200
 	ctx := b.Context()
 	h := newHost(b)
@@ -34,7 +35,7 @@ func measureMemory(b *testing.B, r *table.Report) {
 		_, err := c.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
 		return err
 	})
-	for i := range used {
+	for i := range measure.Turns(used, 20*time.Second) {
 		took(b)(c.start(ctx, id(i)))
 		took(b)(c.stop(ctx, id(i)))
 	}
@@ -52,7 +53,7 @@ func measureMemory(b *testing.B, r *table.Report) {
 		name   string
 		pid    int
 		target float64
-	}{{"the host", h.PID(), 64}, {"csi-bridge", bridge, 24}} {
+	}{{"the host", h.PID(), 48}, {"csi-bridge", bridge, 24}} {
 		r.Add(
 			table.Row{
 				What: "resident memory of " + p.name + ", half a minute later", Value: usage.Memory(b, p.pid, "VmRSS"),

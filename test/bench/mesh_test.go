@@ -12,6 +12,7 @@ import (
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/consul"
 )
@@ -29,7 +30,7 @@ const meshed = "meshed"
 
 // measureMesh alternates between starting and stopping the workload meshed, and making the same calls to
 // Consul without Pannier.
-func measureMesh(b *testing.B, r *table.Report) {
+func measureMesh(b *testing.B, r *table.Section) {
 	const rounds, warmUp = 150, 10
 	ctx := b.Context()
 	c := consul.Start(b, consul.Options{ACL: true, TLS: true})
@@ -45,7 +46,7 @@ func measureMesh(b *testing.B, r *table.Report) {
 
 	var start, stop table.Samples
 	var steps, alone map[string]table.Samples
-	for n := range warmUp + rounds {
+	for n := range measure.Turns(warmUp+rounds, 30*time.Second) {
 		if n == warmUp {
 			start, stop, steps, alone = nil, nil, nil, nil
 		}
@@ -67,17 +68,17 @@ func measureMesh(b *testing.B, r *table.Report) {
 		alone = gather(alone, each)
 	}
 	r.Add(
-		table.Row{What: "start, p50", Value: start.P50(), Unit: "ms"},
-		table.Row{What: "start, p99", Value: start.P99(), Unit: "ms"},
-		table.Row{What: "of that claim, with the token's intent, p50", Value: steps["claim"].P50(), Unit: "ms"},
-		table.Row{What: "of that register, p50", Value: steps["register"].P50(), Unit: "ms"},
-		table.Row{What: "Consul's API alone: register, p50", Value: alone["register"].P50(), Unit: "ms"},
-		table.Row{What: "of that identify, p50", Value: steps["identify"].P50(), Unit: "ms"},
-		table.Row{What: "Consul's API alone: make a token and read it back, p50", Value: alone["identify"].P50(), Unit: "ms"},
-		table.Row{What: "of that bootstrap, p50", Value: steps["bootstrap"].P50(), Unit: "ms"},
-		table.Row{What: "Consul's API alone: read the sidecar, p50", Value: alone["bootstrap"].P50(), Unit: "ms"},
-		table.Row{What: "stop, p50", Value: stop.P50(), Unit: "ms"},
-		table.Row{What: "stop, p99", Value: stop.P99(), Unit: "ms"},
+		start.Row("start, p50", 0.5),
+		start.Row("start, p99", 0.99),
+		steps["claim"].Row("of that claim, with the token's intent, p50", 0.5),
+		steps["register"].Row("of that register, p50", 0.5),
+		alone["register"].Row("Consul's API alone: register, p50", 0.5),
+		steps["identify"].Row("of that identify, p50", 0.5),
+		alone["identify"].Row("Consul's API alone: make a token and read it back, p50", 0.5),
+		steps["bootstrap"].Row("of that bootstrap, p50", 0.5),
+		alone["bootstrap"].Row("Consul's API alone: read the sidecar, p50", 0.5),
+		stop.Row("stop, p50", 0.5),
+		stop.Row("stop, p99", 0.99),
 	)
 }
 

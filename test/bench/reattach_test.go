@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // measureReattach kills an agent with a plugin of each kind, and starts another one. The agent's own events
 // tell when each plugin served again.
-func measureReattach(b *testing.B, r *table.Report) {
+func measureReattach(b *testing.B, r *table.Section) {
 	const turns = 15
 	plugins := []string{"csi-bridge", "sids", "consul-services", "envoy-bootstrap"}
 	h := newHostWith(b, testhost.LocalDriver(b), plugins[1:]...)
@@ -25,7 +26,7 @@ func measureReattach(b *testing.B, r *table.Report) {
 	h.Eventually("all plugins run", pluginsRun(h, len(plugins)))
 	h.Eventually("the driver is healthy", driversHealthy(h))
 	var all table.Samples
-	for range turns {
+	for range measure.Turns(turns, 30*time.Second) {
 		before := pids(b, h)
 		a.end(unix.SIGKILL)
 		began := time.Now()
@@ -42,11 +43,8 @@ func measureReattach(b *testing.B, r *table.Report) {
 	}
 	a.end(unix.SIGTERM)
 	r.Add(
-		table.Row{
-			What: "exec → all four plugins serve again after kill -9, p50", Value: all.P50(), Unit: "ms",
-			AtMost: 200,
-		},
-		table.Row{What: "the longest of 15", Value: float64(all.Quantile(1)) / float64(time.Millisecond), Unit: "ms"},
+		all.Row("exec → all four plugins serve again after kill -9, p50", 0.5).Most(200),
+		all.Row("the longest", 1),
 	)
 }
 

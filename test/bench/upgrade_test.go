@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -19,7 +20,7 @@ import (
 
 // measureUpgrade replaces the program of an agent with a plugin of each kind and a driver, while it answers 1,000 calls
 // per second.
-func measureUpgrade(b *testing.B, r *table.Report) {
+func measureUpgrade(b *testing.B, r *table.Section) {
 	const (
 		upgrades = 30
 		quiet    = 5 * time.Second // before the first one
@@ -44,7 +45,7 @@ func measureUpgrade(b *testing.B, r *table.Report) {
 	load := startLoad(h)
 	time.Sleep(quiet)
 	calm := load.cut()
-	for n := range upgrades {
+	for n := range measure.Turns(upgrades, time.Minute) {
 		h.Install(programs[(n+1)%2])
 		h.Run("agent", "upgrade")
 		time.Sleep(pause)
@@ -58,7 +59,8 @@ func measureUpgrade(b *testing.B, r *table.Report) {
 		return max(0, float64(all.Quantile(q)-calm.Quantile(0.5))/float64(time.Millisecond))
 	}
 	r.Add(
-		table.Row{What: fmt.Sprintf("failed calls of %d", len(all)), Value: float64(len(failed))},
+		table.Row{What: "calls", Value: float64(len(all))},
+		table.Row{What: "failed calls", Value: float64(len(failed))},
 		table.Row{What: "extra delay, p50", Value: extra(0.5), Unit: "ms"},
 		table.Row{What: "extra delay, p99", Value: extra(0.99), Unit: "ms"},
 		table.Row{What: "extra delay, p99.9", Value: extra(0.999), Unit: "ms", AtMost: 250},

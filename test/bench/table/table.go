@@ -1,76 +1,165 @@
-// Package table formats the results of the benchmarks: sections of rows, each with a number and its bound.
-// The benchmarks of several packages write one table. It may be imported by tests only.
+// Package table holds the results of the benchmarks: sections of rows, each with a number and its bound. The
+// benchmarks of several packages add to one file, which is written as JSON and, beside it, as a table for people.
+// It may be imported by tests and by the commands of the benchmarks only.
 package table
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
-	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"time"
 )
 
-// Report is a table of results.
+// Report is all results of one run.
 type Report struct {
-	// Machine describes the machine of the measurements.
-	Machine string
-	lines   []string
+	Machine  Machine   `json:"machine"`
+	Sections []Section `json:"sections"`
 }
 
-// Row is one number. A row without a bound is only for comparison.
-type Row struct {
-	What    string
-	Value   float64
-	Unit    string
-	AtMost  float64 // 0: no such bound
-	AtLeast float64 // 0: no such bound
+// Machine is the machine of the measurements as it was before them.
+type Machine struct {
+	CPU        string    `json:"cpu"`
+	Cores      int       `json:"cores"`
+	MemoryGiB  uint64    `json:"memory_gib"`
+	Kernel     string    `json:"kernel"`
+	Go         string    `json:"go"`
+	FileSystem string    `json:"file_system"`
+	SyncP50    float64   `json:"sync_p50_ms"` // a write of 4 KiB and its fdatasync
+	SyncP99    float64   `json:"sync_p99_ms"`
+	Busy       float64   `json:"busy_percent"` // used by others, of one core
+	Version    string    `json:"version"`      // of what is measured
+	Time       time.Time `json:"time"`
 }
 
-// Section begins a group of rows.
-func (r *Report) Section(name string) {
-	r.lines = append(r.lines, fmt.Sprintf("| **%s** | | | | |", name))
+func (m Machine) String() string {
+	return fmt.Sprintf("Machine: %s, %d cores, %d GiB of memory; Linux %s; %s; disk: %s, a write of 4 KiB and its "+
+		"fdatasync take %.2f ms (p50), %.2f ms (p99); other processes used %.0f %% of a core before the run.",
+		m.CPU, m.Cores, m.MemoryGiB, m.Kernel, m.Go, m.FileSystem, m.SyncP50, m.SyncP99, m.Busy)
 }
 
-// Add adds rows to the section.
-func (r *Report) Add(rows ...Row) {
+// Section is a group of rows that are measured together.
+type Section struct {
+	Title   string  `json:"title"`
+	Seconds float64 `json:"seconds"` // its measurement took
+	Rows    []Row   `json:"rows"`
+}
+
+// Add adds rows. A row whose text the section has already gets a number.
+func (s *Section) Add(rows ...Row) {
 	for _, row := range rows {
-		target, ratio, verdict := "", "", ""
-		bound, missed := row.AtMost, row.Value > row.AtMost
-		sign := "≤ "
-		if row.AtLeast > 0 {
-			bound, missed, sign = row.AtLeast, row.Value < row.AtLeast, "≥ "
+		what := row.What
+		for n := 2; s.has(row.What); n++ {
+			row.What = fmt.Sprintf("%s (%d)", what, n)
 		}
-		if bound > 0 {
-			target = sign + number(bound, row.Unit)
-			ratio = fmt.Sprintf("%.2f", row.Value/bound)
-			verdict = "met"
-			if missed {
-				verdict = "**missed**"
-			}
-		}
-		r.lines = append(r.lines, fmt.Sprintf("| %s | %s | %s | %s | %s |", row.What, number(row.Value, row.Unit), target,
-			ratio, verdict))
+		s.Rows = append(s.Rows, row)
 	}
+}
+
+func (s *Section) has(what string) bool {
+	for _, row := range s.Rows {
+		if row.What == what {
+			return true
+		}
+	}
+	return false
+}
+
+// Row is one number. A row without a target is only for comparison.
+type Row struct {
+	What    string    `json:"what"`
+	Value   float64   `json:"value"`
+	Unit    string    `json:"unit,omitempty"`
+	AtMost  float64   `json:"at_most,omitempty"`
+	AtLeast float64   `json:"at_least,omitempty"`
+	Samples []float64 `json:"samples,omitempty"` // several measurements of the value, for comparisons of runs
+	// Unfinished: the value is the time after which the measurement was given up.
+	Unfinished bool `json:"unfinished,omitempty"`
+}
+
+// Missed reports whether the row has a target and misses it.
+func (r Row) Missed() bool {
+	switch {
+	case r.AtMost > 0:
+		return r.Value > r.AtMost || r.Unfinished
+	case r.AtLeast > 0:
+		return r.Value < r.AtLeast
+	}
+	return false
+}
+
+// HigherIsBetter reports the direction in which the value improves.
+func (r Row) HigherIsBetter() bool { return r.AtLeast > 0 || r.Unit == "/s" }
+
+func (r Row) String() string {
+	target, ratio, verdict := "", "", ""
+	if bound := max(r.AtMost, r.AtLeast); bound > 0 {
+		sign := "≤ "
+		if r.AtLeast > 0 {
+			sign = "≥ "
+		}
+		target, ratio, verdict = sign+number(bound, r.Unit), fmt.Sprintf("%.2f", r.Value/bound), "met"
+		if r.Missed() {
+			verdict = "**missed**"
+		}
+	}
+	value := number(r.Value, r.Unit)
+	if r.Unfinished {
+		value = "not within " + value
+	}
+	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.What, value, target, ratio, verdict)
 }
 
 func (r *Report) String() string {
-	return r.Machine + "\n\n| | measured | target | measured/target | |\n|---|---|---|---|---|\n" + r.rows()
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s\n\n| | measured | target | measured/target | |\n|---|---|---|---|---|\n", r.Machine)
+	for _, s := range r.Sections {
+		fmt.Fprintf(&text, "| **%s** (%.0f s) | | | | |\n", s.Title, s.Seconds)
+		for _, row := range s.Rows {
+			fmt.Fprintln(&text, row)
+		}
+	}
+	fmt.Fprintf(&text, "\n%s\n", r.Summary())
+	return text.String()
 }
 
-func (r *Report) rows() string { return strings.Join(r.lines, "\n") + "\n" }
+// Summary counts the rows, and those that miss their targets.
+func (r *Report) Summary() string {
+	rows, missed := 0, 0
+	for _, s := range r.Sections {
+		rows += len(s.Rows)
+		for _, row := range s.Rows {
+			if row.Missed() {
+				missed++
+			}
+		}
+	}
+	return fmt.Sprintf("bench: %d rows, %d missed", rows, missed)
+}
 
-// Write writes the table to a file. If the file exists, the rows are added to its table.
+// Read reads a report that Write has written.
+func Read(path string) (*Report, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// Write writes the report to a file whose name ends in .json, and the table to the same name with .txt.
 func (r *Report) Write(path string) error {
-	before, err := os.ReadFile(path)
-	text := string(before) + r.rows()
-	if errors.Is(err, fs.ErrNotExist) {
-		text = r.String()
-	} else if err != nil {
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, []byte(text), 0o644)
+	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(strings.TrimSuffix(path, ".json")+".txt", []byte(r.String()), 0o644)
 }
 
 func number(v float64, unit string) string {
@@ -82,26 +171,4 @@ func number(v float64, unit string) string {
 		digits = 1
 	}
 	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
-}
-
-// Samples are durations of the same operation, in any order.
-type Samples []time.Duration
-
-// Quantile returns the smallest sample that is not below a share q of all samples.
-func (s Samples) Quantile(q float64) time.Duration {
-	sorted := slices.Sorted(slices.Values(s))
-	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
-}
-
-// P50 returns the median in milliseconds.
-func (s Samples) P50() float64 { return ms(s.Quantile(0.50)) }
-
-// P99 returns the 99th percentile in milliseconds.
-func (s Samples) P99() float64 { return ms(s.Quantile(0.99)) }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// Median returns the median of at least one number.
-func Median(all []float64) float64 {
-	return slices.Sorted(slices.Values(all))[len(all)/2]
 }

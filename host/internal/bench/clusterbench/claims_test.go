@@ -17,6 +17,7 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/usage"
@@ -28,7 +29,7 @@ const turns = 6
 
 // contender is a system in which clients acquire something exclusively: a claim of a volume, or a key.
 type contender struct {
-	name string
+	name, short string
 	// prepare creates n things to acquire, starting with number first; nil: nothing has to be created.
 	prepare func(ctx context.Context, first, n int) error
 	// take acquires the i-th thing, which is acquired only once.
@@ -36,58 +37,48 @@ type contender struct {
 	used int
 	// pids are the processes of its servers.
 	pids []int
-	// cpu is the CPU time that its servers and clients have used in the counted rounds.
-	cpu  time.Duration
-	done int
 }
 
 // measureClaims compares claiming volumes through a node's RPC client with Consul and etcd clients that put
 // values of a claim's size under unused keys.
-func measureClaims(b *testing.B, r *table.Report) {
+func measureClaims(b *testing.B, r *table.Section) {
 	all := []*contender{panniers(b), consuls(b), etcds(b)}
-	for _, load := range []struct{ clients, claims int }{{1, 300}, {64, 6000}, {256, 8000}} {
-		rates := make([][]float64, len(all))
-		for turn := range turns + 1 {
-			if turn == 1 {
-				for _, c := range all {
-					c.cpu, c.done = 0, 0
-				}
-			}
+	for _, load := range []struct {
+		clients, claims int
+		target          float64
+	}{{1, 300, 1.2}, {64, 6000, 1.5}, {256, 8000, 1.5}} {
+		rates, cpus := make([][]float64, len(all)), make([][]float64, len(all))
+		for turn := range measure.Turns(turns+1, 50*time.Second) {
 			for n := range all {
 				n := (n + turn) % len(all)
-				rate := all[n].turn(b, load.claims, load.clients)
+				rate, cpu := all[n].turn(b, load.claims, load.clients)
 				if turn > 0 {
-					rates[n] = append(rates[n], rate)
+					rates[n], cpus[n] = append(rates[n], rate), append(cpus[n], cpu)
 				}
 			}
 		}
-		var ratios []float64
-		for turn := range turns {
-			ratios = append(ratios, rates[0][turn]/max(rates[1][turn], rates[2][turn]))
+		var ratios, overEtcd []float64
+		for turn, rate := range rates[0] {
+			ratios = append(ratios, rate/max(rates[1][turn], rates[2][turn]))
+			overEtcd = append(overEtcd, cpus[0][turn]/cpus[2][turn])
 		}
+		what := func(s string) string { return fmt.Sprintf("%s, clients: %d", s, load.clients) }
 		for n, c := range all {
-			r.Add(table.Row{
-				What: fmt.Sprintf("%s, clients: %d", c.name, load.clients), Value: table.Median(rates[n]),
-				Unit: "/s",
-			})
-			r.Add(table.Row{
-				What:  "CPU time of one, clients and servers together",
-				Value: float64(c.cpu.Microseconds()) / float64(c.done) / 1000, Unit: "ms",
-			})
+			r.Add(
+				table.Of(what(c.name), "/s", rates[n]),
+				table.Of(what(c.short+": CPU time of one, clients and servers together"), "ms", cpus[n]),
+			)
 		}
-		row := table.Row{
-			What:  fmt.Sprintf("the first over the better of the others, clients: %d", load.clients),
-			Value: table.Median(ratios),
-		}
-		if load.clients > 1 {
-			row.AtLeast = 1.5
-		}
-		r.Add(row)
+		r.Add(
+			table.Of(what("Pannier over the better of the others"), "", ratios).Least(load.target),
+			table.Of(what("CPU time of one, over etcd's"), "", overEtcd).Most(0.7),
+		)
 	}
 }
 
-// turn returns how many things per second a number of clients acquire.
-func (c *contender) turn(b *testing.B, n, clients int) float64 {
+// turn returns how many things per second a number of clients acquire, and the CPU time of servers and clients for
+// each, in milliseconds.
+func (c *contender) turn(b *testing.B, n, clients int) (rate, cpu float64) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	defer cancel()
@@ -104,9 +95,8 @@ func (c *contender) turn(b *testing.B, n, clients int) float64 {
 		b.Fatalf("%s: %v", c.name, err)
 	}
 	took := time.Since(at)
-	c.cpu += usage.CPU(b, pids...) - before
-	c.done += n
-	return float64(n) / took.Seconds()
+	used := usage.CPU(b, pids...) - before
+	return float64(n) / took.Seconds(), 1000 * used.Seconds() / float64(n)
 }
 
 // parallel calls do for each number below n once, from a number of goroutines, until the first error.
@@ -132,7 +122,7 @@ func panniers(b *testing.B) *contender {
 	s := form(b, "")
 	n, operator := s.node(b, "node-1"), s.operator(b)
 	return &contender{
-		name: "Pannier: claims of a node, over its RPC client", pids: s.pids(),
+		name: "Pannier: claims of a node, over its RPC client", short: "Pannier", pids: s.pids(),
 		prepare: func(ctx context.Context, first, n int) error {
 			return parallel(n, registering, func(i int) error { return register(ctx, operator, first+i, "shared") })
 		},
@@ -216,21 +206,24 @@ func consuls(b *testing.B) *contender {
 	for _, s := range c.Servers {
 		pids = append(pids, s.PID())
 	}
-	return &contender{name: "Consul: check-and-set of a key", pids: pids, take: func(ctx context.Context, i int) error {
-		done, _, err := kv.CAS(&api.KVPair{Key: "claims/" + volumeRef(i).ID, Value: claimText(i)},
-			new(api.WriteOptions).WithContext(ctx))
-		if err == nil && !done {
-			err = errors.New("the key has a value")
-		}
-		return err
-	}}
+	return &contender{
+		name: "Consul: check-and-set of a key", short: "Consul", pids: pids,
+		take: func(ctx context.Context, i int) error {
+			done, _, err := kv.CAS(&api.KVPair{Key: "claims/" + volumeRef(i).ID, Value: claimText(i)},
+				new(api.WriteOptions).WithContext(ctx))
+			if err == nil && !done {
+				err = errors.New("the key has a value")
+			}
+			return err
+		},
+	}
 }
 
 func etcds(b *testing.B) *contender {
 	b.Helper()
 	e := startEtcd(b)
 	return &contender{
-		name: "etcd: transaction that compares and puts", pids: e.pids,
+		name: "etcd: transaction that compares and puts", short: "etcd", pids: e.pids,
 		take: func(ctx context.Context, i int) error {
 			done, err := e.take(ctx, "claims/"+volumeRef(i).ID, claimText(i))
 			if err == nil && !done {

@@ -17,7 +17,7 @@ const manyClaims = 100_000
 
 // measureLedger gives three servers a ledger with 100,000 volumes and as many claims, copies the ledger, and
 // lets a fourth server with an empty disk catch up.
-func measureLedger(b *testing.B, r *table.Report) {
+func measureLedger(b *testing.B, r *table.Section) {
 	backup := manyClaimed(b)
 	s := form(b, "")
 	h := s.all[0]

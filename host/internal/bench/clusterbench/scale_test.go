@@ -16,15 +16,17 @@ import (
 	"github.com/pannier/pannier/host/internal/fencing/heartbeat"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/noderecord"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
 // claimedOf is the share of the volumes that workloads have claimed.
 const claimedOf = 10
 
-// measureScale simulates a cluster that grows to 10,000 nodes and 1,000,000 volumes, a tenth of them claimed: one
-// server's ledger in this process, with what the leader's loops read of it. There are no agents and no drivers.
-func measureScale(b *testing.B, r *table.Report) {
+// measureScale simulates a cluster that grows, in a full run to 10,000 nodes and 1,000,000 volumes, a tenth of them
+// claimed: one server's ledger in this process, with what the leader's loops read of it. There are no agents and no
+// drivers.
+func measureScale(b *testing.B, r *table.Section) {
 	n := clustertest.Start(b)
 	// Nobody sends heartbeats while it grows.
 	patient := claim.Liveness{HeartbeatTTL: time.Hour, StopAfter: time.Hour, Margin: time.Hour}
@@ -42,7 +44,11 @@ func measureScale(b *testing.B, r *table.Report) {
 	}})
 	drivers := &noderecord.Directory{Cluster: n.Node}
 	had := struct{ nodes, volumes int }{}
-	for _, size := range []struct{ nodes, volumes int }{{100, 10_000}, {1_000, 100_000}, {10_000, 1_000_000}} {
+	sizes := []struct{ nodes, volumes int }{{100, 10_000}, {1_000, 100_000}, {10_000, 1_000_000}}
+	if !measure.Full() {
+		sizes = sizes[:2]
+	}
+	for _, size := range sizes {
 		must := func(err error) {
 			b.Helper()
 			if err != nil {

@@ -13,12 +13,13 @@ import (
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
 // measureBootstrap compares generating a sidecar's bootstrap through the host with Consul's own command,
 // alternately.
-func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
+func measureBootstrap(b *testing.B, m *mesh, r *table.Section) {
 	const commands, perCommand = 15, 20
 	proxyID := m.sidecar(b, "web")
 	made, _, err := m.consul.Client(m.consul.Management).ACL().TokenCreate(&api.ACLToken{
@@ -32,7 +33,7 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
 		Admin: bootstrap.Bind{Address: "127.0.0.1", Port: 19000}, Ready: bootstrap.Bind{Address: "127.0.0.1", Port: 19100},
 	}
 	var host, command table.Samples
-	for turn := range commands + 1 {
+	for turn := range measure.Turns(commands+1, 20*time.Second) {
 		if turn == 1 { // the first is a warm-up
 			host, command = nil, nil
 		}
@@ -60,10 +61,10 @@ func measureBootstrap(b *testing.B, m *mesh, r *table.Report) {
 		wantJSON(b, file)
 	}
 	r.Add(
-		table.Row{What: "a bootstrap through the host, p50", Value: host.P50(), Unit: "ms"},
-		table.Row{What: "a bootstrap through the host, p99", Value: host.P99(), Unit: "ms"},
-		table.Row{What: "`consul connect envoy -bootstrap`, p50", Value: command.P50(), Unit: "ms"},
-		table.Row{What: "the second over the first", Value: command.P50() / host.P50(), AtLeast: 50},
+		host.Row("a bootstrap through the host, p50", 0.5),
+		host.Row("a bootstrap through the host, p99", 0.99),
+		command.Row("`consul connect envoy -bootstrap`, p50", 0.5),
+		table.Over("the second over the first", command.Row("", 0.5), host.Row("", 0.5)).Least(50),
 	)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/consul"
 )
@@ -40,7 +41,7 @@ type syncBench struct {
 }
 
 // measureSync registers services and measures passes of Sync over them.
-func measureSync(b *testing.B, m *mesh, r *table.Report) {
+func measureSync(b *testing.B, m *mesh, r *table.Section) {
 	const passes = 20
 	s := &syncBench{mesh: m, proxy: m.consul.Proxy(b, 0)}
 	s.reach = s.proxy.Service(m.reach)
@@ -60,7 +61,7 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 
 	var direct, repair table.Samples
 	var reads, writes, repairReads, repairWrites int
-	for range passes {
+	for range measure.Turns(passes, 20*time.Second) {
 		s.reach = s.proxy.Service(m.reach)
 		before := len(s.proxy.Requests())
 		if err := s.quiet(b.Context(), 0); err != nil {
@@ -78,7 +79,7 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 		b.Fatal(err)
 	}
 	blocking, written := s.asked(before)
-	for range passes {
+	for range measure.Turns(passes, 20*time.Second) {
 		s.drift(b)
 		before := len(s.proxy.Requests())
 		repair = append(repair, took(b, func(ctx context.Context) error {
@@ -96,13 +97,10 @@ func measureSync(b *testing.B, m *mesh, r *table.Report) {
 		table.Row{What: "registrations per second, 16 at once", Value: services / registered.Seconds(), Unit: "/s"},
 		table.Row{What: "a pass without drift: queries", Value: float64(max(reads, blocking)), AtMost: 1},
 		table.Row{What: "a pass without drift: writes", Value: float64(writes + written)},
-		table.Row{What: "a pass without drift, p50", Value: direct.P50(), Unit: "ms"},
+		direct.Row("a pass without drift, p50", 0.5),
 		table.Row{What: "a pass that finds 10 services missing: queries, at most", Value: float64(repairReads)},
 		table.Row{What: "a pass that finds 10 services missing: writes, at most", Value: float64(repairWrites)},
-		table.Row{
-			What: "a pass that finds 10 services missing, until the catalog has them, p50", Value: repair.P50(),
-			Unit: "ms",
-		},
+		repair.Row("a pass that finds 10 services missing, until the catalog has them, p50", 0.5),
 	)
 }
 

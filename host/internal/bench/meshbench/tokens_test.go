@@ -19,6 +19,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/usage"
 )
@@ -120,7 +121,7 @@ func newID() string {
 
 // measureTokens alternates between the ways to get tokens, so that other load on the machine affects all of
 // them alike.
-func measureTokens(b *testing.B, m *mesh, r *table.Report) {
+func measureTokens(b *testing.B, m *mesh, r *table.Section) {
 	t := newTokenBench(b, m)
 	t.load(b, newIDs(perTurn), t.create) // opens the connections
 	t.load(b, newIDs(perTurn), then(t.intend, t.derive))
@@ -129,9 +130,9 @@ func measureTokens(b *testing.B, m *mesh, r *table.Report) {
 }
 
 // rates measures the rates with 64 concurrent workloads.
-func (t *tokenBench) rates(b *testing.B, r *table.Report) {
+func (t *tokenBench) rates(b *testing.B, r *table.Section) {
 	var bare, derived, started, whole tokenLoad
-	for range turns {
+	for range measure.Turns(turns, 30*time.Second) {
 		bare.add(t.load(b, newIDs(perTurn), t.create))
 
 		ids := newIDs(perTurn)
@@ -142,27 +143,15 @@ func (t *tokenBench) rates(b *testing.B, r *table.Report) {
 		whole.add(t.load(b, newIDs(perTurn), then(t.intend, t.derive)))
 	}
 	r.Add(
-		table.Row{
-			What: "tokens per second, 64 workloads at once: Consul's API alone", Value: table.Median(bare.rates),
-			Unit: "/s",
-		},
-		table.Row{
-			What: "derived through Pannier, the intents in the ledger already", Value: table.Median(derived.rates),
-			Unit: "/s",
-		},
-		table.Row{What: "the second over the first, median of the turns", Value: derived.over(&bare), AtLeast: 0.9},
-		table.Row{
-			What: "a start in the ledger without a token, and Consul's API", Value: table.Median(started.rates),
-			Unit: "/s",
-		},
-		table.Row{What: "a start in the ledger with the intent, and derived", Value: table.Median(whole.rates), Unit: "/s"},
-		table.Row{What: "the second over the first, median of the turns", Value: whole.over(&started), AtLeast: 0.9},
-		table.Row{What: "a token, 64 at once: Consul's API alone, p50", Value: bare.took.P50(), Unit: "ms"},
-		table.Row{What: "derived through Pannier, p50", Value: derived.took.P50(), Unit: "ms"},
-		table.Row{
-			What: "added by Pannier, 64 at once, p50", Value: derived.took.P50() - bare.took.P50(), Unit: "ms",
-			AtMost: 1,
-		},
+		table.Of("tokens per second, 64 workloads at once: Consul's API alone", "/s", bare.rates),
+		table.Of("derived through Pannier, the intents in the ledger already", "/s", derived.rates),
+		derived.over(&bare),
+		table.Of("a start in the ledger without a token, and Consul's API", "/s", started.rates),
+		table.Of("a start in the ledger with the intent, and derived", "/s", whole.rates),
+		whole.over(&started),
+		bare.took.Row("a token, 64 at once: Consul's API alone, p50", 0.5),
+		derived.took.Row("derived through Pannier, p50", 0.5),
+		table.Minus("added by Pannier, 64 at once, p50", derived.took.Row("", 0.5), bare.took.Row("", 0.5)).Most(1),
 		table.Row{What: "CPU time of all processes for a token: Consul's API alone", Value: bare.cpuPerToken(), Unit: "ms"},
 		table.Row{
 			What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(),
@@ -185,12 +174,12 @@ func (l *tokenLoad) add(turn tokenLoad) {
 }
 
 // over compares two loads round by round.
-func (l *tokenLoad) over(other *tokenLoad) float64 {
+func (l *tokenLoad) over(other *tokenLoad) table.Row {
 	var ratios []float64
 	for n, rate := range l.rates {
 		ratios = append(ratios, rate/other.rates[n])
 	}
-	return table.Median(ratios)
+	return table.Of("the second over the first, median of the turns", "", ratios).Least(0.9)
 }
 
 func (l *tokenLoad) cpuPerToken() float64 {
@@ -198,10 +187,10 @@ func (l *tokenLoad) cpuPerToken() float64 {
 }
 
 // latencies measures the latencies with one workload at a time.
-func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
+func (t *tokenBench) latencies(b *testing.B, r *table.Section) {
 	const n = 300
 	var bare, derived, plain, intended, self, read table.Samples
-	for range n {
+	for range measure.Turns(n, 20*time.Second) {
 		id := newID()
 		var secret string
 		bare = append(bare, took(b, func(ctx context.Context) (err error) {
@@ -230,13 +219,13 @@ func (t *tokenBench) latencies(b *testing.B, r *table.Report) {
 			took(b, func(ctx context.Context) error { return t.authority.Read(ctx, service.DefaultConsul, secret) }))
 	}
 	r.Add(
-		table.Row{What: "a token, one at a time: Consul's API alone, p50", Value: bare.P50(), Unit: "ms"},
-		table.Row{What: "derived through Pannier, p50", Value: derived.P50(), Unit: "ms"},
-		table.Row{What: "added by Pannier, p50", Value: derived.P50() - bare.P50(), Unit: "ms", AtMost: 1},
-		table.Row{What: "a start in the ledger without a token, p50", Value: plain.P50(), Unit: "ms"},
-		table.Row{What: "added to it by the intent of a token, p50", Value: intended.P50() - plain.P50(), Unit: "ms"},
-		table.Row{What: "a token read back by Consul's API alone, p50", Value: self.P50(), Unit: "ms"},
-		table.Row{What: "added by Pannier, p50", Value: read.P50() - self.P50(), Unit: "ms"},
+		bare.Row("a token, one at a time: Consul's API alone, p50", 0.5),
+		derived.Row("derived through Pannier, p50", 0.5),
+		table.Minus("added by Pannier, p50", derived.Row("", 0.5), bare.Row("", 0.5)).Most(1),
+		plain.Row("a start in the ledger without a token, p50", 0.5),
+		table.Minus("added to it by the intent of a token, p50", intended.Row("", 0.5), plain.Row("", 0.5)),
+		self.Row("a token read back by Consul's API alone, p50", 0.5),
+		table.Minus("added by Pannier to that, p50", read.Row("", 0.5), self.Row("", 0.5)),
 	)
 }
 

@@ -15,12 +15,13 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // measureCalls makes the same call in three ways, alternately, each to a separate process.
-func measureCalls(b *testing.B, r *table.Report) {
+func measureCalls(b *testing.B, r *table.Section) {
 	const turns, each = 60, 200
 	rig := newRig(b, "identity")
 	rig.open(b)
@@ -41,7 +42,7 @@ func measureCalls(b *testing.B, r *table.Report) {
 			})
 		}},
 	}
-	for turn := range turns {
+	for turn := range measure.Turns(turns, 20*time.Second) {
 		for i := range ways {
 			way := &ways[(turn+i)%len(ways)]
 			for range each {
@@ -55,14 +56,14 @@ func measureCalls(b *testing.B, r *table.Report) {
 			}
 		}
 	}
-	bareP50, theirsP50, ours := ways[0].times.P50(), ways[1].times.P50(), ways[2].times.P50()
+	p50 := func(way int, what string) table.Row { return ways[way].times.Row(what, 0.5).In("µs", 1000) }
 	r.Add(
-		table.Row{What: "a bare gRPC call on a unix socket, p50", Value: 1000 * bareP50, Unit: "µs"},
-		table.Row{What: "through go-plugin's own client with AutoMTLS, p50", Value: 1000 * theirsP50, Unit: "µs"},
-		table.Row{What: "through the host, p50", Value: 1000 * ours, Unit: "µs"},
-		table.Row{What: "through the host, p99", Value: 1000 * ways[2].times.P99(), Unit: "µs"},
-		table.Row{What: "added by the host to a bare call, p50", Value: 1000 * (ours - bareP50), Unit: "µs", AtMost: 60},
-		table.Row{What: "ratio to go-plugin's own client, p50", Value: ours / theirsP50, AtMost: 1.15},
+		p50(0, "a bare gRPC call on a unix socket, p50"),
+		p50(1, "through go-plugin's own client with AutoMTLS, p50"),
+		p50(2, "through the host, p50"),
+		ways[2].times.Row("through the host, p99", 0.99).In("µs", 1000),
+		table.Minus("added by the host to a bare call, p50", p50(2, ""), p50(0, "")).Most(60),
+		table.Over("ratio to go-plugin's own client, p50", p50(2, ""), p50(1, "")).Most(1.15),
 	)
 }
 

@@ -10,11 +10,12 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
 // measureFailing lets binaries take over that fail every call, and waits until each is rolled back.
-func measureFailing(b *testing.B, r *table.Report) {
+func measureFailing(b *testing.B, r *table.Section) {
 	const each = 25
 	var gone table.Samples
 	var failed []int
@@ -34,7 +35,7 @@ func measureFailing(b *testing.B, r *table.Report) {
 			}
 		}
 		l := startLoad(call)
-		for n := range each {
+		for n := range measure.Turns(each, 15*time.Second) {
 			before := l.failures()
 			gone = append(gone, g.rollBack(b, fmt.Sprintf("4.%d.0", n)))
 			failed = append(failed, l.failures()-before)
@@ -43,10 +44,8 @@ func measureFailing(b *testing.B, r *table.Report) {
 		g.await(b, "the old processes are gone", func(st supervisor.Status) bool { return st.Draining == 0 })
 	}
 	r.Add(
-		table.Row{What: "it takes over → it is rolled back, all kinds, p50", Value: gone.P50(), Unit: "ms"},
-		table.Row{
-			What: "it takes over → it is rolled back, all kinds, the longest", Value: gone.P99(), Unit: "ms", AtMost: 2000,
-		},
+		gone.Row("it takes over → it is rolled back, all kinds, p50", 0.5),
+		gone.Row("it takes over → it is rolled back, all kinds, the longest", 0.99).Most(2000),
 		table.Row{What: "failed calls of one of them, the most", Value: float64(slices.Max(failed)), AtMost: 19},
 	)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 )
 
@@ -25,8 +26,8 @@ var bad = []string{
 }
 
 // measureSwaps swaps one plugin of each kind, one after the other, under load.
-func measureSwaps(b *testing.B, r *table.Report) {
-	const swaps, quietFor = 100, 10 * time.Second
+func measureSwaps(b *testing.B, r *table.Section) {
+	const swaps, quietFor, bound = 100, 5 * time.Second, 35 * time.Second
 	driver := startDriver(b)
 	var inPlace table.Samples
 	for _, kind := range []string{"storage", "identity", "registration", "bootstrap"} {
@@ -43,7 +44,7 @@ func measureSwaps(b *testing.B, r *table.Report) {
 		quiet.end()
 
 		swapping := startLoad(call)
-		for n := range swaps / 2 {
+		for n := range measure.Turns(swaps/2, bound) {
 			inPlace = append(inPlace, g.swap(b, n))
 			g.refuse(b, n)
 		}
@@ -73,8 +74,8 @@ func measureSwaps(b *testing.B, r *table.Report) {
 		)
 	}
 	r.Add(
-		table.Row{What: "file in place → the new generation serves, all kinds, p50", Value: inPlace.P50(), Unit: "ms"},
-		table.Row{What: "file in place → the new generation serves, all kinds, p99", Value: inPlace.P99(), Unit: "ms"},
+		inPlace.Row("file in place → the new generation serves, all kinds, p50", 0.5).Most(60),
+		inPlace.Row("file in place → the new generation serves, all kinds, p99", 0.99),
 	)
 }
 

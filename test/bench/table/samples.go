@@ -1,0 +1,83 @@
+package table
+
+import (
+	"slices"
+	"time"
+)
+
+// Samples are durations of the same operation, in the order of their measurement.
+type Samples []time.Duration
+
+// Quantile returns the smallest sample that is not below a share q of all samples.
+func (s Samples) Quantile(q float64) time.Duration {
+	sorted := slices.Sorted(slices.Values(s))
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// P50 returns the median in milliseconds.
+func (s Samples) P50() float64 { return ms(s.Quantile(0.50)) }
+
+// parts is how many samples of a row are made of one series: as many as benchstat needs for a verdict.
+const parts = 6
+
+// Row returns a row with a quantile in milliseconds. Its samples are the same quantile of six parts of the series.
+func (s Samples) Row(what string, q float64) Row {
+	row := Row{What: what, Value: ms(s.Quantile(q)), Unit: "ms"}
+	for n := range parts {
+		if part := s[n*len(s)/parts : (n+1)*len(s)/parts]; len(part) > 0 {
+			row.Samples = append(row.Samples, ms(part.Quantile(q)))
+		}
+	}
+	return row
+}
+
+// Of returns a row with the median of samples.
+func Of(what, unit string, samples []float64) Row {
+	return Row{What: what, Value: Median(samples), Unit: unit, Samples: samples}
+}
+
+// Minus returns a row with the difference of two rows.
+func Minus(what string, a, b Row) Row {
+	return combine(what, a.Unit, a, b, func(a, b float64) float64 { return a - b })
+}
+
+// Over returns a row with the ratio of two rows.
+func Over(what string, a, b Row) Row {
+	return combine(what, "", a, b, func(a, b float64) float64 { return a / b })
+}
+
+func combine(what, unit string, a, b Row, do func(a, b float64) float64) Row {
+	row := Row{What: what, Value: do(a.Value, b.Value), Unit: unit}
+	for n := range min(len(a.Samples), len(b.Samples)) {
+		row.Samples = append(row.Samples, do(a.Samples[n], b.Samples[n]))
+	}
+	return row
+}
+
+// In returns the row in another unit, of which so many are one of the row's.
+func (r Row) In(unit string, factor float64) Row {
+	r.Unit, r.Value, r.Samples = unit, r.Value*factor, slices.Clone(r.Samples)
+	for n := range r.Samples {
+		r.Samples[n] *= factor
+	}
+	return r
+}
+
+// Most returns the row with a target that the value must not be above.
+func (r Row) Most(target float64) Row {
+	r.AtMost = target
+	return r
+}
+
+// Least returns the row with a target that the value must not be below.
+func (r Row) Least(target float64) Row {
+	r.AtLeast = target
+	return r
+}
+
+// Median returns the median of at least one number.
+func Median(all []float64) float64 {
+	return slices.Sorted(slices.Values(all))[len(all)/2]
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
