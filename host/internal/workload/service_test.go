@@ -253,6 +253,25 @@ func TestCallsToConsulAreRetried(t *testing.T) {
 	})
 }
 
+// A new token cannot be read back for longer than a token may be unknown, since Consul is away. The start waits.
+func TestConsulIsAwayAfterADerivation(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.ReadBack = 10 * time.Millisecond
+	back := time.Now().Add(20 * h.services.Limits.ReadBack)
+	h.on("read:before", 0, func(ctx context.Context) error {
+		if time.Now().Before(back) {
+			return fail(codes.Unavailable)(ctx)
+		}
+		return nil
+	})
+	h.wellIdentified(t, h.start(t, withServices(spec("w"), sidecar("web"))).Services[0])
+	if n := h.count("derive web"); n != 1 {
+		t.Errorf("%d tokens were derived", n)
+	}
+	h.stop(t, "w")
+	h.clean(t)
+}
+
 // Calls that keep failing are given up in time, with the reason.
 func TestCallsToConsulAreGivenUp(t *testing.T) {
 	for call, c := range map[string]struct {

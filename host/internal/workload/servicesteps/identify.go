@@ -130,7 +130,10 @@ func (s *Steps) derive(ctx context.Context, svc *Service, t claim.Token) error {
 	}
 	svc.secrets[t.ID] = secret
 	failpoint.Here("token", "derived")
-	if err := s.readBack(ctx, svc, secret); err != nil {
+	err = s.Limits.Retry.Retry(ctx, s.identityTimeout(svc.Consul), step.Retryable, func(ctx context.Context) error {
+		return s.readBack(ctx, svc, secret)
+	})
+	if err != nil {
 		return fmt.Errorf("its token %s was derived and cannot be read back: %w", t.Accessor, err)
 	}
 	if err := s.adopt(svc, t, secret); err != nil {
