@@ -123,6 +123,14 @@ func (s *Service) Proxied() bool {
 	return s.Connect != nil && !s.Connect.Native
 }
 
+// Upstreams are those of the service's sidecar, not a copy of them.
+func (s *Service) Upstreams() []Upstream {
+	if s.Connect == nil || s.Connect.SidecarService == nil || s.Connect.SidecarService.Proxy == nil {
+		return nil
+	}
+	return s.Connect.SidecarService.Proxy.Upstreams
+}
+
 // SidecarService is the sidecar of a service.
 type SidecarService struct {
 	// Port of the public listener: a number or a label; empty: Consul picks one.
@@ -149,17 +157,20 @@ type Proxy struct {
 type Upstream struct {
 	DestinationName string `json:"destination_name,omitempty"`
 	// DestinationType is service or prepared_query; empty: service.
-	DestinationType      string         `json:"destination_type,omitempty"`
-	DestinationNamespace string         `json:"destination_namespace,omitempty"`
-	DestinationPartition string         `json:"destination_partition,omitempty"`
-	DestinationPeer      string         `json:"destination_peer,omitempty"`
-	Datacenter           string         `json:"datacenter,omitempty"`
-	LocalBindAddress     string         `json:"local_bind_address,omitempty"`
-	LocalBindPort        int32          `json:"local_bind_port,omitempty"`
-	LocalBindSocketPath  string         `json:"local_bind_socket_path,omitempty"`
-	LocalBindSocketMode  string         `json:"local_bind_socket_mode,omitempty"`
-	MeshGateway          *MeshGateway   `json:"mesh_gateway,omitempty"`
-	Config               map[string]any `json:"config,omitempty"`
+	DestinationType      string `json:"destination_type,omitempty"`
+	DestinationNamespace string `json:"destination_namespace,omitempty"`
+	DestinationPartition string `json:"destination_partition,omitempty"`
+	DestinationPeer      string `json:"destination_peer,omitempty"`
+	Datacenter           string `json:"datacenter,omitempty"`
+	LocalBindAddress     string `json:"local_bind_address,omitempty"`
+	LocalBindPort        int32  `json:"local_bind_port,omitempty"`
+	// LocalBindPortLabel is a label of the workload's ports, in place of LocalBindPort. The host replaces it by the
+	// number.
+	LocalBindPortLabel  string         `json:"local_bind_port_label,omitempty"`
+	LocalBindSocketPath string         `json:"local_bind_socket_path,omitempty"`
+	LocalBindSocketMode string         `json:"local_bind_socket_mode,omitempty"`
+	MeshGateway         *MeshGateway   `json:"mesh_gateway,omitempty"`
+	Config              map[string]any `json:"config,omitempty"`
 }
 
 // MeshGateway says how the mesh gateways are used.

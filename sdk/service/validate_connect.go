@@ -1,8 +1,8 @@
 package service
 
 import (
-	"fmt"
 	"regexp"
+	"strconv"
 )
 
 func (v *validator) connect(at field, s *Service) {
@@ -88,11 +88,21 @@ func (v *validator) upstreams(at field, upstreams []Upstream) {
 // bind checks the local address of an upstream, and returns it.
 func (v *validator) bind(at field, u *Upstream) string {
 	v.between(at.in("local_bind_port"), u.LocalBindPort, 0, maxPort)
+	port := u.LocalBindPortLabel
 	switch {
-	case u.LocalBindPort == 0 && u.LocalBindSocketPath == "":
+	case port == "" && u.LocalBindPort != 0:
+		port = strconv.Itoa(int(u.LocalBindPort))
+	case u.LocalBindPort != 0:
+		v.fail(at.in("local_bind_port_label"), "local_bind_port is given too; only one of them can be")
+		return ""
+	default:
+		v.port(at.in("local_bind_port"), port)
+	}
+	switch {
+	case port == "" && u.LocalBindSocketPath == "":
 		v.fail(at.in("local_bind_port"), "is required, or local_bind_socket_path")
 		return ""
-	case u.LocalBindPort != 0 && u.LocalBindSocketPath != "":
+	case port != "" && u.LocalBindSocketPath != "":
 		v.fail(at.in("local_bind_socket_path"), "local_bind_port is given too; only one of them can be")
 		return ""
 	case u.LocalBindSocketPath == "" && u.LocalBindSocketMode != "":
@@ -108,7 +118,7 @@ func (v *validator) bind(at field, u *Upstream) string {
 	if address == "" {
 		address = "127.0.0.1"
 	}
-	return fmt.Sprintf("%s:%d", address, u.LocalBindPort)
+	return address + ":" + port
 }
 
 func (v *validator) exposed(at field, paths []ExposePath) {

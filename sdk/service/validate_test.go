@@ -273,6 +273,24 @@ func TestBadServices(t *testing.T) {
 			good, func(s *Service) { proxy(s).Upstreams = twice(5432) },
 			`/connect/sidecar_service/proxy/upstreams/1|another upstream binds 127.0.0.1:5432 too`,
 		},
+		"bind label": {
+			good, func(s *Service) {
+				proxy(s).Upstreams[0].LocalBindPort, proxy(s).Upstreams[0].LocalBindPortLabel = 0, "db"
+			},
+			`/connect/sidecar_service/proxy/upstreams/0/local_bind_port|the workload has no port "db"; it has http, public`,
+		},
+		"bind number and label": {
+			good, func(s *Service) { proxy(s).Upstreams[0].LocalBindPortLabel = "http" },
+			`/connect/sidecar_service/proxy/upstreams/0/local_bind_port_label|local_bind_port is given too; only one of them can be`,
+		},
+		"one bind label": {
+			good, func(s *Service) {
+				u := twice(0)
+				u[0].LocalBindPortLabel, u[1].LocalBindPortLabel = "http", "http"
+				proxy(s).Upstreams = u
+			},
+			`/connect/sidecar_service/proxy/upstreams/1|another upstream binds 127.0.0.1:http too`,
+		},
 		"socket mode": {
 			good, func(s *Service) { proxy(s).Upstreams[1].LocalBindSocketMode = "rw" },
 			`/connect/sidecar_service/proxy/upstreams/1/local_bind_socket_mode|"rw" is no mode such as "0600"`,

@@ -85,7 +85,7 @@ func (r *serviceReader) upstream(in *section, at string) (u service.Upstream) {
 	in.str("destination_peer", &u.DestinationPeer)
 	in.str("datacenter", &u.Datacenter)
 	in.str("local_bind_address", &u.LocalBindAddress)
-	in.small("local_bind_port", &u.LocalBindPort)
+	in.smallOrLabel("local_bind_port", &u.LocalBindPort, &u.LocalBindPortLabel)
 	in.str("local_bind_socket_path", &u.LocalBindSocketPath)
 	in.plain().str("local_bind_socket_mode", &u.LocalBindSocketMode)
 	u.Config = in.object("config")

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -202,6 +203,17 @@ func (s *section) small(name string, dst *int32) {
 	n := int64(*dst)
 	s.integer(name, -1<<31, 1<<31-1, &n)
 	*dst = int32(n)
+}
+
+// smallOrLabel reads a number, or a port's label.
+func (s *section) smallOrLabel(name string, number *int32, label *string) {
+	var text string
+	s.numberOrLabel(name, &text)
+	if n, err := strconv.ParseInt(text, 10, 32); err == nil {
+		*number = int32(n)
+		return
+	}
+	*label = text
 }
 
 func (r *serviceReader) check(in *section, at string) (c service.Check) {

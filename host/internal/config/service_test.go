@@ -291,6 +291,10 @@ func TestBadServices(t *testing.T) {
 			`w.hcl:12: ` + web +
 				`connect: sidecar_service: proxy: upstreams "db": local_bind_port: a number from 0 to 65535 is required, not 70000`,
 		},
+		"upstream label": {
+			connect("upstreams {\ndestination_name = \"db\"\nlocal_bind_port = \"db\"\n}"),
+			`w.hcl:12: ` + web + `connect: sidecar_service: proxy: upstreams "db": local_bind_port: the workload has no port "db"; it has http`,
+		},
 		"second upstream": {connect(
 			"upstreams {\ndestination_name = \"a\"\nlocal_bind_port = 1\n}\nupstreams {\ndestination_name = \"b\"\nlocal_bind_port = 1\n}"), `w.hcl:14: ` + web + `connect: sidecar_service: proxy: upstreams "b": another upstream binds 127.0.0.1:1 too`},
 		"config": {

@@ -25,7 +25,8 @@ func TestServicesAreResolved(t *testing.T) {
 				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
 				ListenerPort: "admin",
 			}}},
-			Config: map[string]any{"envoy_key": "${node.name}"},
+			Config:    map[string]any{"envoy_key": "${node.name}"},
+			Upstreams: []service.Upstream{{DestinationName: "db", LocalBindPortLabel: "admin"}},
 		}}},
 	})
 	s.Ports = []Port{{Label: "http"}, {Label: "admin"}, {Label: "public"}}
@@ -45,7 +46,8 @@ func TestServicesAreResolved(t *testing.T) {
 				Path: "/metrics", Protocol: "http", LocalPathPort: 9100,
 				ListenerPort: port("admin"),
 			}}},
-			Config: map[string]any{"envoy_key": "here"},
+			Config:    map[string]any{"envoy_key": "here"},
+			Upstreams: []service.Upstream{{DestinationName: "db", LocalBindPort: int32(w.Ports["admin"])}},
 		}}},
 	}
 	told := h.consul.services()["pannier:here:default:w:web"]

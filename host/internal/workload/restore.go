@@ -149,6 +149,11 @@ func (m *Manager) restorePortsAndSecrets(found []*record) error {
 			return fmt.Errorf("restore the ports of workload %q: %w", rec.Spec.WorkloadRef, err)
 		}
 	}
+	for _, rec := range found {
+		for _, l := range rec.Spec.listeners() {
+			m.Ports.RestoreListener(portHolder(rec.Spec.WorkloadRef), l.Address, l.Static)
+		}
+	}
 	removed, err := m.SecretsDir.Sweep(func(p secretsdir.Place) bool {
 		return slices.ContainsFunc(found, func(rec *record) bool { return rec.hasSecrets(p) })
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -528,5 +529,45 @@ func TestPortsOfAWorkload(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	h.stop(t, "other")
+	h.clean(t)
+}
+
+// The ports of upstreams are the node's: no other workload and no program has them, also after a restart of the host.
+func TestPortsOfUpstreams(t *testing.T) {
+	h := newHost(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.NoError(t, err)
+	port := l.Addr().(*net.TCPAddr).Port
+	of := func(id, address string) Spec {
+		web := sidecar("web")
+		web.Connect.SidecarService.Proxy = &service.Proxy{Upstreams: []service.Upstream{
+			{DestinationName: "db", LocalBindAddress: address, LocalBindPort: int32(port)},
+		}}
+		return withServices(spec(id), web)
+	}
+	refused := func(s Spec, why string) {
+		t.Helper()
+		_, err := h.Start(t.Context(), s, Options{})
+		if !errors.Is(err, ports.ErrTaken) || !strings.Contains(err.Error(), why) {
+			t.Errorf("got %v, want %q", err, why)
+		}
+	}
+	refused(of("w", ""), fmt.Sprintf(`port "web upstream db": the port is taken: %d is used by a program`, port))
+	check.NoError(t, l.Close())
+	h.start(t, of("w", ""))
+	for range 2 {
+		refused(of("x", "127.0.0.1"), `held by workload "w"`)
+		own := of("y", "")
+		own.Ports = append(own.Ports, Port{Label: "db", Static: port})
+		refused(own, `held by workload "w"`)
+		h.start(t, of("z", "127.0.0.2"))
+		h.stop(t, "z")
+		h = h.restart(t)
+	}
+	h.stop(t, "w")
+	own := of("y", "") // a port of its own that it keeps for its upstream
+	own.Ports = append(own.Ports, Port{Label: "db", Static: port})
+	h.start(t, own)
+	h.stop(t, "y")
 	h.clean(t)
 }

@@ -1,10 +1,12 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -197,9 +199,11 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 			want = append(want, ports.Request{Label: s.Name + " admin"}, ports.Request{Label: s.Name + " ready"})
 		}
 	}
-	if len(want) == 0 && len(spec.Services) == 0 {
+	own := len(want)
+	if own == 0 && len(spec.Services) == 0 {
 		return false, nil
 	}
+	want = append(want, spec.listeners()...)
 	got, err := m.Ports.Take(portHolder(spec.WorkloadRef), want...)
 	if err != nil {
 		return false, fmt.Errorf("workload %q: %w", spec.WorkloadRef, err)
@@ -208,7 +212,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 	for n, p := range spec.Ports {
 		rec.Ports[p.Label] = got[n]
 	}
-	own := got[len(spec.Ports):] // of proxies
+	proxies := got[len(spec.Ports):own]
 	services, err := m.services.Resolve(spec.WorkloadRef, spec.Services, spec.Canary, rec.Ports)
 	if err != nil {
 		return false, fault(err)
@@ -220,7 +224,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		sr := m.services.NewRecord(spec.WorkloadRef, s)
 		identified = identified || s.Identified()
 		if s.Proxied() {
-			sr.AdminPort, sr.ReadyPort, own = own[0], own[1], own[2:]
+			sr.AdminPort, sr.ReadyPort, proxies = proxies[0], proxies[1], proxies[2:]
 		}
 		rec.Services = append(rec.Services, sr)
 	}
@@ -231,6 +235,24 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		return false, fault(err)
 	}
 	return true, nil
+}
+
+// listeners are the ports on which the proxies of the services listen for the program, for their upstreams. One that is
+// a port of the workload is taken as that.
+func (s *Spec) listeners() (all []ports.Request) {
+	for n := range s.Services {
+		for _, u := range s.Services[n].Upstreams() {
+			port := int(u.LocalBindPort)
+			if port == 0 || slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Static == port }) {
+				continue
+			}
+			all = append(all, ports.Request{
+				Label: s.Services[n].Name + " upstream " + u.DestinationName, Static: port,
+				Address: cmp.Or(u.LocalBindAddress, "127.0.0.1"),
+			})
+		}
+	}
+	return all
 }
 
 // portHolder names a workload to those whose request for its ports is refused.

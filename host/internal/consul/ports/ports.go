@@ -1,8 +1,9 @@
 // Package ports allocates the node's ports to workloads, each to one at a time.
 //
-// A port is allocated only if no other workload has it and no program listens on it at that moment. Otherwise the
-// caller learns at once what is in the way. The package keeps nothing on disk: after a restart of the host,
-// Restore puts back the ports in the workloads' records before any new port is allocated.
+// A port is allocated only if no other workload has it and no program listens on it at that moment, on all addresses
+// or, where it is asked for on one, on that. Otherwise the caller learns at once what is in the way. The package keeps
+// nothing on disk: after a restart of the host, Restore puts back the ports in the workloads' records before any new
+// port is allocated.
 package ports
 
 import (
@@ -11,7 +12,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -33,19 +36,24 @@ var ErrExhausted = errors.New("no port is free")
 type Request struct {
 	Label  string // for errors
 	Static int    // 0: any free port of the range
+	// Address is the one that a TCP listener on a static port will have; empty: any, of TCP and UDP.
+	Address string
 }
+
+// hold is what a holder has of a port; an empty address is all of them.
+type hold struct{ holder, address string }
 
 // Allocator records which workload has which port of this node. It is safe for concurrent use.
 type Allocator struct {
 	min, max int
 
 	mu      sync.Mutex
-	holders map[int]string // by port
+	holders map[int][]hold // by port
 }
 
 // New returns an allocator that picks ports from first to last.
 func New(first, last int) *Allocator {
-	return &Allocator{min: first, max: last, holders: map[int]string{}}
+	return &Allocator{min: first, max: last, holders: map[int][]hold{}}
 }
 
 // Take allocates the requested ports to a holder, in the same order, or none of them. A static port may be outside
@@ -56,7 +64,9 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 	got = make([]int, len(want))
 	defer func() {
 		if err != nil {
-			a.forget(got)
+			for n, r := range want {
+				a.forget(got[n], hold{holder, r.Address})
+			}
 			got = nil
 		}
 	}()
@@ -64,10 +74,11 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 		if r.Static == 0 {
 			continue
 		}
-		if err := a.free(r.Static); err != nil {
+		if err := a.free(r.Static, r.Address); err != nil {
 			return got, fmt.Errorf("port %q: %w", r.Label, err)
 		}
-		got[n], a.holders[r.Static] = r.Static, holder
+		got[n] = r.Static
+		a.give(r.Static, hold{holder, r.Address})
 	}
 	for n, r := range want {
 		if r.Static != 0 {
@@ -76,7 +87,7 @@ func (a *Allocator) Take(holder string, want ...Request) (got []int, err error) 
 		if got[n], err = a.pick(); err != nil {
 			return got, fmt.Errorf("port %q: %w", r.Label, err)
 		}
-		a.holders[got[n]] = holder
+		a.give(got[n], hold{holder: holder})
 	}
 	return got, nil
 }
@@ -87,23 +98,34 @@ func (a *Allocator) Restore(holder string, ports ...int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range ports {
-		if h, taken := a.holders[p]; taken && h != holder {
+		if h, taken := a.held(p, ""); taken && h != holder {
 			return heldError(p, h)
 		}
 	}
 	for _, p := range ports {
-		a.holders[p] = holder
+		a.give(p, hold{holder: holder})
 	}
 	return nil
+}
+
+// RestoreListener is Restore for a port on one address. It does nothing where another holder has the port.
+func (a *Allocator) RestoreListener(holder, address string, port int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, taken := a.held(port, address); !taken {
+		a.give(port, hold{holder, address})
+	}
 }
 
 // Release frees all ports of a holder. It does nothing if there are none.
 func (a *Allocator) Release(holder string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for p, h := range a.holders {
-		if h == holder {
-			delete(a.holders, p)
+	for p, all := range a.holders {
+		for _, h := range slices.Clone(all) {
+			if h.holder == holder {
+				a.forget(p, h)
+			}
 		}
 	}
 }
@@ -115,10 +137,33 @@ func (a *Allocator) Held() int {
 	return len(a.holders)
 }
 
-func (a *Allocator) forget(ports []int) {
-	for _, p := range ports {
-		delete(a.holders, p)
+func (a *Allocator) give(port int, h hold) {
+	if !slices.Contains(a.holders[port], h) {
+		a.holders[port] = append(a.holders[port], h)
 	}
+}
+
+func (a *Allocator) forget(port int, h hold) {
+	rest := slices.DeleteFunc(a.holders[port], func(o hold) bool { return o == h })
+	if a.holders[port] = rest; len(rest) == 0 {
+		delete(a.holders, port)
+	}
+}
+
+// held returns who has a port on an address.
+func (a *Allocator) held(port int, address string) (holder string, is bool) {
+	for _, h := range a.holders[port] {
+		if everywhere(h.address) || everywhere(address) || h.address == address {
+			return h.holder, true
+		}
+	}
+	return "", false
+}
+
+// everywhere says whether an address stands for all of the node's.
+func everywhere(address string) bool {
+	ip, err := netip.ParseAddr(address)
+	return address == "" || err == nil && ip.IsUnspecified()
 }
 
 // pick finds a free port, starting at a random one, so that a port that was just released is not reused while
@@ -131,16 +176,19 @@ func (a *Allocator) pick() (int, error) {
 	start := rand.IntN(size)
 	for n := range size {
 		p := a.min + (start+n)%size
-		if a.free(p) == nil {
+		if a.free(p, "") == nil {
 			return p, nil
 		}
 	}
 	return 0, fmt.Errorf("%w: all of %d to %d are held by workloads or used by other programs", ErrExhausted, a.min, a.max)
 }
 
-func (a *Allocator) free(port int) error {
-	if h, taken := a.holders[port]; taken {
+func (a *Allocator) free(port int, address string) error {
+	if h, taken := a.held(port, address); taken {
 		return heldError(port, h)
+	}
+	if address != "" {
+		return unusedOn(address, port)
 	}
 	return unused(port)
 }
@@ -163,12 +211,30 @@ func unused(port int) error {
 		}
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w: %d is used by a program that is not a workload's (see: ss -lntup sport = :%d)", ErrTaken, port,
-			port)
+		return usedError(port)
 	}
 	var call *os.SyscallError
 	if errors.As(err, &call) {
 		err = call
 	}
 	return fmt.Errorf("see whether port %d is free: %w", port, err)
+}
+
+// unusedOn fails if a program listens on the port by TCP, on this address or on all. An address that this node does not
+// have is that of a network namespace, about which nothing is known here.
+func unusedOn(address string, port int) error {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(address, strconv.Itoa(port)))
+	if err == nil {
+		_ = l.Close() // opened only for the test
+		return nil
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return usedError(port)
+	}
+	return nil
+}
+
+func usedError(port int) error {
+	return fmt.Errorf("%w: %d is used by a program that is not a workload's (see: ss -lntup sport = :%d)", ErrTaken, port,
+		port)
 }

@@ -142,3 +142,49 @@ func TestRestored(t *testing.T) {
 		t.Errorf("an empty range: %v", err)
 	}
 }
+
+// A listener on one address leaves the others, and has no say in UDP.
+func TestListeners(t *testing.T) {
+	first := window(t, 2)
+	a := New(first+1, first+1)
+	on := func(address string) Request { return Request{Label: "up", Static: first, Address: address} }
+	for holder, r := range map[string]Request{"a": on("127.0.0.1"), "b": on("127.0.0.2"), "c": on("192.0.2.1")} {
+		if got, err := a.Take(holder, r); err != nil || got[0] != first {
+			t.Fatalf("%s: %v, %v", holder, got, err)
+		}
+	}
+	for _, address := range []string{"127.0.0.1", "0.0.0.0", "::", ""} {
+		if _, err := a.Take("late", on(address)); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "held by ") {
+			t.Errorf("on %q: %v", address, err)
+		}
+	}
+	if _, err := a.Take("d", on("127.0.0.3"), on("127.0.0.3")); !errors.Is(err, ErrTaken) {
+		t.Errorf("one listener twice: %v", err)
+	}
+	a.Release("a")
+	a.RestoreListener("d", "127.0.0.1", first)
+	a.RestoreListener("e", "127.0.0.1", first) // d has it
+	a.Release("d")
+	if _, err := a.Take("a", on("127.0.0.1")); err != nil {
+		t.Errorf("after its release: %v", err)
+	}
+	if n := a.Held(); n != 1 {
+		t.Errorf("%d ports are held", n)
+	}
+
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(first+1)))
+	check.NoError(t, err)
+	defer l.Close()
+	u, err := net.ListenPacket("udp", net.JoinHostPort("127.0.0.2", fmt.Sprint(first+1)))
+	check.NoError(t, err)
+	defer u.Close()
+	taken := Request{Label: "up", Static: first + 1, Address: "127.0.0.1"}
+	if _, err := a.Take("f", taken); !errors.Is(err, ErrTaken) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("%d is used by a program", first+1)) {
+		t.Errorf("a program listens there: %v", err)
+	}
+	taken.Address = "127.0.0.2"
+	if _, err := a.Take("f", taken); err != nil {
+		t.Errorf("a program has UDP there: %v", err)
+	}
+}

@@ -134,11 +134,19 @@ func (a *Authority) List(ctx context.Context, namespace, workload string) (all [
 			if err != nil {
 				return err
 			}
-			all = append(all, Listed{Token: t, Orphan: why != ""})
+			all = append(all, Listed{Token: a.withAccessor(t), Orphan: why != ""})
 		}
 		return nil
 	})
 	return all, ledgerError(err)
+}
+
+// withAccessor returns a token with its accessor, which the ledger has only where it is not the id.
+func (a *Authority) withAccessor(t claim.Token) claim.Token {
+	if c, known := a.Consuls[t.Consul]; t.Accessor == "" && known && c.AuthMethod == "" {
+		t.Accessor = t.ID
+	}
+	return t
 }
 
 // Read reads a token back from this node's Consul agent. NotFound: the agent does not know it, or not yet.

@@ -538,7 +538,7 @@ func TestList(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range all {
-			if l.Orphan != (l.Workload == ref("x")) {
+			if l.Orphan != (l.Workload == ref("x")) || l.Accessor != l.ID {
 				t.Errorf("%+v", l)
 			}
 			ids = append(ids, l.ID)

@@ -80,6 +80,7 @@ func (a *Authority) Sweep(ctx context.Context, dryRun bool) (Report, error) {
 		a.sweep(ctx, orphans)
 	}
 	for _, o := range orphans {
+		o.Token = a.withAccessor(o.Token)
 		report.Swept = append(report.Swept, o.Swept)
 	}
 	return report, context.Cause(ctx)

@@ -41,6 +41,12 @@ func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canar
 				*p = strconv.Itoa(n)
 			}
 		}
+		upstreams := svc.Upstreams()
+		for n := range upstreams {
+			if number, ok := numbers[upstreams[n].LocalBindPortLabel]; ok {
+				upstreams[n].LocalBindPort, upstreams[n].LocalBindPortLabel = int32(number), ""
+			}
+		}
 		out = append(out, svc)
 	}
 	for _, p := range service.Validate(out, nil) { // the value of a variable may be out of bounds

@@ -873,8 +873,11 @@ type Upstream struct {
 	LocalBindSocketMode  string           `protobuf:"bytes,10,opt,name=local_bind_socket_mode,json=localBindSocketMode,proto3" json:"local_bind_socket_mode,omitempty"`
 	MeshGateway          *MeshGateway     `protobuf:"bytes,11,opt,name=mesh_gateway,json=meshGateway,proto3" json:"mesh_gateway,omitempty"`
 	Config               *structpb.Struct `protobuf:"bytes,12,opt,name=config,proto3" json:"config,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// local_bind_port_label is a label of the workload's ports, in place of local_bind_port. The host replaces it by the
+	// number before a plugin gets the service.
+	LocalBindPortLabel string `protobuf:"bytes,13,opt,name=local_bind_port_label,json=localBindPortLabel,proto3" json:"local_bind_port_label,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Upstream) Reset() {
@@ -989,6 +992,13 @@ func (x *Upstream) GetConfig() *structpb.Struct {
 		return x.Config
 	}
 	return nil
+}
+
+func (x *Upstream) GetLocalBindPortLabel() string {
+	if x != nil {
+		return x.LocalBindPortLabel
+	}
+	return ""
 }
 
 type MeshGateway struct {
@@ -1854,7 +1864,7 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\tupstreams\x18\x03 \x03(\v2\x1c.pannier.service.v1.UpstreamR\tupstreams\x122\n" +
 	"\x06expose\x18\x04 \x01(\v2\x1a.pannier.service.v1.ExposeR\x06expose\x12/\n" +
 	"\x06config\x18\x05 \x01(\v2\x17.google.protobuf.StructR\x06config\x12B\n" +
-	"\fmesh_gateway\x18\x06 \x01(\v2\x1f.pannier.service.v1.MeshGatewayR\vmeshGateway\"\xca\x04\n" +
+	"\fmesh_gateway\x18\x06 \x01(\v2\x1f.pannier.service.v1.MeshGatewayR\vmeshGateway\"\xfd\x04\n" +
 	"\bUpstream\x12)\n" +
 	"\x10destination_name\x18\x01 \x01(\tR\x0fdestinationName\x12)\n" +
 	"\x10destination_type\x18\x02 \x01(\tR\x0fdestinationType\x123\n" +
@@ -1870,7 +1880,8 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x16local_bind_socket_mode\x18\n" +
 	" \x01(\tR\x13localBindSocketMode\x12B\n" +
 	"\fmesh_gateway\x18\v \x01(\v2\x1f.pannier.service.v1.MeshGatewayR\vmeshGateway\x12/\n" +
-	"\x06config\x18\f \x01(\v2\x17.google.protobuf.StructR\x06config\"!\n" +
+	"\x06config\x18\f \x01(\v2\x17.google.protobuf.StructR\x06config\x121\n" +
+	"\x15local_bind_port_label\x18\r \x01(\tR\x12localBindPortLabel\"!\n" +
 	"\vMeshGateway\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\"V\n" +
 	"\x06Expose\x12\x16\n" +
