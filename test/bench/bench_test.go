@@ -14,6 +14,8 @@ func TestMain(m *testing.M) { testns.Main(m, 0) }
 func BenchmarkPannier(b *testing.B) {
 	testbin.RequireRoot(b, "all numbers")
 	measure.Section(b, "latency", "Start and stop of a workload with one volume, beside the driver alone", measureLatency)
+	measure.Section(b, "together", "100 workloads on one host, started and stopped at once, beside the driver alone",
+		measureTogether)
 	measure.Section(b, "commands", "Whole commands", measureCommands)
 	measure.Section(b, "ledger", "Claims in the ledger, one durable voter", measureLedger)
 	measure.Section(b, "mesh", "Start and stop of a workload with a sidecar: service, token and bootstrap", measureMesh)

@@ -14,6 +14,10 @@
 // second. A start ends with the answer that the workload runs, a release with the answer that no
 // mount and no claim is left. What Pannier adds is the difference of the medians.
 //
+// At once. 100 workloads are started through the API at the same time, each with a volume of 64 MiB of its own, and
+// stopped; then the node calls are made for 100 other volumes at the same time over one connection to the driver. Eight
+// turns; a time is from the first call to the last answer.
+//
 // Fsyncs. strace counts the sync calls of all the agent's threads for 16 workloads, one by one
 // and at once. A start has one, raft's, for the claims; the journal is not synced. A release has
 // three, one for each recorded state. Concurrent ones share theirs.
@@ -79,7 +83,7 @@
 // without TLS, synced as well, values of the same size. Six turns; a ratio is the median of the
 // turns' own. CPU time is that of servers and clients together.
 //
-// Leader killed. SIGKILL for two minutes, in a full run 120 times; from before the signal until the node's next
+// Leader killed. SIGKILL for 100 seconds, in a full run 120 times; from before the signal until the node's next
 // claim. The killed server votes again before the next round. Two servers sync term and vote first, so a
 // busy disk shows: in one earlier run two of 120 took 3.6 and 5.5 s.
 //

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 const (
@@ -30,7 +31,7 @@ func measureLatency(b *testing.B, r *table.Section) {
 	h.Start()
 	pannier := caller{b, h.Client()}
 	pannier.create(ctx, "pannier")
-	direct := newDirect(b, h.Path("data/csi/local/csi.sock"), pannier.create(ctx, "direct"))
+	direct := newDirect(b, dialDriver(b, h), pannier.create(ctx, "direct"))
 
 	var start, stop, stage, unstage table.Samples
 	for n := range measure.Turns(warmUp+rounds, 30*time.Second) {
@@ -113,12 +114,24 @@ type direct struct {
 	capability              *csi.VolumeCapability
 }
 
-func newDirect(b *testing.B, socket, volume string) *direct {
+// dialDriver connects to the socket of csi-local.
+func dialDriver(b *testing.B, h *testhost.Host) *grpc.ClientConn {
 	b.Helper()
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+h.Path("data/csi/local/csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
+	b.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	return conn
+}
+
+func newDirect(b *testing.B, conn *grpc.ClientConn, volume string) *direct {
+	b.Helper()
 	dir, err := os.MkdirTemp("", "pt-")
 	if err != nil {
 		b.Fatal(err)
@@ -136,9 +149,6 @@ func newDirect(b *testing.B, socket, volume string) *direct {
 	}
 	b.Cleanup(func() {
 		_, _ = d.unpublishUnstage(context.Background()) // it may be down already
-		if err := conn.Close(); err != nil {
-			b.Error(err)
-		}
 		if err := os.RemoveAll(dir); err != nil {
 			b.Error(err)
 		}

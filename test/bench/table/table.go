@@ -56,6 +56,15 @@ func (s *Section) Add(rows ...Row) {
 	}
 }
 
+func (s Section) String() string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "| **%s** (%.0f s) | | | | |\n", s.Title, s.Seconds)
+	for _, row := range s.Rows {
+		fmt.Fprintln(&text, row)
+	}
+	return text.String()
+}
+
 func (s *Section) has(what string) bool {
 	for _, row := range s.Rows {
 		if row.What == what {
@@ -114,10 +123,7 @@ func (r *Report) String() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s\n\n| | measured | target | measured/target | |\n|---|---|---|---|---|\n", r.Machine)
 	for _, s := range r.Sections {
-		fmt.Fprintf(&text, "| **%s** (%.0f s) | | | | |\n", s.Title, s.Seconds)
-		for _, row := range s.Rows {
-			fmt.Fprintln(&text, row)
-		}
+		text.WriteString(s.String())
 	}
 	fmt.Fprintf(&text, "\n%s\n", r.Summary())
 	return text.String()

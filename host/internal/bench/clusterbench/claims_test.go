@@ -48,7 +48,7 @@ func measureClaims(b *testing.B, r *table.Section) {
 		target          float64
 	}{{1, 300, 1.2}, {64, 6000, 1.5}, {256, 8000, 1.5}} {
 		rates, cpus := make([][]float64, len(all)), make([][]float64, len(all))
-		for turn := range measure.Turns(turns+1, 50*time.Second) {
+		for turn := range measure.Turns(turns+1, 40*time.Second) {
 			for n := range all {
 				n := (n + turn) % len(all)
 				rate, cpu := all[n].turn(b, load.claims, load.clients)

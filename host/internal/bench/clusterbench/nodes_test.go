@@ -28,7 +28,7 @@ const (
 	// wave is the number of nodes that join at the same time, and every the minimum interval between waves.
 	wave, every = 5, 100 * time.Millisecond
 	// joining bounds the time until all have joined, unless the run is a full one.
-	joining = 2 * time.Minute
+	joining = 90 * time.Second
 	// busy is the share of the cores that this process may have used before the next wave. A member that has
 	// to wait for a core counts as failed, which causes more gossip.
 	busy = 0.75
@@ -40,7 +40,7 @@ const (
 	steady = 30 * time.Second
 	// healing limits the time in which some members may be unknown to others in a full run. A thousand members
 	// exchange their full state every three minutes, each with one other member. Other runs give up earlier.
-	healing, shortHealing = 5 * time.Minute, 45 * time.Second
+	healing, shortHealing = 5 * time.Minute, 30 * time.Second
 )
 
 // swarm is a set of nodes that gossip in this process.
