@@ -30,7 +30,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
+MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/benchstat tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -189,6 +189,10 @@ bench: consul ## Measure what Pannier costs on an idle machine, into bench/ (roo
 		-args -out=$(RESULTS) -only='$(ONLY)' $(if $(FULL),-full) || failed=$$?; cat $(RESULTS:.json=.txt); exit $$failed
 bench: RESULTS = $(CURDIR)/bench/results.json
 bench: ONLY =
+
+.PHONY: bench-compare
+bench-compare: ## Say what got worse between two results of make bench (OLD="a.json ..." NEW="b.json ...")
+	@go run ./test/bench/compare -benchstat "$$(tools/tool benchstat)" '$(OLD)' '$(NEW)'
 
 .PHONY: lint
 lint: ## Check the Go code, its import rules and the protobuf files
