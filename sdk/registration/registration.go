@@ -20,17 +20,24 @@ const Kind = "registration.v1"
 type Registration interface {
 	// Register makes the catalog match the instance, including the tags, whatever EnableTagOverride is. It returns
 	// the service id of the instance's proxy: its sidecar, or the instance itself if it is a gateway; empty if it
-	// has none.
+	// has none. AlreadyExists: what the catalog has under that id carries the mark of another owner.
 	Register(ctx context.Context, c service.Consul, i Instance) (proxyID string, err error)
 	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(ctx context.Context, c service.Consul, id string) error
 	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and then makes it match
 	// the instances: it registers again what is missing or differs (with EnableTagOverride the catalog's tags
-	// stay), and removes what else the owner has there. If nothing differs, it costs one blocking query and no
-	// write. index is for the next call.
+	// stay), and removes what else the owner has there. What carries the mark of another owner is left alone and
+	// reported as Conflict, each time. If nothing differs, it costs one blocking query and no write. index is for
+	// the next call.
 	Sync(ctx context.Context, c service.Consul, req SyncRequest) (index uint64, changes []Change, err error)
 	// Heartbeat reports the health of processes to the checks of type "process".
 	Heartbeat(ctx context.Context, c service.Consul, beats []Beat) error
+}
+
+// OwnerDeregisterer is Deregister for an instance of this owner: one that carries the mark of another stays, which is
+// success. Optional.
+type OwnerDeregisterer interface {
+	DeregisterOf(ctx context.Context, c service.Consul, owner Owner, id string) error
 }
 
 // Owner identifies who registers. Only what carries the owner's mark may be changed or removed.
@@ -58,7 +65,7 @@ type SyncRequest struct {
 	Wait      time.Duration // bounds the wait; 0: do not wait
 }
 
-// Change is one change that Sync made.
+// Change is one change that Sync made, or did not make because of a conflict.
 type Change struct {
 	ID     string
 	Action Action
@@ -72,6 +79,7 @@ type Action string
 const (
 	Registered Action = "registered"
 	Removed    Action = "removed"
+	Conflict   Action = "conflict"
 )
 
 // Beat is the health of one instance's process.

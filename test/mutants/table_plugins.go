@@ -12,6 +12,20 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
+		file: "plugins/consul-services/internal/services/registration.go",
+		old:  "	return meta[markCluster] != \"\" && (",
+		new:  "	return meta[markSource] == \"\" && (",
+		pkg:  "./plugins/consul-services/internal/services", run: "^TestAnotherOwner$",
+	},
+	{
+		name: "namesake-removed", promise: "what another host has registered in Consul is never changed or removed",
+		file: "plugins/consul-services/internal/services/services.go",
+		old:  "func(meta map[string]string) bool { return foreign(owner, meta) }",
+		new:  "func(map[string]string) bool { return owner.Node == \"\" }",
+		pkg:  "./plugins/consul-services/internal/services", run: "^TestAnotherOwner$",
+	},
+	{
 		name: "revoked-unread", promise: "a token that was reported as revoked is gone, also during a restart of Consul",
 		file: "plugins/sids/internal/tokens/revoke.go",
 		old:  "		case consul.NoSuchToken(err):\n",

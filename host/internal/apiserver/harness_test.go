@@ -291,6 +291,8 @@ type consulFake struct {
 	err      error
 }
 
+func (f *consulFake) Conflict(string, string) string { return "" }
+
 func (f *consulFake) Problems() map[string]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -415,6 +415,8 @@ type Workloads interface {
 type Services interface {
 	// Problems returns, by consul block, what keeps services from being in sync; empty: nothing.
 	Problems() map[string]string
+	// Conflict says whose registration stands in the place of a service; empty: none.
+	Conflict(consul, id string) string
 }
 
 // Tokens are the Consul tokens of the cluster's services (tokens.Authority).

@@ -40,6 +40,7 @@ type plugin struct {
 	beats   [][]registration.Beat
 	beatAt  []time.Time
 	onSync  func(a registration.Action, id string) // what a sync does
+	others  map[string]bool                        // the ids that another owner has
 }
 
 func newPlugin() *plugin {
@@ -160,6 +161,10 @@ func (p *plugin) Sync(ctx context.Context, c service.Consul, req registration.Sy
 	want := map[string]bool{}
 	for _, i := range req.Instances {
 		want[i.ID] = true
+		if p.others[i.ID] {
+			changes = append(changes, registration.Change{ID: i.ID, Action: registration.Conflict, Reason: "it is another's"})
+			continue
+		}
 		if _, ok := p.catalog[i.ID]; !ok {
 			change(i.ID, &i, registration.Registered)
 		}

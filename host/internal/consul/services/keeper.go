@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -38,6 +39,8 @@ type keeper struct {
 	cut      context.CancelCauseFunc
 	over     chan struct{}
 	problems map[activity]string
+	// conflicts says, by id, whose registration stands in the place of an instance.
+	conflicts map[string]string
 }
 
 // activity names what can fail independently.
@@ -180,6 +183,29 @@ func (k *keeper) report(what activity, err error) {
 		k.r.cfg.Log.Warn("the "+string(what)+" of services fails and is retried", "consul", k.name, "error", err)
 		k.event(string(what)+"-failed", k.name, text)
 	}
+}
+
+// conflict logs and publishes once each instance whose id somebody else has in this Consul.
+func (k *keeper) conflict(found map[string]string) {
+	k.mu.Lock()
+	before := k.conflicts
+	k.conflicts = found
+	k.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		if _, known := before[id]; known {
+			continue
+		}
+		k.r.cfg.Log.Warn("a service is not registered: its id is another host's", "consul", k.name, "id", id, "reason",
+			found[id])
+		k.event("conflict", id, fmt.Sprintf("in Consul %q: %s", k.name, found[id]))
+	}
+}
+
+// conflictOf says whose registration stands in the place of an instance; empty: none.
+func (k *keeper) conflictOf(id string) string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.conflicts[id]
 }
 
 func (k *keeper) event(kind, subject, message string) {

@@ -7,6 +7,7 @@
 //   - A sync never removes an instance that is just being registered, and never restores one that is just being
 //     deregistered: Register and Deregister take effect when they are called, and cancel a sync that uses the
 //     old list.
+//   - What another host has registered under an id is neither changed nor removed; it is reported once, as an event.
 //   - While nothing changes, a Consul gets only one blocking query after the other.
 //   - An unreachable Consul is reported once, in the log and as an event, and retried with increasing pauses. It
 //     does not delay the sync of other Consuls.
@@ -130,10 +131,14 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 	return proxyID, err
 }
 
-// Deregister removes an instance with its sidecar. It succeeds if the instance does not exist. If it fails, the
-// sync keeps trying, because the instance no longer belongs to this node.
+// Deregister removes an instance with its sidecar. It succeeds if the instance does not exist, or is another owner's.
+// If it fails, the sync keeps trying, because the instance no longer belongs to this node.
 func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 	k, err := r.keeper(consul)
+	if err != nil {
+		return err
+	}
+	owner, err := r.owner(ctx)
 	if err != nil {
 		return err
 	}
@@ -141,6 +146,9 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 		return err
 	}
 	return r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
+		if d, able := c.(registration.OwnerDeregisterer); able {
+			return d.DeregisterOf(ctx, k.consul, owner, id)
+		}
 		return c.Deregister(ctx, k.consul, id)
 	})
 }
@@ -172,6 +180,14 @@ func (r *Registrar) Problems() map[string]string {
 		all[name] = k.problem()
 	}
 	return all
+}
+
+// Conflict says whose registration stands in the place of an instance; empty: none.
+func (r *Registrar) Conflict(consul, id string) string {
+	if k := r.keepers[consul]; k != nil {
+		return k.conflictOf(id)
+	}
+	return ""
 }
 
 // Run keeps all Consuls in sync until ctx ends. Services stay registered then. A host without consul blocks has

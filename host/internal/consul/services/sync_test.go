@@ -254,3 +254,45 @@ func TestHeartbeats(t *testing.T) {
 		}
 	})
 }
+
+// An id that another host has is reported once, is a problem as long as it lasts, and gets no heartbeats.
+func TestConflicts(t *testing.T) {
+	p := newPlugin()
+	p.others = map[string]bool{"a": true}
+	first := []registration.Instance{instance("a", process("3s")), instance("b", process("3s"))}
+	run(t, p, first, func(t *testing.T, r *Registrar, w *world) {
+		w.mu.Lock()
+		w.beats = map[string][]registration.Beat{"default": {{ID: "a", Healthy: true}, {ID: "b", Healthy: true}}}
+		w.mu.Unlock()
+		synctest.Wait()
+		time.Sleep(time.Second)
+		_, _, before, _ := p.seen()
+		for range 100 {
+			p.touch("c", nil)
+			time.Sleep(syncEvery)
+		}
+		if all := told(r); !slices.Equal(all, []string{"registered b", "conflict a"}) {
+			t.Errorf("told %q", all)
+		}
+		if a, b := r.Conflict("default", "a"), r.Conflict("default", "b"); a != "it is another's" || b != "" {
+			t.Errorf("the conflicts: %q, %q", a, b)
+		}
+		_, _, beats, _ := p.seen()
+		if len(beats) < len(before)+50 {
+			t.Errorf("%d beats, there were %d", len(beats), len(before))
+		}
+		for _, b := range beats[len(before):] {
+			if len(b) != 1 || b[0].ID != "b" {
+				t.Fatalf("beats of %+v", b)
+			}
+		}
+		p.mu.Lock()
+		p.others = nil
+		p.mu.Unlock()
+		r.Changed()
+		time.Sleep(2 * settle)
+		if all := told(r); !slices.Equal(all[2:], []string{"registered a"}) || r.Conflict("default", "a") != "" {
+			t.Errorf("told %q, the conflict: %q", all, r.Conflict("default", "a"))
+		}
+	})
+}

@@ -134,6 +134,20 @@ func owns(owner registration.Owner, meta map[string]string) bool {
 	return meta[markSource] == "pannier" && meta[markCluster] == owner.Cluster && meta[markNode] == owner.Node
 }
 
+// foreign says whether a service has the marks of another owner. One without any has lost this node's, which its id
+// names.
+func foreign(owner registration.Owner, meta map[string]string) bool {
+	return meta[markCluster] != "" && (meta[markCluster] != owner.Cluster || meta[markNode] != owner.Node)
+}
+
+// conflict says whose service is in the way, and what to do.
+func conflict(owner registration.Owner, have *api.AgentService) string {
+	return fmt.Sprintf("node %q of the cluster %s has registered it, and this is node %q of the cluster %s: give one of "+
+		"the two another name, or a Consul agent of its own. If that one is gone for good, for example since this host was "+
+		"set up anew: consul services deregister -id=%s",
+		have.Meta[markNode], have.Meta[markCluster], owner.Node, owner.Cluster, have.ID)
+}
+
 // weights returns the weights, by default 1 each as in Consul.
 func weights(w *service.Weights) *api.AgentWeights {
 	if w == nil {

@@ -12,7 +12,9 @@
 // the catalog, and is then written to the catalog: an agent that believes to be in sync writes nothing.
 //
 // Invariants:
-//   - only services with the owner's marks (Meta pannier-cluster and pannier-node) are removed;
+//   - only services with the owner's marks (Meta pannier-cluster and pannier-node) are removed, and none with the marks
+//     of another owner is changed. Nothing in Consul says whether that owner still exists: it may only be restarting.
+//     So its services stay until somebody deregisters them, and if it exists it registers them again;
 //   - what Consul returns for one of our registrations compares as equal to it (compare.go), whatever Consul and
 //     its central configuration add, so that a service is not registered again and again;
 //   - no authoritative state is kept here. The node's name and the last seen tags of services with
@@ -57,7 +59,10 @@ type Services struct {
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
 }
 
-var _ registration.Registration = (*Services)(nil)
+var (
+	_ registration.Registration      = (*Services)(nil)
+	_ registration.OwnerDeregisterer = (*Services)(nil)
+)
 
 // New makes a Services without connections.
 func New() *Services {
@@ -83,14 +88,23 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	if err != nil {
 		return "", err
 	}
+	there, err := agent.find(ctx, i.ID, i.ID+sidecarSuffix)
+	if err != nil {
+		return "", err
+	}
+	for _, have := range there {
+		if foreign(i.Owner, have.Meta) {
+			return "", consul.Error(status.Error(codes.AlreadyExists, conflict(i.Owner, have)), c, "register service %q", i.ID)
+		}
+	}
 	if err := agent.configure(ctx, i); err != nil {
 		return "", err
 	}
 	if err := agent.register(ctx, w.registration, true); err != nil {
 		return "", err
 	}
-	if w.sidecar == nil { // an earlier registration may have had one
-		if err := agent.removeAny(ctx, i.ID+sidecarSuffix); err != nil {
+	if w.sidecar == nil && there[i.ID+sidecarSuffix] != nil { // an earlier registration had one
+		if err := agent.deregister(ctx, i.ID+sidecarSuffix); err != nil {
 			return "", err
 		}
 	}
@@ -105,12 +119,37 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 
 // Deregister implements registration.Registration.
 func (s *Services) Deregister(ctx context.Context, c service.Consul, id string) error {
+	return s.deregister(ctx, c, id, func(map[string]string) bool { return false })
+}
+
+// DeregisterOf implements registration.OwnerDeregisterer.
+func (s *Services) DeregisterOf(ctx context.Context, c service.Consul, owner registration.Owner, id string) error {
+	return s.deregister(ctx, c, id, func(meta map[string]string) bool { return foreign(owner, meta) })
+}
+
+// deregister removes an instance with its sidecar, but for those that stay. Consul logs an error if a service to be
+// removed does not exist.
+func (s *Services) deregister(ctx context.Context, c service.Consul, id string,
+	stays func(meta map[string]string) bool,
+) error {
 	agent, err := s.agent(c)
 	if err != nil {
 		return err
 	}
 	s.remember(c, id, nil)
-	return agent.removeAny(ctx, id+sidecarSuffix, id)
+	there, err := agent.find(ctx, id, id+sidecarSuffix)
+	if err != nil {
+		return err
+	}
+	for _, part := range []string{id + sidecarSuffix, id} {
+		if there[part] == nil || stays(there[part].Meta) {
+			continue
+		}
+		if err := agent.deregister(ctx, part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // agent is a client of one Consul's local agent, with the current token.
@@ -138,26 +177,14 @@ func (a *agent) register(ctx context.Context, r *api.AgentServiceRegistration, r
 	return a.error(err, "register service %q", r.ID)
 }
 
-// removeAny removes those of the services that exist. Consul logs an error if a service to be removed does not
-// exist.
-func (a *agent) removeAny(ctx context.Context, ids ...string) error {
+// find returns those of the agent's services that exist, by id.
+func (a *agent) find(ctx context.Context, ids ...string) (map[string]*api.AgentService, error) {
 	var terms []string
 	for _, id := range ids {
 		terms = append(terms, fmt.Sprintf("ID == %q", id))
 	}
 	there, err := a.Agent().ServicesWithFilterOpts(strings.Join(terms, " or "), query(ctx))
-	if err != nil {
-		return a.error(err, "look for service %q", ids[len(ids)-1])
-	}
-	for _, id := range ids {
-		if there[id] == nil {
-			continue
-		}
-		if err := a.deregister(ctx, id); err != nil {
-			return err
-		}
-	}
-	return nil
+	return there, a.error(err, "look for service %q", ids[0])
 }
 
 // deregister removes a service with its checks. It succeeds if there is none.

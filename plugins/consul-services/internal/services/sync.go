@@ -119,6 +119,7 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 	if err != nil {
 		return err
 	}
+	p.leaveForeign(local)
 	d := p.compare(local)
 	instances := map[*wanted]string{} // with the reasons
 	for id, reason := range d.drifted {
@@ -152,6 +153,18 @@ func (p *pass) repairAgent(ctx context.Context, catalog *view) error {
 		})
 	}
 	return work.wait()
+}
+
+// leaveForeign takes the instances whose ids another owner has at the agent out of the pass.
+func (p *pass) leaveForeign(local *view) {
+	for id, w := range p.wanted {
+		if have := local.services[id]; have != nil && foreign(p.owner, have.Meta) {
+			p.note(w.instance.ID, registration.Conflict, conflict(p.owner, have))
+			for part := range w.parts() {
+				delete(p.wanted, part)
+			}
+		}
+	}
 }
 
 // settle waits until the catalog matches. What is still wrong after patience is written to the catalog.
@@ -199,7 +212,7 @@ func (p *pass) note(id string, action registration.Action, reason string) {
 	}
 }
 
-// changes returns the changes that were made, by id.
+// changes returns the changes that were made and the conflicts, by id.
 func (p *pass) changes() []registration.Change {
 	var out []registration.Change
 	for _, id := range slices.Sorted(maps.Keys(p.done)) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -475,5 +476,73 @@ func TestLostState(t *testing.T) {
 	})
 	if got := r.Cluster.Services(t); got[web.ID] == nil || got[web.ID+sidecarSuffix] == nil || got[tagged.ID] == nil {
 		t.Errorf("the agent has %v", got)
+	}
+}
+
+// TestAnotherOwner checks that the instance of another cluster or node is not changed under its id, until somebody
+// deregisters it.
+func TestAnotherOwner(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web, own := instance("web", everything), instance("own")
+	r.register(t, web)
+	r.settled(t, web)
+	before, writes := r.inCatalog(t, web.ID), func() (n int) {
+		for _, request := range r.proxy.Requests() {
+			if !strings.HasPrefix(request, "GET ") {
+				n++
+			}
+		}
+		return n
+	}
+	for _, other := range []registration.Owner{{Cluster: "c2", Node: "n1"}, {Cluster: "c1", Node: "n2"}} {
+		was := writes()
+		theirs := web
+		theirs.Owner = other
+		for range 2 {
+			_, changes, err := r.Sync(t.Context(), r.consul,
+				registration.SyncRequest{Owner: other, Instances: []registration.Instance{theirs}})
+			check.NoError(t, err)
+			if len(changes) != 1 || changes[0].ID != web.ID || changes[0].Action != registration.Conflict ||
+				!strings.Contains(changes[0].Reason, `node "n1" of the cluster c1`) ||
+				!strings.Contains(changes[0].Reason, "consul services deregister -id="+web.ID) {
+				t.Errorf("changes: %+v", changes)
+			}
+		}
+		_, err := r.Register(t.Context(), r.consul, theirs)
+		wantCode(t, err, codes.AlreadyExists, "register service", `node "n1" of the cluster c1`)
+		check.NoError(t, r.DeregisterOf(t.Context(), r.consul, other, web.ID))
+		if n := writes(); n != was {
+			t.Errorf("%d writes to Consul", n-was)
+		}
+	}
+	if after := r.inCatalog(t, web.ID); !reflect.DeepEqual(after, before) {
+		t.Errorf("it is\n%+v, it was\n%+v", after, before)
+	}
+	r.quiet(t, web)
+
+	// What else the other owner has is in order, and the conflict ends with the registration.
+	other := registration.Owner{Cluster: "c2", Node: "n1"}
+	web.Owner, own.Owner = other, other
+	r.removeAtEnd(t, own)
+	pass := func() (done []string) {
+		t.Helper()
+		_, changes, err := r.Sync(t.Context(), r.consul,
+			registration.SyncRequest{Owner: other, Instances: []registration.Instance{web, own}})
+		check.NoError(t, err)
+		for _, c := range changes {
+			done = append(done, string(c.Action)+" "+strings.TrimPrefix(c.ID, "pannier:n1:default:w:"))
+		}
+		return done
+	}
+	wantDone(t, pass(), "registered own", "conflict web")
+	check.NoError(t, r.admin.Agent().ServiceDeregister(web.ID))
+	wantDone(t, pass(), "registered web")
+	if now := r.inCatalog(t, web.ID); now == nil || now.Meta[markCluster] != "c2" {
+		t.Errorf("it is %+v", now)
+	}
+	check.NoError(t, r.DeregisterOf(t.Context(), r.consul, other, web.ID))
+	if left := r.Cluster.Services(t); len(left) != 1 {
+		t.Errorf("Consul has %v", left)
 	}
 }

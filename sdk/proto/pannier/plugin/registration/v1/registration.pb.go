@@ -255,9 +255,11 @@ func (x *RegisterResponse) GetProxyId() string {
 }
 
 type DeregisterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Consul        *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
+	Id     string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// owner of the instance: one that has the marks of another stays. Older hosts leave it out.
+	Owner         *Owner `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -304,6 +306,13 @@ func (x *DeregisterRequest) GetId() string {
 		return x.Id
 	}
 	return ""
+}
+
+func (x *DeregisterRequest) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
 }
 
 type DeregisterResponse struct {
@@ -476,7 +485,7 @@ func (x *SyncResponse) GetChanges() []*Change {
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// action is registered or removed.
+	// action is registered, removed, or conflict: the id has the marks of another owner, and was left alone.
 	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	// reason such as "missing" or "tags".
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -702,10 +711,11 @@ const file_pannier_plugin_registration_v1_registration_proto_rawDesc = "" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12D\n" +
 	"\binstance\x18\x02 \x01(\v2(.pannier.plugin.registration.v1.InstanceR\binstance\"-\n" +
 	"\x10RegisterResponse\x12\x19\n" +
-	"\bproxy_id\x18\x01 \x01(\tR\aproxyId\"W\n" +
+	"\bproxy_id\x18\x01 \x01(\tR\aproxyId\"\x94\x01\n" +
 	"\x11DeregisterRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\x14\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12;\n" +
+	"\x05owner\x18\x03 \x01(\v2%.pannier.plugin.registration.v1.OwnerR\x05owner\"\x14\n" +
 	"\x12DeregisterResponse\"\xf5\x01\n" +
 	"\vSyncRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12;\n" +
@@ -770,25 +780,26 @@ var file_pannier_plugin_registration_v1_registration_proto_depIdxs = []int32{
 	13, // 2: pannier.plugin.registration.v1.RegisterRequest.consul:type_name -> pannier.service.v1.Consul
 	1,  // 3: pannier.plugin.registration.v1.RegisterRequest.instance:type_name -> pannier.plugin.registration.v1.Instance
 	13, // 4: pannier.plugin.registration.v1.DeregisterRequest.consul:type_name -> pannier.service.v1.Consul
-	13, // 5: pannier.plugin.registration.v1.SyncRequest.consul:type_name -> pannier.service.v1.Consul
-	0,  // 6: pannier.plugin.registration.v1.SyncRequest.owner:type_name -> pannier.plugin.registration.v1.Owner
-	1,  // 7: pannier.plugin.registration.v1.SyncRequest.instances:type_name -> pannier.plugin.registration.v1.Instance
-	8,  // 8: pannier.plugin.registration.v1.SyncResponse.changes:type_name -> pannier.plugin.registration.v1.Change
-	13, // 9: pannier.plugin.registration.v1.HeartbeatRequest.consul:type_name -> pannier.service.v1.Consul
-	10, // 10: pannier.plugin.registration.v1.HeartbeatRequest.beats:type_name -> pannier.plugin.registration.v1.Beat
-	2,  // 11: pannier.plugin.registration.v1.RegistrationService.Register:input_type -> pannier.plugin.registration.v1.RegisterRequest
-	4,  // 12: pannier.plugin.registration.v1.RegistrationService.Deregister:input_type -> pannier.plugin.registration.v1.DeregisterRequest
-	6,  // 13: pannier.plugin.registration.v1.RegistrationService.Sync:input_type -> pannier.plugin.registration.v1.SyncRequest
-	9,  // 14: pannier.plugin.registration.v1.RegistrationService.Heartbeat:input_type -> pannier.plugin.registration.v1.HeartbeatRequest
-	3,  // 15: pannier.plugin.registration.v1.RegistrationService.Register:output_type -> pannier.plugin.registration.v1.RegisterResponse
-	5,  // 16: pannier.plugin.registration.v1.RegistrationService.Deregister:output_type -> pannier.plugin.registration.v1.DeregisterResponse
-	7,  // 17: pannier.plugin.registration.v1.RegistrationService.Sync:output_type -> pannier.plugin.registration.v1.SyncResponse
-	11, // 18: pannier.plugin.registration.v1.RegistrationService.Heartbeat:output_type -> pannier.plugin.registration.v1.HeartbeatResponse
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	0,  // 5: pannier.plugin.registration.v1.DeregisterRequest.owner:type_name -> pannier.plugin.registration.v1.Owner
+	13, // 6: pannier.plugin.registration.v1.SyncRequest.consul:type_name -> pannier.service.v1.Consul
+	0,  // 7: pannier.plugin.registration.v1.SyncRequest.owner:type_name -> pannier.plugin.registration.v1.Owner
+	1,  // 8: pannier.plugin.registration.v1.SyncRequest.instances:type_name -> pannier.plugin.registration.v1.Instance
+	8,  // 9: pannier.plugin.registration.v1.SyncResponse.changes:type_name -> pannier.plugin.registration.v1.Change
+	13, // 10: pannier.plugin.registration.v1.HeartbeatRequest.consul:type_name -> pannier.service.v1.Consul
+	10, // 11: pannier.plugin.registration.v1.HeartbeatRequest.beats:type_name -> pannier.plugin.registration.v1.Beat
+	2,  // 12: pannier.plugin.registration.v1.RegistrationService.Register:input_type -> pannier.plugin.registration.v1.RegisterRequest
+	4,  // 13: pannier.plugin.registration.v1.RegistrationService.Deregister:input_type -> pannier.plugin.registration.v1.DeregisterRequest
+	6,  // 14: pannier.plugin.registration.v1.RegistrationService.Sync:input_type -> pannier.plugin.registration.v1.SyncRequest
+	9,  // 15: pannier.plugin.registration.v1.RegistrationService.Heartbeat:input_type -> pannier.plugin.registration.v1.HeartbeatRequest
+	3,  // 16: pannier.plugin.registration.v1.RegistrationService.Register:output_type -> pannier.plugin.registration.v1.RegisterResponse
+	5,  // 17: pannier.plugin.registration.v1.RegistrationService.Deregister:output_type -> pannier.plugin.registration.v1.DeregisterResponse
+	7,  // 18: pannier.plugin.registration.v1.RegistrationService.Sync:output_type -> pannier.plugin.registration.v1.SyncResponse
+	11, // 19: pannier.plugin.registration.v1.RegistrationService.Heartbeat:output_type -> pannier.plugin.registration.v1.HeartbeatResponse
+	16, // [16:20] is the sub-list for method output_type
+	12, // [12:16] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_registration_v1_registration_proto_init() }
