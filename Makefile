@@ -20,7 +20,7 @@ RELEASE_KEY = $(shell sed -n '/^RW/p' packaging/pannier.pub 2>/dev/null)
 # gotestsum's last line has the number of tests that ran, failed and were skipped. `make lint` vets the tests, so this
 # does not. They are linked without debugging tables, which is faster.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 10m
+GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 20m
 # Tests mostly wait, so more packages run at the same time than there are processors. Within a package
 # test/lib/check.SideBySide does the same for tests.
 AT_ONCE   = -p 4
