@@ -98,4 +98,9 @@
 // A ledger that grows. One server's ledger in the benchmark's process, up to 1,000 records of nodes and 100,000
 // volumes, in a full run to 10,000 and 1,000,000. The leader's tracker answers heartbeats, 64 at a time; what its
 // other loops read is read once.
+//
+// Growth. `make bench-plots` only. One server's ledger in the benchmark's process, with 10 volumes and nodes and then
+// more of one of them: 600 claims and their releases one by one, heartbeats 64 at a time, the heap after a collection,
+// and closing and opening the ledger. On a host, more and more workloads run with a volume of 64 MiB each; 60 times one
+// more is started and stopped, and the agent is killed and started six times.
 package bench

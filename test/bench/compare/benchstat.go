@@ -29,11 +29,11 @@ func load(files []string) (results, error) {
 		}
 		for _, s := range r.Sections {
 			for _, row := range s.Rows {
-				name := word(s.Title + ": " + row.What)
+				name := word(s.Title + ": " + row.Name())
 				if len(row.Samples) == 0 {
 					row.Samples = []float64{row.Value}
 				}
-				row.What = s.Title + ": " + row.What
+				row.What = s.Title + ": " + row.Name()
 				row.Samples = append(slices.Clone(all[name].Samples), row.Samples...)
 				all[name] = row
 			}

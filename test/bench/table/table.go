@@ -49,7 +49,7 @@ type Section struct {
 func (s *Section) Add(rows ...Row) {
 	for _, row := range rows {
 		what := row.What
-		for n := 2; s.has(row.What); n++ {
+		for n := 2; s.has(row); n++ {
 			row.What = fmt.Sprintf("%s (%d)", what, n)
 		}
 		s.Rows = append(s.Rows, row)
@@ -65,9 +65,9 @@ func (s Section) String() string {
 	return text.String()
 }
 
-func (s *Section) has(what string) bool {
+func (s *Section) has(wanted Row) bool {
 	for _, row := range s.Rows {
-		if row.What == what {
+		if row.What == wanted.What && row.At == wanted.At {
 			return true
 		}
 	}
@@ -77,6 +77,7 @@ func (s *Section) has(what string) bool {
 // Row is one number. A row without a target is only for comparison.
 type Row struct {
 	What    string    `json:"what"`
+	At      float64   `json:"at,omitempty"` // the size at which it was measured, for rows of a curve
 	Value   float64   `json:"value"`
 	Unit    string    `json:"unit,omitempty"`
 	AtMost  float64   `json:"at_most,omitempty"`
@@ -84,6 +85,14 @@ type Row struct {
 	Samples []float64 `json:"samples,omitempty"` // several measurements of the value, for comparisons of runs
 	// Unfinished: the value is the time after which the measurement was given up.
 	Unfinished bool `json:"unfinished,omitempty"`
+}
+
+// Name is what the row has, and at which size.
+func (r Row) Name() string {
+	if r.At == 0 {
+		return r.What
+	}
+	return fmt.Sprintf("%s, at %.0f", r.What, r.At)
 }
 
 // Missed reports whether the row has a target and misses it.
@@ -116,7 +125,7 @@ func (r Row) String() string {
 	if r.Unfinished {
 		value = "not within " + value
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.What, value, target, ratio, verdict)
+	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.Name(), value, target, ratio, verdict)
 }
 
 func (r *Report) String() string {

@@ -68,12 +68,12 @@ func TestReportIsKept(t *testing.T) {
 func TestRowsHaveDifferentNames(t *testing.T) {
 	s := &Section{}
 	s.Add(Row{What: "a"}, Row{What: "b"}, Row{What: "a"})
-	s.Add(Row{What: "a"})
+	s.Add(Row{What: "a"}, Row{What: "c", At: 10}, Row{What: "c", At: 100}, Row{What: "c", At: 100})
 	var names []string
 	for _, row := range s.Rows {
-		names = append(names, row.What)
+		names = append(names, row.Name())
 	}
-	if want := []string{"a", "b", "a (2)", "a (3)"}; !slices.Equal(names, want) {
+	if want := []string{"a", "b", "a (2)", "a (3)", "c, at 10", "c, at 100", "c (2), at 100"}; !slices.Equal(names, want) {
 		t.Errorf("the rows are %q, want %q", names, want)
 	}
 }
