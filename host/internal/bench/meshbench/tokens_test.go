@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/tokens"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
@@ -48,7 +49,10 @@ func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 	return &tokenBench{
 		ledger: ledger,
 		authority: tokens.New(tokens.Config{
-			Ledger: ledger, Consuls: map[string]service.Consul{m.reach.Name: m.reach}, Identity: m.plugin.DoIdentity,
+			Ledger: ledger, Consuls: map[string]service.Consul{m.reach.Name: m.reach},
+			Identity: func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
+				return m.plugin.DoIdentity(ctx, "", fn) // there is only one
+			},
 			Sealer: sealer, Events: events.New(0), Log: hclog.NewNullLogger(),
 		}),
 		bare: m.consul.Client(m.aclToken),
