@@ -146,7 +146,7 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 					Name: nodeName(len(all)), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark",
 					Ledger: command.Level,
 				},
-				Bind: "127.0.0.1", RetryJoin: []string{s.all[len(all)%len(s.all)].gossip()}, Memberlist: patient(),
+				Key: gossipKey, Bind: "127.0.0.1", RetryJoin: []string{s.all[len(all)%len(s.all)].gossip()}, Memberlist: patient(),
 				Logger: hclog.NewNullLogger(),
 			})
 			if err != nil {

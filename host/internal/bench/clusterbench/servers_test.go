@@ -28,6 +28,9 @@ import (
 // servers is the number of servers in a cluster.
 const servers = 3
 
+// gossipKey encrypts the gossip of all agents.
+const gossipKey = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+
 // formed is a cluster of agent processes on loopback.
 type formed struct {
 	ca   pkitest.Authority
@@ -79,7 +82,7 @@ func (s *formed) prepare(b *testing.B, h *server, name string) {
 	}
 	files := s.ca.Files(b, pki.Server, name)
 	key := filepath.Join(b.TempDir(), "gossip.key")
-	if err := os.WriteFile(key, []byte("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="), 0o600); err != nil {
+	if err := os.WriteFile(key, []byte(gossipKey), 0o600); err != nil {
 		b.Fatal(err)
 	}
 	h.Host = testhost.NewNamed(b, name, fmt.Sprintf(`
