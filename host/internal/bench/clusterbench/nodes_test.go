@@ -55,13 +55,13 @@ func measureNodes(b *testing.B, r *table.Section) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(8 << 30))
 	begun := s.use(b)
-	all, last := s.gather(b)
+	all, last, ok := s.gather(b)
 	joined := s.use(b).since(begun)
 	r.Add(table.Row{
 		What: "joined without a limit on the rate: each knows of all others but one, on average, after", Unit: "s",
-		Value: joined.at.Seconds(), AtMost: 60, Unfinished: len(all) < nodes,
+		Value: joined.at.Seconds(), AtMost: 60, Unfinished: !ok,
 	})
-	if len(all) < nodes {
+	if !ok {
 		r.Add(table.Row{What: "nodes that had joined", Value: float64(len(all))})
 		return
 	}
@@ -116,7 +116,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
 // gather lets the nodes join in waves, as fast as the machine can. last is the time from the last wave until each node
 // knows all others except one, on average. If time runs out, fewer have joined.
-func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
+func (s *formed) gather(b *testing.B) (all swarm, last time.Duration, ok bool) {
 	b.Helper()
 	b.Cleanup(func() {
 		var wg sync.WaitGroup
@@ -127,18 +127,18 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 	})
 	cores := busy * float64(runtime.NumCPU())
 	began := time.Now()
+	late := func() bool { return !measure.Full() && time.Since(began) > joining }
 	var at time.Time
 	for len(all) < nodes {
-		if !measure.Full() && time.Since(began) > joining {
-			return all, 0
-		}
-		for used := usage.CPU(b, os.Getpid()); len(all) > 0; {
+		for used := usage.CPU(b, os.Getpid()); len(all) > 0 && !late(); {
 			time.Sleep(every / 10)
 			if gone := time.Since(at); gone >= every && (usage.CPU(b, os.Getpid())-used).Seconds() <= cores*gone.Seconds() {
 				break
 			}
 		}
-		all.await(b, behind)
+		if late() || !all.await(b, behind) {
+			return all, 0, false
+		}
 		at = time.Now()
 		for range wave {
 			d, err := discovery.Open(discovery.Config{
@@ -155,21 +155,26 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration) {
 			all = append(all, d)
 		}
 	}
-	all.await(b, 1)
-	return all, time.Since(at)
+	ok = all.await(b, 1)
+	return all, time.Since(at), ok
 }
 
-// await waits until all nodes have joined and each of them knows all others except some, on average.
-func (all swarm) await(b *testing.B, some int) {
+// await waits until all nodes have joined and each of them knows all others except some, on average. It reports
+// whether that was so within a minute; in a full run it has to be.
+func (all swarm) await(b *testing.B, some int) bool {
 	b.Helper()
 	for late := time.Now().Add(patience); all.alone() > 0 ||
 		all.missing() > some*len(all); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(late) {
+			if !measure.Full() {
+				return false
+			}
 			b.Fatalf(
 				"of %d nodes with %d others each, %d have met nobody, and %d others are not known somewhere or taken for failed, a minute after the last ones came",
 				len(all), len(all)+servers-1, all.alone(), all.missing())
 		}
 	}
+	return true
 }
 
 // patient returns gossip's default timings with longer ones for probes. 1,000 nodes on the cores of one host
