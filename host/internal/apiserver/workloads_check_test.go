@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"net"
 	"strings"
 	"testing"
 
@@ -10,6 +11,15 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
+
+// freePort returns a port that nobody has now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check.NoError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
 
 // A check names every problem that a start would have on this node, and leaves nothing behind.
 func TestCheckWorkload(t *testing.T) {
@@ -40,6 +50,12 @@ func TestCheckWorkload(t *testing.T) {
 		if v := got.GetVolumes()[0]; v.GetVolume() != "data" || v.GetDriver() != "fake" || v.GetMode() != "write" ||
 			v.GetAccessMode() == "" {
 			t.Errorf("found %v", v)
+		}
+	}
+	port := int32(freePort(t))
+	for _, id := range []string{"w", "other"} { // the first one leaves it free
+		if got := find(spec(func(s *hostv1.WorkloadSpec) { s.Id, s.Ports[0].Static = id, port })); len(got.GetProblems()) > 0 {
+			t.Errorf("%s with port %d: %q", id, port, got.GetProblems())
 		}
 	}
 	for says, change := range map[string]func(*hostv1.WorkloadSpec){
