@@ -113,21 +113,35 @@ func (n *Node) executeTogether(ctx context.Context, commands []command.Command) 
 	var (
 		outcomes = make([]state.Outcome, len(commands))
 		entries  [][]byte
-		of       []int // index of the command of each entry
+		settle   []func(state.Outcome) // of each entry
 	)
 	for i, c := range commands {
+		free, freed := n.freeing(ctx, c)
 		entry, err := n.entry(c)
 		if err != nil {
 			outcomes[i].Err = err
 			continue
 		}
-		entries, of = append(entries, entry), append(of, i)
+		entries, settle = append(entries, entry), append(settle, func(o state.Outcome) { outcomes[i] = o })
+		if free == nil {
+			continue
+		}
+		if entry, err := n.entry(free); err == nil { // else the claims are freed later
+			entries = append(entries, entry)
+			settle = append(settle, func(o state.Outcome) {
+				for _, done := range freed {
+					if o.Err == nil {
+						done()
+					}
+				}
+			})
+		}
 	}
 	ctx, span := trace.SpanFromContext(ctx).TracerProvider().Tracer("github.com/pannier/pannier/cluster").
 		Start(ctx, "raft apply", trace.WithAttributes(attribute.Int("pannier.commands", len(entries))))
 	defer span.End()
 	for i, o := range n.submit(ctx, entries) {
-		outcomes[of[i]] = o
+		settle[i](o)
 	}
 	return outcomes
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -75,6 +76,7 @@ type Node struct {
 	leadership leadership
 	verifying  verifier
 	levels     levels
+	unmounted  atomic.Pointer[Unmounted]
 	oneByOne   sync.Mutex // held by executeOneByOne
 
 	mu       sync.Mutex

@@ -7,16 +7,23 @@ var crashes = []mutant{
 	{
 		name: "intent-not-in-journal", promise: "after kill -9 at any instant the restart ends in the same state",
 		file: "host/internal/workload/run.go",
-		old:  "		if err := r.mark(a, of, step.Intended); err != nil {\n			return err\n		}\n",
-		new:  "		r.Update(func() { of.progress[a.name] = step.Intended })\n",
+		old:  "		if !a.joins {\n			if err := r.flush(); err != nil {\n				return err\n			}\n		}\n",
+		new:  "",
 		pkg:  crashPkg, run: "^TestMatrix$/^local$/^reboot$/^claim:called$", args: []string{"-full"},
 	},
 	{
 		name: "users-not-in-journal", promise: "users of a staging mount are known after a restart",
 		file: "host/internal/workload/volumesteps/record.go",
-		old:  "		u.Unanswered = note\n	}\n	return u, s.saveUsers(b, key, u)\n",
-		new:  "		u.Unanswered = note\n	}\n	return u, nil\n",
+		old:  "	return u, v.set.Save(func() {}, u.put(b, key))\n",
+		new:  "	return u, v.set.Save(func() {})\n",
 		pkg:  workloadPkg, run: "^TestKilledInTheMiddleOfACall$/^stage$",
+	},
+	{
+		name: "unmounted-again-without-claim", promise: "a volume is not unmounted again once its claim is gone, also after kill -9",
+		file: "host/internal/workload/steps.go",
+		old:  "	if err := r.flush(); err != nil {\n		return err\n	}\n",
+		new:  "",
+		pkg:  workloadPkg, run: "^TestNothingIsUnmountedWithoutAClaim$",
 	},
 	{
 		name: "first-to-leave-unstages", promise: "a volume is unstaged after the last of its users, also across restarts",

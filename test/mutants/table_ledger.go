@@ -158,6 +158,13 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestDecisionsHaveATerm$",
 	},
 	{
+		name: "freed-in-another-term", promise: "a claim that a leader frees together with a node's report is freed in its own term or later, by whoever leads then",
+		file: "cluster/freeing.go",
+		old:  "	command.SetTerm(free, term)\n",
+		new:  "",
+		pkg:  clusterPkg, run: "^TestFreeingIsOfOneTerm$",
+	},
+	{
 		name: "decision-forwarded", promise: "what a deposed leader decided is not sent to its successor",
 		file: "cluster/apply.go",
 		old:  "	if term, decides := ctx.Value(termKey{}).(uint64); decides {\n",

@@ -19,6 +19,20 @@ var releases = []mutant{
 		pkg:  watcherPkg, run: "^TestTheNodesOwnWorkloadIsLeftToIt$",
 	},
 	{
+		name: "freed-though-attached", promise: "a claim is freed together with its node's report only if its driver detaches nothing",
+		file: "host/internal/leader/watcher/release.go",
+		old:  "NeedsDetach(v.PluginID); err != nil || needed {\n",
+		new:  "NeedsDetach(v.PluginID); err != nil && needed {\n",
+		pkg:  watcherPkg, run: "^TestFreedWithTheReport$",
+	},
+	{
+		name: "released-before-the-end", promise: "a claim is released when the ledger knows that its workload has ended, never before",
+		file: "host/internal/workload/steps.go",
+		old:  "	if err := r.endReported(); err != nil {\n",
+		new:  "	if err := error(nil); err != nil {\n",
+		pkg:  workloadPkg, run: "^TestTheLedgerIsAwayAtAStop$",
+	},
+	{
 		name: "detached-under-another", promise: "a volume is not detached from a node on which another workload has it",
 		file: "host/internal/leader/watcher/release.go",
 		old:  "			if o.Node == c.Node && o.Workload != c.Workload {\n",

@@ -127,15 +127,19 @@ var workloads = []mutant{
 	{
 		name: "published-before-attached", promise: "a volume is never published before it is attached",
 		file: "host/internal/workload/steps.go",
-		old: `	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
-	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+		old: `	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
+		(*volumesteps.Steps).LeaveAttachment).joining(),
+	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
+		(*volumesteps.Steps).Unstage).joining(),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
 		noting((*volumesteps.Steps).NotePublish),
 `,
-		new: `	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+		new: `	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
+		(*volumesteps.Steps).Unstage).joining(),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
 		noting((*volumesteps.Steps).NotePublish),
-	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
+	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
+		(*volumesteps.Steps).LeaveAttachment).joining(),
 `,
 		pkg: workloadPkg, run: "^TestOneVolumeStartAndStop$",
 	},

@@ -170,8 +170,8 @@ func names(refs []claim.WorkloadRef) string {
 
 // endAwait ends the ledger's record of the wait, which reportEnd has tried.
 func (r *run) endAwait(context.Context) error {
-	if r.endReportErr != nil {
-		return fmt.Errorf("the ledger still has that it waits: %w", r.endReportErr)
+	if err := r.endReported(); err != nil {
+		return fmt.Errorf("the ledger still has that it waits: %w", err)
 	}
 	return nil
 }

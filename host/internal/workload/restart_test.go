@@ -121,6 +121,24 @@ func TestTheHostEndsInTheMiddle(t *testing.T) {
 	}
 }
 
+// A host that is killed when a claim is gone does not have the volume unmounted again: another node may have it.
+func TestNothingIsUnmountedWithoutAClaim(t *testing.T) {
+	for _, driver := range []string{plain, full} {
+		t.Run(driver, func(t *testing.T) {
+			h := newHost(t)
+			h.volume(t, driver, "a")
+			h.shut(t)
+			child{Dir: h.dir, Spec: spec("w", "a"), Label: "freed:after", Stop: true}.killed(t)
+			h = h.restart(t)
+			h.ended(t, "w")
+			if n := h.count("unpublish a") + h.count("unstage a"); n > 0 {
+				t.Errorf("the driver was called without a claim: %v", h.happened())
+			}
+			h.clean(t)
+		})
+	}
+}
+
 // Intact workloads continue untouched, once.
 func TestRestoredOnceAndOnlyOnce(t *testing.T) {
 	h := newHost(t)

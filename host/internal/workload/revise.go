@@ -153,6 +153,9 @@ func (r *run) registerStale(ctx context.Context) error {
 	for _, s := range todo {
 		sideBySide.Go(func() error {
 			err := r.do(ctx, register, serviceSubject(s))
+			if err == nil {
+				err = r.flush()
+			}
 			if ctx.Err() == nil {
 				r.m.services.Report(s, servicesteps.Registering, err)
 			}

@@ -1,11 +1,13 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -107,7 +109,9 @@ type chain struct {
 func (r *run) forward(ctx context.Context) error {
 	for _, group := range groups() {
 		sideBySide, ctx := errgroup.WithContext(ctx)
-		for _, c := range r.chains(group) {
+		chains := r.chains(group)
+		var ended atomic.Int64
+		for _, c := range chains {
 			sideBySide.Go(func() error {
 				for _, a := range c.actions {
 					if !a.when(r, c.of) {
@@ -116,6 +120,9 @@ func (r *run) forward(ctx context.Context) error {
 					if err := r.do(ctx, a, c.of); err != nil {
 						return err
 					}
+				}
+				if int(ended.Add(1)) < len(chains) {
+					return r.flush() // the others may take long
 				}
 				return nil
 			})
@@ -142,7 +149,12 @@ func (r *run) backward(ctx context.Context) error {
 				beside = &services
 			}
 			attempts = append(attempts, err)
-			beside.Go(func() { *err = r.undoChain(ctx, c) })
+			beside.Go(func() {
+				if c.of.scope == eachService {
+					_ = r.endReported() // then the ledger takes no new token of the workload
+				}
+				*err = r.undoChain(ctx, c)
+			})
 		}
 		others.Wait()
 	}
@@ -187,7 +199,8 @@ func (r *run) chains(group []action) (out []chain) {
 	return out
 }
 
-// do does one action. Its intent is in the journal first, and its success afterwards.
+// do does one action. Its intent is in the journal first; its success is from the next write on: until then nothing
+// else is done, and an action that has an intent may be repeated.
 func (r *run) do(ctx context.Context, a action, of subject) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -197,8 +210,11 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 		if a.note != nil {
 			a.note(r, of)
 		}
-		if err := r.mark(a, of, step.Intended); err != nil {
-			return err
+		r.note(a, of, step.Intended)
+		if !a.joins {
+			if err := r.flush(); err != nil {
+				return err
+			}
 		}
 	}
 	failpoint.Here(a.name, "intended")
@@ -206,13 +222,14 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 	err := a.do(r, ctx, of)
 	failpoint.Here(a.name, "called")
 	if err == nil {
-		err = r.mark(a, of, step.Done)
+		r.note(a, of, step.Done)
 	}
 	failpoint.Here(a.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
 		if step.HadNoEffect(err) && before == "" {
-			return errors.Join(err, r.mark(a, of, ""))
+			r.note(a, of, "")
+			return errors.Join(err, r.flush())
 		}
 		return err
 	}
@@ -220,7 +237,8 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 	return nil
 }
 
-// undo undoes one action that has an intent, and then removes the intent from the journal.
+// undo undoes one action that has an intent, and then removes the intent, which is in the journal until the next write:
+// an undo may be repeated until the claims are released.
 func (r *run) undo(ctx context.Context, a action, of subject) error {
 	if r.progress(a.name, of) == "" {
 		return nil
@@ -230,7 +248,7 @@ func (r *run) undo(ctx context.Context, a action, of subject) error {
 	err := a.undo(r, ctx, of)
 	failpoint.Here(a.name, "undone")
 	if err == nil {
-		err = r.mark(a, of, "")
+		r.note(a, of, "")
 	}
 	failpoint.Here(a.name, "forgotten")
 	if err != nil {
@@ -280,10 +298,9 @@ func (r *run) down(ctx context.Context) error {
 		return err
 	}
 	failpoint.Here("workload", "stopping")
-	r.endReportErr = r.reportEnd(ctx)
-	failpoint.Here("workload", "ended")
-	if err := r.backward(ctx); err != nil {
-		return err
+	r.endReported = r.reportEnd(ctx)
+	if err := cmp.Or(r.backward(ctx), r.endReported()); err != nil { // both have ended
+		return errors.Join(err, r.flush()) // the next attempt may be long after this one
 	}
 	if p := r.rec.Process; p != nil {
 		if err := r.m.releaseProcess(ctx, r.instance, *p); err != nil {
@@ -294,12 +311,26 @@ func (r *run) down(ctx context.Context) error {
 	return r.journal.Update(func(tx *journal.Tx) error { return records.Delete(tx, key(r.ref)) })
 }
 
-// reportEnd records in the ledger that the claims are about to be released, before the first call
-// that does so. A node that was cut off has no time to wait for the ledger: it unmounts first.
-func (r *run) reportEnd(ctx context.Context) error {
+// reportEnd records in the ledger that the workload has ended, while its volumes are unmounted: the undo of its
+// services and the release of its claims wait for it. A node that was cut off unmounts first. The function that it
+// returns waits for the outcome.
+func (r *run) reportEnd(ctx context.Context) (outcome func() error) {
 	if r.isCutOff() && r.inUse() {
-		return errCutOff
+		return func() error { return errCutOff }
 	}
+	var report sync.WaitGroup
+	var err error
+	report.Go(func() {
+		err = r.endInLedger(ctx)
+		failpoint.Here("workload", "ended")
+	})
+	return func() error {
+		report.Wait()
+		return err
+	}
+}
+
+func (r *run) endInLedger(ctx context.Context) error {
 	whole := subject{progress: r.rec.Steps}
 	if r.progress(awaitStep, whole) == "" && r.progress(claimStep, whole) == "" {
 		return nil // the ledger has no record of it
@@ -366,13 +397,17 @@ func (r *run) progress(name string, of subject) (p step.Progress) {
 	return p
 }
 
-func (r *run) mark(a action, of subject, p step.Progress) error {
-	return r.Save(func() {
+// note changes the progress of an action. The journal gets it with the next write, and with it what the action has
+// changed in the records.
+func (r *run) note(a action, of subject, p step.Progress) {
+	r.Update(func() {
 		if p == "" {
+			_, is := of.progress[a.name]
 			delete(of.progress, a.name)
-		} else {
-			of.progress[a.name] = p
+			r.unsaved = r.unsaved || is
+			return
 		}
+		of.progress[a.name], r.unsaved = p, true
 	})
 }
 

@@ -19,9 +19,11 @@ var actions = []action{
 	ofAll(awaitStep, (*run).awaits, (*run).await, (*run).endAwait),
 	ofAll(claimStep, nil, (*run).claim, (*run).release),
 	ofAll("reserve", (*run).wantsDevices, (*run).reserve, (*run).freeDevices),
-	ofVolume("attach", (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach, (*volumesteps.Steps).LeaveAttachment),
-	ofVolume("stage", (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage, (*volumesteps.Steps).Unstage),
-	ofVolume("publish", nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
+	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
+		(*volumesteps.Steps).LeaveAttachment).joining(),
+	ofVolume(volumesteps.StageStep, (*volumesteps.Volume).Stages, (*volumesteps.Steps).Stage,
+		(*volumesteps.Steps).Unstage).joining(),
+	ofVolume(volumesteps.PublishStep, nil, (*volumesteps.Steps).Publish, (*volumesteps.Steps).Unpublish).
 		noting((*volumesteps.Steps).NotePublish),
 	ofService(registerStep, (*servicesteps.Service).Registers, (*servicesteps.Steps).Register,
 		(*servicesteps.Steps).Deregister),
@@ -49,6 +51,8 @@ type action struct {
 	do, undo func(r *run, ctx context.Context, of subject) error
 	// note, if not nil, comes before the intent is written to the journal, which gets with it what it changes.
 	note func(r *run, of subject)
+	// joins says that do writes the intent itself, together with the users of the volume.
+	joins bool
 }
 
 // scope is the kind of subject that an action has.
@@ -122,6 +126,12 @@ func ofVolume(name string, when func(*volumesteps.Volume) bool, do,
 // noting adds what an action of each volume notes with its intent.
 func (a action) noting(note func(*volumesteps.Steps, *volumesteps.Volume)) action {
 	a.note = func(r *run, of subject) { note(r.m.volumes, of.volume) }
+	return a
+}
+
+// joining says that an action joins the users of a volume.
+func (a action) joining() action {
+	a.joins = true
 	return a
 }
 
@@ -199,8 +209,12 @@ func (r *run) unmarkTokens(fresh []*servicesteps.Service) error {
 
 // release releases the claims of the volumes that are unmounted.
 func (r *run) release(ctx context.Context) error {
-	if r.endReportErr != nil {
-		return fmt.Errorf("the claims are kept: %w", r.endReportErr)
+	if err := r.endReported(); err != nil {
+		return fmt.Errorf("the claims are kept: %w", err)
+	}
+	// No volume is unmounted again once its claim is gone.
+	if err := r.flush(); err != nil {
+		return err
 	}
 	return r.m.volumes.Release(ctx, r.volumes)
 }

@@ -77,7 +77,8 @@ func TestAStepGoesWrong(t *testing.T) {
 					t.Errorf("the error %q and the message %q do not say %q", err, w.Message, want)
 				}
 				got := h.happened()
-				inOrder(t, got, append(append([]string{"end w"}, undoing...), "detached w", "freed w")...)
+				inOrder(t, got, append(undoing, "detached w", "freed w")...)
+				inOrder(t, got, "end w", "detached w")
 				h.clean(t)
 				h.start(t, spec("w", "a", "b")) // and again
 				h.stop(t, "w")
@@ -253,6 +254,27 @@ func TestTheLedgerIsAwayAtAStop(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+// Volumes are unmounted while the ledger is being told of the end; their claims wait for it.
+func TestTheLedgerIsSlowAtAStop(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.start(t, spec("w", "a"))
+	end, unstaged := newGate(), newGate()
+	h.on("end:before", 1, end.hold)
+	h.on("unstage:after", 1, unstaged.hold)
+	go func() { _, _ = h.Stop(context.Background(), ref("w"), "the test stops it", nil) }()
+	unstaged.await(t)
+	close(unstaged.open)
+	end.await(t)
+	if h.count("end w")+h.count("detached w") > 0 {
+		t.Errorf("the claim was released before the end was known: %v", h.happened())
+	}
+	close(end.open)
+	h.ended(t, "w")
+	inOrder(t, h.happened(), "unpublish a", "unstage a", "end w", "detached w", "freed w")
+	h.clean(t)
 }
 
 // A driver's success is verified.

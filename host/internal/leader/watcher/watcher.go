@@ -78,6 +78,7 @@ type Watcher struct {
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.marks.apply = cfg.Cluster.AdvanceClaims
+	cfg.Cluster.OnUnmounted(w.unmounted)
 	return w
 }
 

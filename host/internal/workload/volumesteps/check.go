@@ -6,6 +6,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
+	"github.com/pannier/pannier/host/internal/workload/journal"
 )
 
 // Checked is what a start would do for one request.
@@ -45,9 +46,10 @@ func (s *Steps) Check(ctx context.Context, w claim.WorkloadRef, requests []Reque
 // unstarted is a workload that is only checked: nobody else sees its records.
 type unstarted struct{ ref claim.WorkloadRef }
 
-func (u unstarted) Ref() claim.WorkloadRef   { return u.ref }
-func (u unstarted) Resumed() bool            { return false }
-func (u unstarted) ForcedBy() string         { return "" }
-func (u unstarted) View(read func())         { read() }
-func (u unstarted) Update(change func())     { change() }
-func (u unstarted) Save(change func()) error { change(); return nil }
+func (u unstarted) Ref() claim.WorkloadRef { return u.ref }
+func (u unstarted) Resumed() bool          { return false }
+func (u unstarted) ForcedBy() string       { return "" }
+func (u unstarted) View(read func())       { read() }
+func (u unstarted) Update(change func())   { change() }
+
+func (u unstarted) Save(change func(), _ ...func(*journal.Tx) error) error { change(); return nil }

@@ -304,5 +304,5 @@ func (s *Steps) LeaveAttachment(ctx context.Context, v *Volume) error {
 		return err
 	}
 	defer unlock()
-	return s.leave(attachments, attachmentKey(v.Ref), v)
+	return s.leave(attachments, attachmentKey(v.Ref), v, AttachStep)
 }

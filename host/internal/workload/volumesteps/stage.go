@@ -60,7 +60,7 @@ func (s *Steps) stage(ctx context.Context, v *Volume) error {
 			return errors.Join(err, s.saveUsers(stagings, key, u)) // there is something to undo
 		}
 		// What is in the way is not the host's, and an undo would remove it.
-		if left := s.leave(stagings, key, v); left != nil {
+		if left := s.leave(stagings, key, v, StageStep); left != nil {
 			return errors.Join(err, left)
 		}
 		return step.NoEffect(err)
@@ -218,7 +218,7 @@ func (s *Steps) Unstage(ctx context.Context, v *Volume) error {
 			return err
 		}
 	}
-	return s.leave(stagings, key, v)
+	return s.leave(stagings, key, v, StageStep)
 }
 
 // unstageNow calls the driver; u is the record of the staging mount.
