@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +20,7 @@ func (s *Scene) findLayers() {
 	if len(s.Places) == 0 && len(s.Copies) == 0 {
 		return
 	}
+	s.loops = loopDevices()
 	on := map[uint64]string{} // by file system that is a layer: the scene's path
 	for found := true; found; {
 		found = false
@@ -132,20 +134,29 @@ func stacked(dir string) (numbers []uint64) {
 	return numbers
 }
 
+// loopDevices lists the machine's loop devices.
+func loopDevices() []string {
+	dir, err := os.Open("/sys/block")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, "loop") })
+}
+
 // findLoops adds the loop devices whose file is in a place or a copy of this namespace, or is one of the block devices.
 func (s *Scene) findLoops() {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, name := range s.loops {
+		text, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
 		if err != nil {
-			continue // it was detached
+			continue // it has no file
 		}
 		backing := strings.TrimSuffix(strings.TrimSpace(string(text)), " (deleted)")
 		path := s.blocks[nodeNumber(backing)]
 		if path == "" {
 			path = s.around(backing, s.own)
 		}
-		name := strings.Split(file, "/")[3]
 		if path != "" && s.Loops[name] == "" {
 			s.Loops[name] = path
 			s.blocks[nodeNumber("/dev/"+name)] = path

@@ -32,6 +32,7 @@ type Scene struct {
 	ids     map[int]string     // by ID of a place or a copy: its path
 	devices map[uint64]string  // by file system of which nothing else is mounted: its path
 	blocks  map[uint64]string  // by block device that is bound at a place: its path
+	loops   []string           // the machine's loop devices
 	seen    map[uint64][]shown // by namespace: where its processes see places and copies
 }
 
@@ -86,10 +87,12 @@ func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
 		return nil, err
 	}
 	s.Processes = all
+	s.findSwaps()
+	s.findDisks()
 	return s, nil
 }
 
-// look makes a scene without Processes: of these it reads only which mounts they see.
+// look makes a scene without Processes, Swaps and Disks: of the processes it reads only which mounts they see.
 func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	s := &Scene{
 		Copies: map[Copy]Origin{}, asked: map[string]bool{}, known: map[int]bool{}, ids: map[int]string{},
@@ -113,8 +116,6 @@ func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	s.views[own] = view{own, os.Getpid(), table}
 	s.findCopies(before)
 	s.findLayers()
-	s.findSwaps()
-	s.findDisks()
 	return s, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -20,6 +21,9 @@ import (
 
 // Self is the /proc directory of this process, for Read.
 const Self = "/proc/self"
+
+// buffers are for tables: most are read at once.
+var buffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 1<<16) }}
 
 // Read returns the mounts that a process sees below its root directory, in the order of mounting. dir is the process's
 // directory (procfs.Dir).
@@ -29,7 +33,10 @@ func Read(dir string) ([]*mountinfo.Info, error) {
 		return nil, err
 	}
 	defer f.Close()
-	table, err := mountinfo.GetMountsFromReader(bufio.NewReaderSize(f, 1<<16), nil)
+	buffered := buffers.Get().(*bufio.Reader)
+	defer buffers.Put(buffered)
+	buffered.Reset(f)
+	table, err := mountinfo.GetMountsFromReader(buffered, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read %s/mountinfo: %w", dir, err)
 	}

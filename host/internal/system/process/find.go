@@ -46,13 +46,15 @@ func (p *Process) Signal(sig unix.Signal) error {
 
 // InMountNamespace lists the living processes in a mount namespace.
 func InMountNamespace(inode uint64) []int {
-	var pids []int
-	for _, s := range living() {
-		if ns, err := procfs.MountNamespace(procfs.Dir(s.PID)); err == nil && ns == inode {
-			pids = append(pids, s.PID)
+	all, _ := procfs.Numbers(procfs.Root)
+	return slices.DeleteFunc(all, func(pid int) bool {
+		ns, err := procfs.MountNamespace(procfs.Dir(pid))
+		if err != nil || ns != inode {
+			return true
 		}
-	}
-	return pids
+		s, err := procfs.ReadStat(procfs.Dir(pid))
+		return err != nil || s.Ended()
+	})
 }
 
 // living lists the processes that have not ended.
