@@ -33,6 +33,7 @@ type instance struct {
 	steps   []Step // the latest state of each step, in the order of their begin
 	seq     uint64
 	changed notify.Broadcast
+	named   notify.Broadcast // of process
 	owner   *process.Process
 	process *process.Process
 	pin     *os.File // an open mount namespace of the process: its number is not reused

@@ -126,7 +126,7 @@ func (r *run) findProcess(ctx context.Context, what string, ref *process.Ref) (*
 func (r *run) awaitEnd(ctx context.Context) error {
 	for {
 		r.mu.Lock()
-		owner, own, changed := r.owner, r.process, r.changed.Wait()
+		owner, own, named := r.owner, r.process, r.named.Wait()
 		r.mu.Unlock()
 		if r.rec.MountedAt != "" && (owner == nil || isClosed(owner.Done())) {
 			return r.awaitUnmounted(ctx)
@@ -143,7 +143,7 @@ func (r *run) awaitEnd(ctx context.Context) error {
 			return fmt.Errorf("its owner (pid %d) ended", owner.PID())
 		case <-done(own):
 			return fmt.Errorf("its process (pid %d) ended", own.PID())
-		case <-changed:
+		case <-named:
 		}
 	}
 }
@@ -192,6 +192,7 @@ func (i *instance) ran(p *process.Process) (err error) {
 	failpoint.Here("process", "noted")
 	i.process, i.pin, noted = p, pin, true
 	i.changed.Notify()
+	i.named.Notify()
 	return nil
 }
 

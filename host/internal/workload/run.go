@@ -400,15 +400,16 @@ func (r *run) progress(name string, of subject) (p step.Progress) {
 // note changes the progress of an action. The journal gets it with the next write, and with it what the action has
 // changed in the records.
 func (r *run) note(a action, of subject, p step.Progress) {
-	r.Update(func() {
-		if p == "" {
-			_, is := of.progress[a.name]
-			delete(of.progress, a.name)
-			r.unsaved = r.unsaved || is
-			return
-		}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p != "" {
 		of.progress[a.name], r.unsaved = p, true
-	})
+		return
+	}
+	_, is := of.progress[a.name]
+	delete(of.progress, a.name)
+	r.unsaved = r.unsaved || is
+	r.changed.Notify() // see awaitUnused
 }
 
 // upkeep keeps the services of a running workload in order, until ctx ends. A failure is reported

@@ -8,7 +8,8 @@
 package mountuse
 
 import (
-	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -22,25 +23,46 @@ import (
 // Self is the /proc directory of this process, for Read.
 const Self = "/proc/self"
 
-// buffers are for tables: most are read at once.
-var buffers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 1<<16) }}
+// texts are the buffers of Read.
+var texts = sync.Pool{New: func() any { return make([]byte, 1<<16) }}
 
 // Read returns the mounts that a process sees below its root directory, in the order of mounting. dir is the process's
 // directory (procfs.Dir).
 func Read(dir string) ([]*mountinfo.Info, error) {
-	f, err := os.Open(dir + "/mountinfo")
+	buffer := texts.Get().([]byte)
+	text, err := readText(dir+"/mountinfo", buffer[:0])
+	defer func() { texts.Put(text[:cap(text)]) }() //nolint:staticcheck // an allocation of a slice's header is cheap
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	buffered := buffers.Get().(*bufio.Reader)
-	defer buffers.Put(buffered)
-	buffered.Reset(f)
-	table, err := mountinfo.GetMountsFromReader(buffered, nil)
+	table, err := mountinfo.GetMountsFromReader(bytes.NewReader(text), nil)
 	if err != nil {
 		return nil, fmt.Errorf("read %s/mountinfo: %w", dir, err)
 	}
 	return table, nil
+}
+
+// readText appends a file to a buffer. An os.File would wait for changes of a mount table, which can be polled
+// (proc_pid_mountinfo(5)): each mount of the machine would wake this process.
+func readText(path string, text []byte) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return text, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	for {
+		text = slices.Grow(text, 1)
+		n, err := unix.Read(fd, text[len(text):cap(text)])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return text, &os.PathError{Op: "read", Path: path, Err: err}
+		case n == 0:
+			return text, nil
+		default:
+			text = text[:len(text)+n]
+		}
+	}
 }
 
 // Shows reports whether m shows what original shows, or a part of it, in whatever namespace the two are.
