@@ -20,7 +20,8 @@
 //
 // Fsyncs. strace counts the sync calls of all the agent's threads for 16 workloads, one by one
 // and at once. A start has one, raft's, for the claims; the journal is not synced. A release has
-// three, one for each recorded state. Concurrent ones share theirs.
+// two: that the workload has ended, while its volume is unmounted, and that its claim is gone.
+// Concurrent ones share theirs.
 //
 // Whole commands. From fork to end, in turns 40 times: a hello world in Go, pannier version, and pannier workload run
 // of true with one volume, which is claimed, mounted, unmounted and released.
