@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -225,10 +224,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Workloads: a.workloads,
-		Services:  a.services, Tokens: a.tokens, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
-	}
-	if slices.ContainsFunc(a.cfg.Consuls, config.Consul.WantsJWT) {
-		cfg.JWKS = a.tokens.JWKS
+		Services:  a.services, Tokens: a.tokens, JWKS: a.tokens.JWKS, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}
 	cfg.Metrics.MustRegister(a.hosting, a.plugins)
 	return cfg

@@ -79,13 +79,9 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 // jwksTimeout bounds reading the ledger for the key set.
 const jwksTimeout = 10 * time.Second
 
-// jwks returns the public keys that verify what the cluster signs. They may be cached: the key does not change.
+// jwks returns the public keys that verify what the cluster signs, also before something is signed: Consul is set up
+// with them first. They may be cached: the key does not change.
 func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
-	if s.cfg.JWKS == nil {
-		http.Error(w, "nothing is signed: no consul block of the agent's configuration has an auth_method",
-			http.StatusNotFound)
-		return
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), jwksTimeout)
 	defer cancel()
 	keys, err := s.cfg.JWKS(ctx)

@@ -98,8 +98,7 @@ type Config struct {
 	Watcher  *watcher.Watcher
 	Services Services
 	Tokens   Tokens
-	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul; nil if no
-	// Consul has an auth method.
+	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul.
 	JWKS   func(ctx context.Context) ([]byte, error)
 	Events *events.Bus
 	// Sealer encrypts volumes' secrets before they enter the ledger.

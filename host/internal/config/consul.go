@@ -49,6 +49,14 @@ func (l *loader) consulBlocks(s *section, dir string) {
 	}
 }
 
+// NewConsul returns what an empty block has.
+func NewConsul(name string) Consul {
+	return Consul{
+		Consul:   service.Consul{Name: name, Address: defaultConsulAddress},
+		Audience: defaultAudience, IdentityTimeout: defaultIdentityTimeout,
+	}
+}
+
 func (l *loader) consul(in *section, dir, name string) {
 	c := l.consuls[name]
 	if c != nil && c.IdentityOnly {
@@ -56,10 +64,7 @@ func (l *loader) consul(in *section, dir, name string) {
 		return
 	}
 	if c == nil {
-		c = &consulBlock{Consul: Consul{
-			Consul:   service.Consul{Name: name, Address: defaultConsulAddress},
-			Audience: defaultAudience, IdentityTimeout: defaultIdentityTimeout,
-		}}
+		c = &consulBlock{Consul: NewConsul(name)}
 		if l.consuls == nil {
 			l.consuls = map[string]*consulBlock{}
 		}

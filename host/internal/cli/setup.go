@@ -1,0 +1,336 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/host/internal/pluginhost/install"
+	"github.com/pannier/pannier/sdk/service"
+)
+
+// setupPlugin is the plugin that knows Consul's ACLs.
+const setupPlugin = "sids"
+
+func (a *app) setupCommand() *cobra.Command {
+	return a.noun("setup", "Set up what Pannier needs elsewhere", a.setupConsul())
+}
+
+// setupFlags are those of setup consul.
+type setupFlags struct {
+	paths                                            []string
+	name                                             string
+	login, minted, gateways, dryRun, checks, destroy bool
+	services                                         []string
+	jwksURL, jwksCA                                  string
+}
+
+func (a *app) setupConsul() *cobra.Command {
+	var f setupFlags
+	cmd := &cobra.Command{
+		Use: "consul", Short: "Set up Consul's ACLs for this host",
+		Long: `Set up Consul's ACLs for this host, by the consul block of the agent's configuration: its
+token in token_file, and where the tokens of services come from:
+
+  -login   the auth method auth_method (default pannier), with this host's public key, and a
+           binding rule for each namespace
+  -minted  a token for the plugin sids, which may write ACLs
+
+Without either it is as the configuration says, else by login. The command may be repeated: it
+mends what differs, adds this host's key to an auth method that has those of others, and says of
+each object what it did. What it did not make itself it neither changes nor removes. At the end it
+prints what the agent's configuration lacks.
+
+Consul is called with the token of CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE, which needs
+acl = "write". Without a consul block, CONSUL_HTTP_ADDR, CONSUL_CACERT, CONSUL_CLIENT_CERT,
+CONSUL_CLIENT_KEY and CONSUL_TLS_SERVER_NAME say where Consul is. Run it as root, while the agent
+runs.
+
+The exit code is 0 if all is well, and 1 if -check finds something missing or different, or if
+Consul cannot fetch the keys.`,
+		Example: "pannier setup consul\n" +
+			"pannier setup consul -services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
+		Args: exactly(),
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVar(&f.paths, "config", nil,
+		"`PATH` of the agent's configuration; may be given more than once (default "+systemConfig+", if it is there)")
+	flags.StringVar(&f.name, "consul", service.DefaultConsul, "the `NAME` of the consul block")
+	flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
+	flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
+	flags.BoolVar(&f.gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
+	flags.StringArrayVar(&f.services, "services", nil, "which services a namespace's workloads may be by login, as "+
+		"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
+	flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
+	flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
+	flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
+	flags.BoolVar(&f.destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
+	cmd.MarkFlagsMutuallyExclusive("login", "minted")
+	cmd.MarkFlagsMutuallyExclusive("dry-run", "check")
+	cmd.MarkFlagsMutuallyExclusive("destroy", "check")
+	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runSetup(ctx, &f) })
+	return cmd
+}
+
+// setupInput is the input of `sids setup`.
+type setupInput struct {
+	Mode          string              `json:"mode"`
+	Destroy       bool                `json:"destroy"`
+	Login         bool                `json:"login"`
+	Minted        bool                `json:"minted"`
+	Token         string              `json:"token"`
+	Consul        service.Consul      `json:"consul"`
+	Configured    bool                `json:"configured"`
+	Audience      string              `json:"audience"`
+	Node          string              `json:"node"`
+	NodeTokenFile string              `json:"node_token_file"`
+	SidsTokenFile string              `json:"sids_token_file"`
+	SidsConfig    json.RawMessage     `json:"sids_config,omitempty"`
+	Gateways      bool                `json:"gateways"`
+	Keys          []string            `json:"keys"`
+	NoKeys        string              `json:"no_keys"`
+	JWKSURL       string              `json:"jwks_url"`
+	JWKSCA        string              `json:"jwks_ca"`
+	Services      map[string][]string `json:"services"`
+}
+
+// setupReport is its output.
+type setupReport struct {
+	Steps []struct {
+		Object string `json:"object"`
+		Text   string `json:"text"`
+		Wrong  bool   `json:"wrong,omitempty"`
+	} `json:"steps"`
+	Config string `json:"config,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
+	if _, err := os.Stat(systemConfig); err == nil && len(f.paths) == 0 {
+		f.paths = []string{systemConfig}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program's folder: %w", err)
+	}
+	cfg, err := config.Load(config.Source{Paths: f.paths, BinDir: filepath.Dir(exe)})
+	if err != nil {
+		return err
+	}
+	in, err := f.input(cfg)
+	if err != nil {
+		return err
+	}
+	checksum := ""
+	for _, p := range cfg.Plugins {
+		if p.Name == setupPlugin {
+			in.SidsConfig, checksum = p.Config, p.Checksum
+		}
+	}
+	binary, err := install.Find(cfg.PluginDir, setupPlugin, checksum, cfg.PluginSigning)
+	if err != nil {
+		return err
+	}
+	if !in.Minted && !in.Destroy && in.JWKSURL == "" {
+		if in.Keys, err = publicKeys(ctx, cfg.Socket); err != nil {
+			in.NoKeys = err.Error()
+		}
+	}
+	report, err := a.runSids(ctx, binary, in)
+	if err != nil {
+		return err
+	}
+	return a.showSetup(report)
+}
+
+// input makes the plugin's input of the flags, the configuration and the environment.
+func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
+	in := setupInput{
+		Mode: "apply", Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways, Node: cfg.Name,
+		JWKSURL: f.jwksURL,
+	}
+	if f.dryRun {
+		in.Mode = "dry-run"
+	}
+	if f.checks {
+		in.Mode = "check"
+	}
+	block := config.NewConsul(f.name)
+	named := func(c config.Consul) bool { return c.Name == f.name && !c.IdentityOnly }
+	if i := slices.IndexFunc(cfg.Consuls, named); i >= 0 {
+		block, in.Configured = cfg.Consuls[i], true
+	} else {
+		block.Address = cmp.Or(os.Getenv("CONSUL_HTTP_ADDR"), block.Address)
+		block.CAFile, block.TLSServerName = os.Getenv("CONSUL_CACERT"), os.Getenv("CONSUL_TLS_SERVER_NAME")
+		block.CertFile, block.KeyFile = os.Getenv("CONSUL_CLIENT_CERT"), os.Getenv("CONSUL_CLIENT_KEY")
+	}
+	in.Consul, in.Audience = block.Consul, block.Audience
+	folder, err := f.folder()
+	if err != nil {
+		return in, err
+	}
+	in.NodeTokenFile = cmp.Or(block.TokenFile, filepath.Join(folder, "consul.token"))
+	in.SidsTokenFile = filepath.Join(folder, "consul-acl.token")
+	if f.name != service.DefaultConsul {
+		in.NodeTokenFile = cmp.Or(block.TokenFile, filepath.Join(folder, "consul-"+f.name+".token"))
+		in.SidsTokenFile = filepath.Join(folder, "consul-acl-"+f.name+".token")
+	}
+	if in.Services, err = servicePatterns(f.services); err != nil {
+		return in, err
+	}
+	if f.jwksCA != "" {
+		text, err := os.ReadFile(f.jwksCA)
+		if err != nil {
+			return in, &usageError{err: fmt.Errorf("-jwks-ca: %w", err)}
+		}
+		in.JWKSCA = string(text)
+	}
+	in.Token = os.Getenv("CONSUL_HTTP_TOKEN")
+	if path := os.Getenv("CONSUL_HTTP_TOKEN_FILE"); path != "" && in.Token == "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return in, fmt.Errorf("CONSUL_HTTP_TOKEN_FILE: %w", err)
+		}
+		in.Token = strings.TrimSpace(string(text))
+	}
+	return in, nil
+}
+
+// folder is where tokens go for which the configuration has no file: beside it.
+func (f *setupFlags) folder() (string, error) {
+	if len(f.paths) == 0 {
+		return systemConfig, nil
+	}
+	path, err := filepath.Abs(f.paths[0])
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return path, nil
+	}
+	return filepath.Dir(path), nil
+}
+
+// servicePatterns reads the flag -services.
+func servicePatterns(flags []string) (map[string][]string, error) {
+	if len(flags) == 0 {
+		return nil, nil
+	}
+	all := map[string][]string{}
+	for _, flag := range flags {
+		namespace, names, ok := strings.Cut(flag, "=")
+		if !ok || names == "" || claim.CheckID(namespace) != nil {
+			return nil, &usageError{err: fmt.Errorf("-services %q is not NAMESPACE=NAME,...", flag)}
+		}
+		all[namespace] = append(all[namespace], strings.Split(names, ",")...)
+	}
+	return all, nil
+}
+
+// keysTimeout bounds the agent's answer.
+const keysTimeout = 15 * time.Second
+
+// publicKeys returns the public keys of an agent in PEM.
+func publicKeys(ctx context.Context, socket string) ([]string, error) {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}, DisableKeepAlives: true}
+	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://pannier/.well-known/jwks.json", nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the agent answers %s: %s", resp.Status, bytes.TrimSpace(text))
+	}
+	var set jose.JSONWebKeySet
+	if err := json.Unmarshal(text, &set); err != nil {
+		return nil, fmt.Errorf("the agent's public keys: %w", err)
+	}
+	var keys []string
+	for _, k := range set.Keys {
+		der, err := x509.MarshalPKIXPublicKey(k.Key)
+		if err != nil {
+			return nil, fmt.Errorf("the agent's public key %s: %w", k.KeyID, err)
+		}
+		keys = append(keys, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
+	}
+	return keys, nil
+}
+
+// runSids runs the plugin's binary. The token goes through a pipe, and nothing of the environment.
+func (a *app) runSids(ctx context.Context, binary string, in setupInput) (setupReport, error) {
+	var report setupReport
+	text, err := json.Marshal(in)
+	if err != nil {
+		return report, err
+	}
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, "setup")
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{}, bytes.NewReader(text), &out, a.err
+	if err := cmd.Run(); err != nil {
+		return report, fmt.Errorf("run %s setup: %w", binary, err)
+	}
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		return report, fmt.Errorf("the answer of %s setup: %w", binary, err)
+	}
+	return report, nil
+}
+
+func (a *app) showSetup(r setupReport) error {
+	if a.format == formatJSON {
+		if err := a.printValue(r); err != nil {
+			return err
+		}
+	} else {
+		for _, s := range r.Steps {
+			if err := a.say(s.Object + ": " + s.Text); err != nil {
+				return err
+			}
+		}
+		if r.Config != "" {
+			if _, err := fmt.Fprintf(a.out, "\nThe agent's configuration needs, and then the agent a restart:\n\n%s", r.Config); err != nil {
+				return err
+			}
+		}
+	}
+	if r.Error != "" {
+		return errors.New(r.Error)
+	}
+	for _, s := range r.Steps {
+		if s.Wrong {
+			return silentExit(ExitError)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/testhost"
+)
+
+// setUp runs the command with Consul's variables, and returns what it says and its exit code.
+func (m *mesh) setUp(args ...string) (out string, code int) {
+	m.t.Helper()
+	cmd := m.Command(append([]string{"setup", "consul", "-config", m.Path("agent.hcl")}, args...)...)
+	cmd.Env = append(cmd.Env, "CONSUL_HTTP_ADDR="+m.reach.Address, "CONSUL_CACERT="+m.reach.CAFile,
+		"CONSUL_HTTP_TOKEN_FILE="+m.consul.TokenFile(m.t, m.consul.Management))
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	_ = cmd.Run() // the code says it
+	if said := stdout.String() + stderr.String(); strings.Contains(said, m.consul.Management) {
+		m.t.Errorf("the management token is in the output: %s", said)
+	}
+	return stdout.String() + stderr.String(), cmd.ProcessState.ExitCode()
+}
+
+// TestSetUpByOneCommand starts with a Consul that knows nothing of Pannier, and an agent that knows nothing of Consul.
+// After the command, and with the configuration that it prints, a workload's service is in the mesh.
+func TestSetUpByOneCommand(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{minted, byLogin} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+			m := &mesh{consul: c, reach: c.Service("", ""), t: t}
+			m.Host = testhost.New(t, "", "sids", "consul-services", "envoy-bootstrap")
+			m.Start()
+			flag := "-minted"
+			if mode == byLogin {
+				flag, m.reach.AuthMethod = "-login", login // what the block that it prints has
+			}
+			if out, code := m.setUp(flag, "-check"); code != 1 || !strings.Contains(out, "policy pannier-node: is missing\n") {
+				t.Fatalf("a check before: %d, %s", code, out)
+			}
+			out, code := m.setUp(flag, "-o", "json")
+			var report struct{ Config string }
+			if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Config == "" {
+				t.Fatalf("%d, %v, %s", code, err, out)
+			}
+			text := check.Must(os.ReadFile(m.Path("agent.hcl")))(t)
+			m.Write("agent.hcl", string(text)+"\n"+report.Config)
+			m.Stop()
+			m.Start()
+			if out, code := m.setUp("-check"); code != 0 || strings.Contains(out, "missing") || strings.Contains(out, "needs") {
+				t.Errorf("a check after: %d, %s", code, out)
+			}
+
+			spec := m.meshWorkload("w", sidecarService("web", ""))
+			m.Run("workload", "start", spec)
+			checkTokenInConsul(t, m, m.service("w"))
+			m.Run("workload", "stop", spec)
+			m.nothingInMesh()
+
+			if out, code := m.setUp("-destroy"); code != 0 || !strings.Contains(out, "policy pannier-node: is there: removed\n") {
+				t.Errorf("%d, %s", code, out)
+			}
+			if _, err := os.Stat(m.Path("consul.token")); err == nil {
+				t.Error("the token's file is left")
+			}
+		})
+	}
+}
