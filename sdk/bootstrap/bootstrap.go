@@ -4,6 +4,7 @@ package bootstrap
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,19 +34,31 @@ type Request struct {
 	ProxyID string
 	// TokenFile holds the token for Consul and for the proxy's xDS stream; empty: none.
 	TokenFile string
-	// Admin is where the proxy's admin API listens.
-	Admin Bind
-	// Ready is the address of the proxy's readiness endpoint; port 0: none.
-	Ready Bind
+	// Admin is where the proxy's admin API listens, and Ready its readiness endpoint; the zero Bind: there is none.
+	Admin, Ready Bind
 	// Wait bounds the wait for the registration; 0: 60 s.
 	Wait time.Duration
 }
 
-// Bind is an address to listen on.
+// Bind is an address to listen on: with a port, or unix:///PATH without one.
 type Bind struct {
 	Address string
 	Port    int
 }
+
+// Socket returns the path of a unix socket; empty: it is none.
+func (b Bind) Socket() string {
+	path, ok := strings.CutPrefix(b.Address, unixScheme)
+	if !ok {
+		return ""
+	}
+	return path
+}
+
+// Unix is a socket at a path.
+func Unix(path string) Bind { return Bind{Address: unixScheme + path} }
+
+const unixScheme = "unix://"
 
 // Plugin serves an implementation: sdk.Main(info, bootstrap.Plugin(impl)).
 func Plugin(impl Bootstrap) sdk.Plugin {

@@ -113,7 +113,17 @@ type Connect struct {
 	Native         bool            `json:"native,omitempty"`
 	SidecarService *SidecarService `json:"sidecar_service,omitempty"`
 	Gateway        *Gateway        `json:"gateway,omitempty"`
+	// Admin says where the proxy's admin API and its readiness listen: AdminUnix, AdminTCP or AdminNone; empty:
+	// AdminUnix.
+	Admin string `json:"admin,omitempty"`
 }
+
+// Where a proxy's admin API and its readiness listen. The admin API shows the proxy's token to whoever reaches it.
+const (
+	AdminUnix = "unix" // on sockets in the service's folder, which only the workload's user reaches
+	AdminTCP  = "tcp"  // on ports of 127.0.0.1, which every local user reaches
+	AdminNone = "none"
+)
 
 // Identified says whether the service gets a token.
 func (s *Service) Identified() bool { return s.Connect != nil || s.IdentityOnly }

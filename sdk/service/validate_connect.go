@@ -19,6 +19,10 @@ func (v *validator) connect(at field, s *Service) {
 	if c.Native && s.Port == "" {
 		v.fail(at.in("native"), "the service needs a port")
 	}
+	if c.Native && c.Admin != "" {
+		v.fail(at.in("admin"), "the service has no proxy")
+	}
+	v.oneOf(at.in("admin"), c.Admin, AdminUnix, AdminTCP, AdminNone)
 	if c.SidecarService != nil {
 		v.sidecar(at.in("sidecar_service"), c.SidecarService)
 	}

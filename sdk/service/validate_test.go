@@ -291,6 +291,9 @@ func TestBadServices(t *testing.T) {
 			},
 			`/connect/sidecar_service/proxy/upstreams/1|another upstream binds 127.0.0.1:http too`,
 		},
+		"admin": {
+			good, func(s *Service) { s.Connect.Admin = "udp" }, `/connect/admin|"udp" is not one of unix, tcp, none`,
+		},
 		"socket mode": {
 			good, func(s *Service) { proxy(s).Upstreams[1].LocalBindSocketMode = "rw" },
 			`/connect/sidecar_service/proxy/upstreams/1/local_bind_socket_mode|"rw" is no mode such as "0600"`,

@@ -17,6 +17,13 @@ var onTheHost = []attack{
 		remains: "root on the machine",
 	},
 	{
+		who: localUser, tries: "read a service's token through Envoy's admin API (`/config_dump`), or use the service's upstreams",
+		stops: "Envoy's sockets are in a folder that only the workload's user enters",
+		pkg:   e2ePkg, run: "^TestAdminOfAProxy$",
+		remains: "`connect { admin = \"tcp\" }` and `local_bind_port` are for every local user; the test has no Envoy, and listens where its " +
+			"bootstrap says",
+	},
+	{
 		who: localUser, tries: "call it as root, without a token, where `socket_root = false` or in a cluster",
 		stops: "root has the rights of the policy `anonymous`, or none",
 		pkg:   apiserverPkg, run: "^TestAnonymous$",

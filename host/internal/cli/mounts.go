@@ -181,6 +181,17 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 		}
 		out.WriteString(mount)
 	}
+	for _, s := range w.GetServices() { // the bootstrap has the host's paths, and the proxy makes its sockets there
+		if s.GetAdminSocket() == "" {
+			continue
+		}
+		folder := path.Dir(s.GetAdminSocket())
+		mount, err := dockerMount(&hostv1.Mount{HostPath: folder, Destination: folder})
+		if err != nil {
+			return "", err
+		}
+		out.WriteString(mount)
+	}
 	env := variables(w, secretsInContainer)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
 		fmt.Fprintf(&out, "--env=%s=%s\n", key, env[key])

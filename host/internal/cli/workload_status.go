@@ -176,6 +176,8 @@ func (a *app) showService(s *hostv1.ServiceStatus) error {
 	some("Token expires", ahead(s.GetTokenExpiresAt()))
 	some("Token file", s.GetTokenFile())
 	some("Bootstrap file", s.GetBootstrapFile())
+	some("Admin socket", s.GetAdminSocket())
+	some("Ready socket", s.GetReadySocket())
 	some("Admin port", s.GetAdminPort())
 	some("Ready port", s.GetReadyPort())
 	if s.GetMessage() != "" {

@@ -10,7 +10,7 @@ import (
 
 var (
 	connectFields = fields{
-		attrs: []string{"native"}, blocks: []string{"sidecar_service", "gateway"},
+		attrs: []string{"native", "admin"}, blocks: []string{"sidecar_service", "gateway"},
 		refused: map[string]string{
 			"sidecar_task": "a proxy is a program of your choice; write a sidecar block in the workload instead",
 		},
@@ -38,6 +38,7 @@ func (r *serviceReader) connect(in *section, at string) *service.Connect {
 	r.places[at] = in
 	c := &service.Connect{}
 	in.boolean("native", &c.Native)
+	in.plain().str("admin", &c.Admin)
 	if block := in.one("sidecar_service"); block != nil {
 		c.SidecarService = r.sidecarService(in.inner(block, sidecarServiceFields), at+"/sidecar_service")
 	}

@@ -148,7 +148,7 @@ func TestBadServices(t *testing.T) {
 		return in("    connect {\n      sidecar_service {\n        proxy {\n" + lines + "\n        }\n      }\n    }")
 	}
 	const web = `workload "w": service "web": `
-	const known = "known here are ${node.name}, ${node.datacenter}, ${workload.id}, ${workload.namespace}, ${port.http}; write $${ for a literal ${"
+	const known = "known here are ${node.name}, ${node.datacenter}, ${workload.id}, ${workload.namespace}, ${secrets_dir}, ${port.http}; write $${ for a literal ${"
 	for name, c := range map[string]struct{ src, want string }{
 		"nameless": {
 			"workload \"w\" {\n  service {\n    port = 1\n  }\n}",
@@ -584,7 +584,7 @@ func TestServicesInJSON(t *testing.T) {
 		`{}`:                                  `w.json:1: workload "w": service: name: is required`,
 		`{"name": "a", "tgas": []}`:           `w.json:1: workload "w": service: unsupported argument "tgas"; did you mean "tags"?`,
 		`{"name": "a", "task": "b"}`:          `w.json:1: workload "w": service: task: a workload has one program; leave it out`,
-		`{"name": "a", "tags": ["${x.y}"]}`:   `w.json:1: workload "w": service "a": tags: unknown variable ${x.y}; known here are ${node.name}, ${node.datacenter}, ${workload.id}, ${workload.namespace}; write $${ for a literal ${`,
+		`{"name": "a", "tags": ["${x.y}"]}`:   `w.json:1: workload "w": service "a": tags: unknown variable ${x.y}; known here are ${node.name}, ${node.datacenter}, ${workload.id}, ${workload.namespace}, ${secrets_dir}; write $${ for a literal ${`,
 		`{"name": "a", "meta": {"a.b": "c"}}`: `w.json:1: workload "w": service "a": meta: a.b: a key may have letters, digits, - and _ only`,
 		`[]`:                                  ``,
 	} {

@@ -70,7 +70,7 @@ func TestServicesAreResolved(t *testing.T) {
 // Faults that can be known in advance are found before anything is written or called.
 func TestUnresolvableServices(t *testing.T) {
 	for want, spoil := range map[string]func(s *Spec){
-		`service "web": tags[0]: unknown variable ${node.nam}; known are ${node.datacenter}, ${node.name}, ${port.http}, ${workload.id}, ${workload.namespace}`: func(s *Spec) { s.Services[0].Tags = []string{"${node.nam}"} },
+		`service "web": tags[0]: unknown variable ${node.nam}; known are ${node.datacenter}, ${node.name}, ${port.http}, ${secrets_dir}, ${workload.id}, ${workload.namespace}`: func(s *Spec) { s.Services[0].Tags = []string{"${node.nam}"} },
 		`service "web": the agent has no consul block "west"`:   func(s *Spec) { s.Services[0].Consul = "west" },
 		`user "nobody-has-this-name", the owner of its secrets`: func(s *Spec) { s.User = "nobody-has-this-name" },
 		`service "web": meta: key: has 600 bytes, 512 are allowed`: func(s *Spec) {

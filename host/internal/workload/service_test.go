@@ -110,7 +110,8 @@ func TestServicesStartAndStop(t *testing.T) {
 			meshed, proxied := c.of.Connect != nil, c.of.Proxied()
 			if st.Name != "web" || st.Consul != "default" || st.ID != "pannier:here:default:w:web" || st.Message != "" ||
 				(st.ProxyID != "") != proxied || (st.Accessor != "") != meshed || (st.TokenFile != "") != meshed ||
-				(st.BootstrapFile != "") != proxied || (st.AdminPort != 0) != proxied || (st.ReadyPort != 0) != proxied ||
+				(st.BootstrapFile != "") != proxied || (st.AdminSocket != "") != proxied || (st.ReadySocket != "") != proxied ||
+				st.AdminPort != 0 || st.ReadyPort != 0 ||
 				(w.SecretsDir != "") != meshed {
 				t.Errorf("status: %+v, secrets in %q", st, w.SecretsDir)
 			}
@@ -118,10 +119,8 @@ func TestServicesStartAndStop(t *testing.T) {
 				h.wellIdentified(t, st)
 				want := bootstrap.Request{
 					ProxyID: st.ProxyID, TokenFile: filepath.Join(w.SecretsDir, "web", "si_token"),
-					Admin: bootstrap.Bind{Address: "127.0.0.1", Port: st.AdminPort}, Ready: bootstrap.Bind{
-						Address: "127.0.0.1",
-						Port:    st.ReadyPort,
-					},
+					Admin: bootstrap.Unix(filepath.Join(w.SecretsDir, "web", "admin.sock")),
+					Ready: bootstrap.Unix(filepath.Join(w.SecretsDir, "web", "ready.sock")),
 				}
 				if got := bootstrapOf(t, st).Request; got != want {
 					t.Errorf("got %+v, want %+v", got, want)
@@ -489,6 +488,9 @@ func TestNoSecretIsShown(t *testing.T) {
 func TestPortsOfAWorkload(t *testing.T) {
 	h := newHost(t)
 	s := withServices(spec("w"), sidecar("web"), sidecar("api"))
+	for n := range s.Services {
+		s.Services[n].Connect.Admin = service.AdminTCP
+	}
 	s.Ports = append(s.Ports, Port{Label: "admin"})
 	w := h.start(t, s)
 	seen := map[int]bool{}
@@ -570,4 +572,37 @@ func TestPortsOfUpstreams(t *testing.T) {
 	h.start(t, own)
 	h.stop(t, "y")
 	h.clean(t)
+}
+
+// Where the proxy's admin API listens is the spec's choice, and stays over a restart of the host.
+func TestAdminOfAProxy(t *testing.T) {
+	for admin, want := range map[string]func(st servicesteps.Status) bootstrap.Request{
+		service.AdminNone: func(servicesteps.Status) (r bootstrap.Request) { return r },
+		service.AdminTCP: func(st servicesteps.Status) bootstrap.Request {
+			return bootstrap.Request{
+				Admin: bootstrap.Bind{Address: "127.0.0.1", Port: st.AdminPort},
+				Ready: bootstrap.Bind{Address: "127.0.0.1", Port: st.ReadyPort},
+			}
+		},
+	} {
+		t.Run(admin, func(t *testing.T) {
+			h := newHost(t)
+			web := sidecar("web")
+			web.Connect.Admin = admin
+			st := h.start(t, withServices(spec("w"), web)).Services[0]
+			tcp := admin == service.AdminTCP
+			if (st.AdminPort != 0) != tcp || (st.ReadyPort != 0) != tcp || st.AdminSocket+st.ReadySocket != "" {
+				t.Errorf("status: %+v", st)
+			}
+			if got, want := bootstrapOf(t, st).Request, want(st); got.Admin != want.Admin || got.Ready != want.Ready {
+				t.Errorf("got %+v, want %+v", got, want)
+			}
+			h = h.restart(t)
+			if again := h.running(t, "w").Services[0]; again.AdminPort != st.AdminPort || again.ReadyPort != st.ReadyPort {
+				t.Errorf("after a restart: %+v, before %+v", again, st)
+			}
+			h.stop(t, "w")
+			h.clean(t)
+		})
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // Options of a start.
@@ -195,7 +196,7 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		want = append(want, ports.Request{Label: p.Label, Static: p.Static})
 	}
 	for _, s := range spec.Services {
-		if s.Proxied() {
+		if s.Proxied() && s.Connect.Admin == service.AdminTCP {
 			want = append(want, ports.Request{Label: s.Name + " admin"}, ports.Request{Label: s.Name + " ready"})
 		}
 	}
@@ -223,7 +224,9 @@ func (m *Manager) resolve(rec *record) (identified bool, err error) {
 		}
 		sr := m.services.NewRecord(spec.WorkloadRef, s)
 		identified = identified || s.Identified()
-		if s.Proxied() {
+		if s.Proxied() && s.Connect.Admin == service.AdminTCP {
+			m.log.Warn("every local user reaches the admin API of a proxy, which shows its token: leave out connect { admin }",
+				"workload", spec.WorkloadRef, "service", s.Name)
 			sr.AdminPort, sr.ReadyPort, proxies = proxies[0], proxies[1], proxies[2:]
 		}
 		rec.Services = append(rec.Services, sr)

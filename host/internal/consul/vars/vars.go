@@ -34,7 +34,7 @@ func Port(label string) string { return "port." + label }
 
 // InServices returns the variables that may be used in a service of a workload whose ports have these labels.
 func InServices(labels []string) []string {
-	return withPorts([]string{NodeName, NodeDatacenter, WorkloadID, WorkloadNamespace}, labels)
+	return withPorts([]string{NodeName, NodeDatacenter, WorkloadID, WorkloadNamespace, SecretsDir}, labels)
 }
 
 // InPrograms returns the variables that may be used in the arguments and the environment of the workload's program

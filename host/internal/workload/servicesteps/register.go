@@ -3,6 +3,7 @@ package servicesteps
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -59,11 +60,19 @@ const proxyAddress = "127.0.0.1"
 // Bootstrap makes the file that the service's proxy is started with. The token in it is the one
 // that identify has written; where Consul has ACLs disabled there is none.
 func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
-	req := bootstrap.Request{
-		Admin: bootstrap.Bind{Address: proxyAddress, Port: svc.AdminPort},
-		Ready: bootstrap.Bind{Address: proxyAddress, Port: svc.ReadyPort},
-	}
-	svc.workload.View(func() { req.ProxyID = svc.ProxyID })
+	var req bootstrap.Request
+	svc.workload.View(func() {
+		req.ProxyID = svc.ProxyID
+		switch {
+		case svc.AdminPort != 0:
+			req.Admin = bootstrap.Bind{Address: proxyAddress, Port: svc.AdminPort}
+			req.Ready = bootstrap.Bind{Address: proxyAddress, Port: svc.ReadyPort}
+		case svc.administered():
+			folder := s.SecretsDir.Workload(svc.place())
+			req.Admin = bootstrap.Unix(svc.socket(folder, adminSocket))
+			req.Ready = bootstrap.Unix(svc.socket(folder, readySocket))
+		}
+	})
 	if svc.TokenSum != "" {
 		req.TokenFile = s.SecretsDir.Path(svc.place(), tokenFile)
 	}
@@ -81,6 +90,14 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	failpoint.Here("bootstrap", "made")
 	return s.SecretsDir.Write(svc.place(), bootstrapFile, file, svc.uid)
 }
+
+// administered says that the proxy has an admin API on a socket.
+func (s *Service) administered() bool {
+	return s.proxied && s.AdminPort == 0 && s.Service.Connect.Admin != service.AdminNone
+}
+
+// socket is the path of one of the proxy's sockets; dir is the folder of the workload's secrets.
+func (s *Service) socket(dir, name string) string { return filepath.Join(dir, s.Name, name) }
 
 // RemoveBootstrap removes the file.
 func (s *Steps) RemoveBootstrap(_ context.Context, svc *Service) error {

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -17,6 +18,7 @@ func (s *Steps) Resolve(ref claim.WorkloadRef, services []service.Service, canar
 	values := map[string]string{
 		"node.name": s.Node, "node.datacenter": s.Datacenter,
 		"workload.id": ref.ID, "workload.namespace": ref.Namespace,
+		vars.SecretsDir: s.SecretsDir.Workload(secretsdir.Place{Namespace: ref.Namespace, Workload: ref.ID}),
 	}
 	for label, n := range numbers {
 		values["port."+label] = strconv.Itoa(n)

@@ -105,6 +105,12 @@ const (
 	bootstrapFile = "envoy_bootstrap.json"
 )
 
+// The sockets that a proxy makes there: nobody but the service's user and root enters the folder.
+const (
+	adminSocket = "admin.sock"
+	readySocket = "ready.sock"
+)
+
 // Service is one service of a workload while the host works on it.
 type Service struct {
 	*Record
@@ -180,8 +186,9 @@ type Status struct {
 	ExpiresAt time.Time
 	// Paths on the host; empty: none.
 	TokenFile, BootstrapFile string
-	// Of its proxy; 0: none.
-	AdminPort, ReadyPort int
+	// Of its proxy: ports, or paths of sockets; 0 and empty: none.
+	AdminPort, ReadyPort     int
+	AdminSocket, ReadySocket string
 	// Message says what keeps it from being in order: a renewal or a registration that fails.
 	Message string
 }
@@ -198,6 +205,9 @@ func (s *Service) Status(dir string) Status {
 	}
 	if s.BootstrapSum != "" {
 		st.BootstrapFile = filepath.Join(dir, s.Name, bootstrapFile)
+	}
+	if s.BootstrapSum != "" && s.administered() {
+		st.AdminSocket, st.ReadySocket = s.socket(dir, adminSocket), s.socket(dir, readySocket)
 	}
 	var all []string
 	for _, what := range []Activity{Registering, Identifying} {

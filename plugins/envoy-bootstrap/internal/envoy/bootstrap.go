@@ -44,20 +44,20 @@ type Proxy struct {
 	Config map[string]any
 	// AccessLogs are the settings in Consul's proxy-defaults; nil: none.
 	AccessLogs *AccessLogs
-	// Admin is the address of the admin API.
-	Admin Endpoint
-	// Ready is the address of the readiness endpoint /ready; port 0: none.
-	Ready Endpoint
+	// Admin is the address of the admin API, and Ready that of the readiness endpoint /ready, which needs the admin API;
+	// the zero Endpoint: none.
+	Admin, Ready Endpoint
 	// Server is Consul's xDS server.
 	Server Server
 	// Token is sent with every xDS stream; empty: anonymous streams.
 	Token string
 }
 
-// Endpoint is an IP address and a TCP port.
+// Endpoint is an IP address and a TCP port, or the path of a unix socket that only the proxy's user reaches.
 type Endpoint struct {
 	Address string
 	Port    uint32
+	Socket  string
 }
 
 // Server is an xDS server. Socket, the path of a unix socket, has priority over Endpoint.
@@ -93,6 +93,9 @@ func Bootstrap(p Proxy) ([]byte, error) {
 	if text, err := settings(p.Config).text(keyTemplate); err != nil {
 		return nil, err
 	} else if text != "" {
+		if p.Admin.Port == 0 && strings.Contains(text, "AdminBind") {
+			return nil, invalid(keyTemplate, `it binds the admin API to a port, which needs connect { admin = "tcp" }`)
+		}
 		if b, err = fromTemplate(p, text, b); err != nil {
 			return nil, err
 		}
@@ -102,9 +105,12 @@ func Bootstrap(p Proxy) ([]byte, error) {
 
 // build returns the bootstrap without the operator's template.
 func build(p Proxy) (*bootstrapv3.Bootstrap, error) {
-	admin, err := adminOf(p)
-	if err != nil {
-		return nil, err
+	var admin *bootstrapv3.Admin
+	if p.Admin != (Endpoint{}) {
+		var err error
+		if admin, err = adminOf(p); err != nil {
+			return nil, err
+		}
 	}
 	b := &bootstrapv3.Bootstrap{
 		Admin: admin,

@@ -189,3 +189,25 @@ func BenchmarkBootstrap(b *testing.B) {
 		}
 	}
 }
+
+// TestNoAdmin makes a bootstrap without an admin API: what needs one is refused.
+func TestNoAdmin(t *testing.T) {
+	p := proxy(nil)
+	p.Admin = Endpoint{}
+	out, err := Bootstrap(p)
+	check.NoError(t, err)
+	var got map[string]any
+	check.NoError(t, json.Unmarshal(out, &got))
+	if _, there := got["admin"]; there || strings.Contains(string(out), selfAdminName) {
+		t.Errorf("the bootstrap is %s", out)
+	}
+	p.Config = map[string]any{keyPrometheusBind: "127.0.0.1:9102"}
+	if _, err := Bootstrap(p); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "admin API") {
+		t.Errorf("got %v", err)
+	}
+	p.Admin, p.Config = Endpoint{Socket: "/run/a.sock"}, map[string]any{keyTemplate: "{{ .AdminBindPort }}"}
+	_, err = Bootstrap(p)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), `admin = "tcp"`) {
+		t.Errorf("got %v", err)
+	}
+}

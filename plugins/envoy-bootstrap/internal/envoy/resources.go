@@ -18,6 +18,8 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -97,7 +99,13 @@ func staticCluster(name string, address *corev3.Address,
 	}, nil
 }
 
+// socketMode is the mode of the sockets that the proxy makes.
+const socketMode = 0o600
+
 func socketAddress(e Endpoint) *corev3.Address {
+	if e.Socket != "" {
+		return &corev3.Address{Address: &corev3.Address_Pipe{Pipe: &corev3.Pipe{Path: e.Socket, Mode: socketMode}}}
+	}
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 		Address: e.Address, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: e.Port},
 	}}}
@@ -133,6 +141,9 @@ func addEndpoints(b *bootstrapv3.Bootstrap, p Proxy) error {
 	} {
 		if e.bind == (Endpoint{}) {
 			continue
+		}
+		if p.Admin == (Endpoint{}) {
+			return status.Errorf(codes.InvalidArgument, "the listener %s needs the proxy's admin API, and it has none", e.name)
 		}
 		if err := addSelfAdmin(b, p.Admin); err != nil {
 			return err

@@ -11,6 +11,7 @@ package generator
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -71,15 +72,27 @@ func validate(req bootstrap.Request) error {
 	switch {
 	case req.ProxyID == "":
 		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")
-	case req.Admin.Port < 1 || req.Admin.Port > 65535:
-		return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the admin port is %d, want 1 to 65535",
-			req.ProxyID, req.Admin.Port)
-	case req.Ready.Port < 0 || req.Ready.Port > 65535:
-		return status.Errorf(codes.InvalidArgument,
-			"make the bootstrap of proxy %q: the ready port is %d, want 1 to 65535, or 0 for none", req.ProxyID, req.Ready.Port)
+	}
+	for what, b := range map[string]bootstrap.Bind{"admin": req.Admin, "ready": req.Ready} {
+		socket := b.Socket()
+		switch {
+		case b == (bootstrap.Bind{}):
+		case socket != "" && b.Port == 0:
+			if !filepath.IsAbs(socket) || len(socket) > maxSocket {
+				return status.Errorf(codes.InvalidArgument,
+					"make the bootstrap of proxy %q: the %s socket %q is no absolute path of up to %d bytes: "+
+						`use shorter names, another secrets_dir, or connect { admin = "none" }`, req.ProxyID, what, socket, maxSocket)
+			}
+		case socket != "" || b.Port < 1 || b.Port > 65535:
+			return status.Errorf(codes.InvalidArgument, "make the bootstrap of proxy %q: the %s port is %d, want 1 to 65535",
+				req.ProxyID, what, b.Port)
+		}
 	}
 	return nil
 }
+
+// maxSocket is the longest path of a unix socket, in bytes (unix(7)).
+const maxSocket = 107
 
 // about adds to an error whose bootstrap it concerns.
 func about(proxyID string, err error) error {

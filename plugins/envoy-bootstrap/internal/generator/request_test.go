@@ -191,6 +191,9 @@ func TestBadRequest(t *testing.T) {
 		"large admin port": func(r *bootstrap.Request) { r.Admin.Port = 65536 },
 		"large ready port": func(r *bootstrap.Request) { r.Ready.Port = 65536 },
 		"odd ready port":   func(r *bootstrap.Request) { r.Ready.Port = -1 },
+		"relative socket":  func(r *bootstrap.Request) { r.Admin = bootstrap.Unix("admin.sock") },
+		"long socket":      func(r *bootstrap.Request) { r.Ready = bootstrap.Unix("/" + strings.Repeat("x", 107)) },
+		"socket and port":  func(r *bootstrap.Request) { r.Admin = bootstrap.Bind{Address: "unix:///a", Port: 1} },
 	} {
 		req := ok
 		change(&req)

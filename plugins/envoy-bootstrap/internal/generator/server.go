@@ -87,7 +87,7 @@ func parseAddress(ctx context.Context, text string) (envoy.Server, error) {
 // bindTo resolves an address to listen on; the default is the loopback address.
 func bindTo(ctx context.Context, b bootstrap.Bind) (envoy.Endpoint, error) {
 	if b.Port == 0 {
-		return envoy.Endpoint{}, nil
+		return envoy.Endpoint{Socket: b.Socket()}, nil
 	}
 	return resolve(ctx, first(b.Address, "localhost"), b.Port)
 }

@@ -634,14 +634,17 @@ func (x *HeaderValues) GetValues() []string {
 	return nil
 }
 
-// Connect puts a service into the mesh: exactly one of its fields is set.
+// Connect puts a service into the mesh: exactly one of its fields but admin is set.
 type Connect struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Native         bool                   `protobuf:"varint,1,opt,name=native,proto3" json:"native,omitempty"`
 	SidecarService *SidecarService        `protobuf:"bytes,2,opt,name=sidecar_service,json=sidecarService,proto3" json:"sidecar_service,omitempty"`
 	Gateway        *Gateway               `protobuf:"bytes,3,opt,name=gateway,proto3" json:"gateway,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// admin says where the proxy's admin API and its readiness listen: unix, on sockets that only the workload's user
+	// reaches; tcp, on ports of 127.0.0.1; none. Empty: unix.
+	Admin         string `protobuf:"bytes,4,opt,name=admin,proto3" json:"admin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Connect) Reset() {
@@ -693,6 +696,13 @@ func (x *Connect) GetGateway() *Gateway {
 		return x.Gateway
 	}
 	return nil
+}
+
+func (x *Connect) GetAdmin() string {
+	if x != nil {
+		return x.Admin
+	}
+	return ""
 }
 
 type SidecarService struct {
@@ -1844,11 +1854,12 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x126\n" +
 	"\x05value\x18\x02 \x01(\v2 .pannier.service.v1.HeaderValuesR\x05value:\x028\x01\"&\n" +
 	"\fHeaderValues\x12\x16\n" +
-	"\x06values\x18\x01 \x03(\tR\x06values\"\xa5\x01\n" +
+	"\x06values\x18\x01 \x03(\tR\x06values\"\xbb\x01\n" +
 	"\aConnect\x12\x16\n" +
 	"\x06native\x18\x01 \x01(\bR\x06native\x12K\n" +
 	"\x0fsidecar_service\x18\x02 \x01(\v2\".pannier.service.v1.SidecarServiceR\x0esidecarService\x125\n" +
-	"\agateway\x18\x03 \x01(\v2\x1b.pannier.service.v1.GatewayR\agateway\"\x9f\x02\n" +
+	"\agateway\x18\x03 \x01(\v2\x1b.pannier.service.v1.GatewayR\agateway\x12\x14\n" +
+	"\x05admin\x18\x04 \x01(\tR\x05admin\"\x9f\x02\n" +
 	"\x0eSidecarService\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x12\n" +
 	"\x04tags\x18\x02 \x03(\tR\x04tags\x12@\n" +

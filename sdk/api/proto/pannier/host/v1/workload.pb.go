@@ -1180,7 +1180,10 @@ type ServiceStatus struct {
 	AdminPort     int32  `protobuf:"varint,10,opt,name=admin_port,json=adminPort,proto3" json:"admin_port,omitempty"`
 	ReadyPort     int32  `protobuf:"varint,11,opt,name=ready_port,json=readyPort,proto3" json:"ready_port,omitempty"`
 	// message is a problem of the running service: a renewal or a sync that fails.
-	Message       string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
+	// admin_socket and ready_socket are paths on the host; empty: none.
+	AdminSocket   string `protobuf:"bytes,13,opt,name=admin_socket,json=adminSocket,proto3" json:"admin_socket,omitempty"`
+	ReadySocket   string `protobuf:"bytes,14,opt,name=ready_socket,json=readySocket,proto3" json:"ready_socket,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1295,6 +1298,20 @@ func (x *ServiceStatus) GetReadyPort() int32 {
 func (x *ServiceStatus) GetMessage() string {
 	if x != nil {
 		return x.Message
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetAdminSocket() string {
+	if x != nil {
+		return x.AdminSocket
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetReadySocket() string {
+	if x != nil {
+		return x.ReadySocket
 	}
 	return ""
 }
@@ -2566,7 +2583,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"DeviceNode\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12\x1b\n" +
 	"\ttask_path\x18\x02 \x01(\tR\btaskPath\x12 \n" +
-	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\x85\x03\n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\xcb\x03\n" +
 	"\rServiceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
@@ -2583,7 +2600,9 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	" \x01(\x05R\tadminPort\x12\x1d\n" +
 	"\n" +
 	"ready_port\x18\v \x01(\x05R\treadyPort\x12\x18\n" +
-	"\amessage\x18\f \x01(\tR\amessage\"\x8b\x02\n" +
+	"\amessage\x18\f \x01(\tR\amessage\x12!\n" +
+	"\fadmin_socket\x18\r \x01(\tR\vadminSocket\x12!\n" +
+	"\fready_socket\x18\x0e \x01(\tR\vreadySocket\"\x8b\x02\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +

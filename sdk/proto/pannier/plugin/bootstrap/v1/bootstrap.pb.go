@@ -32,9 +32,8 @@ type GenerateRequest struct {
 	// token_file holds the token for Consul and for the proxy's xDS stream; empty: none. FailedPrecondition:
 	// it cannot be read.
 	TokenFile string `protobuf:"bytes,3,opt,name=token_file,json=tokenFile,proto3" json:"token_file,omitempty"`
-	// admin is where the proxy's admin API listens.
+	// admin is where the proxy's admin API listens, and ready its readiness endpoint; empty: there is none.
 	Admin *Bind `protobuf:"bytes,4,opt,name=admin,proto3" json:"admin,omitempty"`
-	// ready is the address of the proxy's readiness endpoint; port 0: none.
 	Ready *Bind `protobuf:"bytes,5,opt,name=ready,proto3" json:"ready,omitempty"`
 	// wait_ms bounds the wait for the registration, in milliseconds; 0: 60 s.
 	WaitMs        int64 `protobuf:"varint,6,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
@@ -114,6 +113,7 @@ func (x *GenerateRequest) GetWaitMs() int64 {
 	return 0
 }
 
+// Bind is an address with a port, or unix:///PATH without one.
 type Bind struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
