@@ -104,6 +104,14 @@ var workloads = []mutant{
 		pkg:     workloadPkg, run: "^TestEphemeralVolumesCount$",
 	},
 	{
+		name:    "interrupted-without-effect",
+		promise: "a step that another's error interrupts is undone, whatever that error says of its own step",
+		file:    "host/internal/workload/run.go",
+		old:     "step.HadNoEffect(err) && !interrupted && ",
+		new:     "step.HadNoEffect(err) && (true || !interrupted) && ",
+		pkg:     workloadPkg, run: "^TestARefusedStepInterruptsAnother$",
+	},
+	{
 		name: "check-takes-ports", promise: "a check of a workload takes nothing",
 		file: "host/internal/workload/check.go",
 		old:  "	m.Ports.Release(portHolder(spec.WorkloadRef))\n",

@@ -54,7 +54,8 @@ func TestCheckWorkload(t *testing.T) {
 	}
 	port := int32(freePort(t))
 	for _, id := range []string{"w", "other"} { // the first one leaves it free
-		if got := find(spec(func(s *hostv1.WorkloadSpec) { s.Id, s.Ports[0].Static = id, port })); len(got.GetProblems()) > 0 {
+		got := find(spec(func(s *hostv1.WorkloadSpec) { s.Id, s.Ports[0].Static = id, port }))
+		if len(got.GetProblems()) > 0 {
 			t.Errorf("%s with port %d: %q", id, port, got.GetProblems())
 		}
 	}

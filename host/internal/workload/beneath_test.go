@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,4 +118,36 @@ func TestFilesInTheWayOfAStart(t *testing.T) {
 			h.clean(t)
 		})
 	}
+}
+
+// The error of a step that was refused before it had any effect interrupts another volume's step in mid-call, which had
+// one: what that has mounted is unmounted before the claims are released.
+func TestARefusedStepInterruptsAnother(t *testing.T) {
+	h := newHost(t)
+	h.volume(t, full, "a")
+	h.volume(t, full, "b")
+	want := spec("w", "a", "b")
+	h.start(t, want)
+	target := h.record(t, "w").Volumes[0].Target
+	h.stop(t, "w")
+	check.NoError(t, os.MkdirAll(target, 0o700))
+	file := filepath.Join(target, "precious")
+	check.NoError(t, os.WriteFile(file, nil, 0o600))
+
+	h.settles(time.Millisecond)
+	h.impatient()
+	staged := make(chan struct{})
+	h.on("stage:after b", 1, func(ctx context.Context) error {
+		close(staged)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	h.on("stage:before a", 1, func(context.Context) error { <-staged; return nil })
+	_, err := h.Start(t.Context(), want, Options{})
+	if !errors.Is(err, ErrFailed) || !strings.Contains(err.Error(), "would hide what is there") {
+		t.Errorf("the start returned %v", err)
+	}
+	h.ended(t, "w")
+	check.NoError(t, os.RemoveAll(filepath.Join(h.Layout.Driver(full), "per-workload", "w")))
+	h.clean(t)
 }

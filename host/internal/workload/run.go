@@ -227,7 +227,9 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 	failpoint.Here(a.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
-		if step.HadNoEffect(err) && before == "" {
+		// An interrupted step's error has the cause, which is another step's error and may have had no effect.
+		interrupted := ctx.Err() != nil && errors.Is(err, context.Cause(ctx))
+		if step.HadNoEffect(err) && !interrupted && before == "" {
 			r.note(a, of, "")
 			return errors.Join(err, r.flush())
 		}
