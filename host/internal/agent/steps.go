@@ -223,8 +223,8 @@ func (a *agent) apiConfig() apiserver.Config {
 		Reload: a.reload, Diagnosis: a.diagnosis, Monitor: a.monitor,
 		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
-		Workloads: a.workloads,
-		Services:  a.services, Tokens: a.tokens, JWKS: a.tokens.JWKS, Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
+		Workloads: a.workloads, Services: a.services, Tokens: a.tokens, JWKS: a.tokens.JWKS,
+		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}
 	cfg.Metrics.MustRegister(a.hosting, a.plugins)
 	return cfg

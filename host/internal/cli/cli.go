@@ -98,8 +98,8 @@ func (a *app) rootCommand() *cobra.Command {
 	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
 		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
 		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.selfCommand(),
-		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.setupCommand(), a.doctorCommand(), a.debugCommand(),
-		a.monitorCommand(), a.versionCommand(), a.completionCommand())
+		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.setupCommand(),
+		a.doctorCommand(), a.debugCommand(), a.monitorCommand(), a.versionCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		root.AddCommand(a.agentCommand(), a.fenceCommand())
 	}

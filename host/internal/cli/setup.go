@@ -240,7 +240,7 @@ func servicePatterns(flags []string) (map[string][]string, error) {
 	for _, flag := range flags {
 		namespace, names, ok := strings.Cut(flag, "=")
 		if !ok || names == "" || claim.CheckID(namespace) != nil {
-			return nil, &usageError{err: fmt.Errorf("-services %q is not NAMESPACE=NAME,...", flag)}
+			return nil, &usageError{err: fmt.Errorf("-services %q has another form than NAMESPACE=NAME,NAME", flag)}
 		}
 		all[namespace] = append(all[namespace], strings.Split(names, ",")...)
 	}

@@ -69,8 +69,7 @@ func (g *Generator) Generate(ctx context.Context, c service.Consul, req bootstra
 }
 
 func validate(req bootstrap.Request) error {
-	switch {
-	case req.ProxyID == "":
+	if req.ProxyID == "" {
 		return status.Error(codes.InvalidArgument, "make a bootstrap: the request names no proxy")
 	}
 	for what, b := range map[string]bootstrap.Bind{"admin": req.Admin, "ready": req.Ready} {
