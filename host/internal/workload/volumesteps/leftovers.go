@@ -136,10 +136,10 @@ func (s *Steps) unmountUnstaged(ctx context.Context, v *Volume) error {
 	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
 	defer cancel()
 	unlock, err := s.Locks.lock(bounded, v.Ref)
-	if bounded.Err() != nil && ctx.Err() == nil {
-		return nil // another workload stages it: it is that one's
-	}
 	if err != nil {
+		if ctx.Err() == nil {
+			return nil // another workload stages it: it is that one's
+		}
 		return err
 	}
 	defer unlock()
