@@ -111,6 +111,7 @@ workload "report" {
 
     connect {
       native = false
+      admin  = "unix" # where Envoy's admin API listens; or tcp, none
       sidecar_service {
         port                      = "21000" # default: Consul picks one
         tags                      = ["proxy"]
