@@ -14,7 +14,7 @@ var ofAccess = []attack{
 	{
 		who: weakToken, tries: "log in to Consul as a service of another namespace, should a host sign the JWT",
 		stops: "the documented binding rule, which looks at the namespace",
-		pkg:   "./host/internal/cli", run: "^TestDocumentedAuthMethods$",
+		pkg:   "./host/internal/cli", run: "^TestDocumentedAuthMethod$",
 		worked:  "71b237a: pannier gave namespace \"dev\" the token of \"web\"",
 		remains: "a binding rule without a selector",
 	},

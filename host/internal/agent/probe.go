@@ -84,7 +84,9 @@ func tryConsul(ctx context.Context, kind string, conn grpc.ClientConnInterface, 
 	case registration.Kind:
 		return registration.NewClient(conn).Heartbeat(ctx, c, nil)
 	case bootstrap.Kind:
-		_, err := bootstrap.NewClient(conn).Generate(ctx, c, bootstrap.Request{ProxyID: nothing})
+		// Without a wrong port it would wait for the registration.
+		_, err := bootstrap.NewClient(conn).Generate(ctx, c,
+			bootstrap.Request{ProxyID: nothing, Admin: bootstrap.Bind{Port: -1}})
 		return err
 	default:
 		return nil

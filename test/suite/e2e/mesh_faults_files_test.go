@@ -155,9 +155,12 @@ func TestMeshPortsAreExhausted(t *testing.T) {
 		testhost.LocalDriver(t)+"ports {\n  http = 0\n  min_dynamic_port = 31990\n  max_dynamic_port = 31991\n}\n")
 	m.open()
 	volume(m.Host, drivers[0], "data", "single-node-multi-writer", "")
-	spec := m.faultyWorkload("w")
+	ports := func(service string) string { // of the admin API and for readiness
+		return strings.Replace(sidecarService(service, ""), "connect {\n", "connect {\n      admin = \"tcp\"\n", 1)
+	}
+	spec := m.meshWorkload("w", ports("web"))
 	m.Run("workload", "start", spec)
-	second := m.meshWorkload("second", sidecarService("api", ""))
+	second := m.meshWorkload("second", ports("api"))
 	for range 2 {
 		r := m.Try("workload", "start", second)
 		if r.Code == 0 || !strings.Contains(r.Stderr, "no port is free") {
