@@ -102,7 +102,7 @@ func TestDriverLies(t *testing.T) {
 // claim is kept, and says why, until that was unmounted.
 func TestStageThatFinishesLate(t *testing.T) {
 	t.Parallel()
-	h, d, _ := faulty(t, `settle_time = "15s"`, `timeout {`, `  stage = "1s"`, `}`)
+	h, d, _ := faulty(t, `settle_time = "15s"`, `timeout {`, `  stage = "3s"`, `}`)
 	c := h.Client()
 	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
 	finish, mounted := make(chan struct{}), make(chan struct{})
