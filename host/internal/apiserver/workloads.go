@@ -434,7 +434,7 @@ func (s *Server) shownService(svc servicesteps.Status) *hostv1.ServiceStatus {
 		TokenAccessor: svc.Accessor, TokenExpiresAt: timestamp(svc.ExpiresAt),
 		TokenFile: svc.TokenFile, BootstrapFile: svc.BootstrapFile,
 		AdminPort: int32(svc.AdminPort), ReadyPort: int32(svc.ReadyPort),
-		AdminSocket: svc.AdminSocket, ReadySocket: svc.ReadySocket,
+		AdminSocket: svc.AdminSocket, ReadySocket: svc.ReadySocket, Upstreams: svc.Upstreams,
 		Message: cmp.Or(svc.Message, s.cfg.Services.Conflict(svc.Consul, svc.ID),
 			s.cfg.Services.Problems()[svc.Consul]),
 	}

@@ -374,7 +374,7 @@ func TestShownServices(t *testing.T) {
 				Name: "web", ID: "web-id", ProxyID: "web-id-sidecar-proxy", Consul: "default", Port: 20000, Accessor: "acc",
 				ExpiresAt: time.Unix(5, 0),
 				TokenFile: "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1,
-				ReadyPort: 2, Message: "its own",
+				ReadyPort: 2, Message: "its own", Upstreams: map[string]string{"db": "127.0.0.1:5432"},
 			},
 			{Name: "plain", ID: "plain-id", Consul: "default"},
 			{Name: "far", ID: "far-id", Consul: "east"},
@@ -387,7 +387,7 @@ func TestShownServices(t *testing.T) {
 		Name: "web", Id: "web-id", ProxyId: "web-id-sidecar-proxy", Consul: "default", Port: 20000, TokenAccessor: "acc",
 		TokenExpiresAt: timestamp(time.Unix(5, 0)),
 		TokenFile:      "/s/default/web/web/si_token", BootstrapFile: "/s/default/web/web/envoy_bootstrap.json", AdminPort: 1,
-		ReadyPort: 2, Message: "its own",
+		ReadyPort: 2, Message: "its own", Upstreams: map[string]string{"db": "127.0.0.1:5432"},
 	}
 	if len(got.Services) != 3 || !proto.Equal(got.Services[0], want) {
 		t.Fatalf("shown %v", got.Services)

@@ -196,7 +196,7 @@ func dockerVariables(w *hostv1.Workload) (string, error) {
 	for _, key := range slices.Sorted(maps.Keys(env)) {
 		fmt.Fprintf(&out, "--env=%s=%s\n", key, env[key])
 	}
-	return out.String(), nil
+	return out.String(), plainEnv(env)
 }
 
 // systemdVariables returns the lines that set a unit's variables with the paths of its secrets
@@ -223,6 +223,7 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 	for _, p := range w.GetSpec().GetPorts() {
 		if p.GetStatic() == 0 {
 			delete(env, variable("PORT", p.GetLabel()))
+			forgetUpstreams(env, w, p.GetLabel())
 			a.note(
 				"port %q is left out: it may change at each start; give it a static number, or use pannier workload status -o json",
 				p.GetLabel())
@@ -235,7 +236,19 @@ func (a *app) systemdVariables(w *hostv1.Workload) (string, error) {
 		}
 		fmt.Fprintf(&out, "Environment=%s=%s\n", key, value)
 	}
-	return out.String(), nil
+	return out.String(), plainEnv(env)
+}
+
+// forgetUpstreams removes the upstreams whose port has a label.
+func forgetUpstreams(env map[string]string, w *hostv1.Workload, label string) {
+	for _, s := range w.GetSpec().GetServices() {
+		for _, u := range s.GetConnect().GetSidecarService().GetProxy().GetUpstreams() {
+			if u.GetLocalBindPortLabel() == label {
+				delete(env, variable(upstreamAddress, u.GetDestinationName()))
+				delete(env, nomadUpstream(u.GetDestinationName()))
+			}
+		}
+	}
 }
 
 // escaped keeps systemd from expanding anything in a value.
@@ -356,6 +369,13 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 	for label, number := range w.GetPorts() {
 		env[variable("PORT", label)] = strconv.Itoa(int(number))
 	}
+	for _, s := range w.GetServices() {
+		for _, name := range slices.Sorted(maps.Keys(s.GetUpstreams())) {
+			if _, taken := env[variable(upstreamAddress, name)]; !taken {
+				setUpstream(env, name, s.GetUpstreams()[name])
+			}
+		}
+	}
 	if w.GetSecretsDir() == "" {
 		return env
 	}
@@ -379,6 +399,28 @@ func variables(w *hostv1.Workload, secretsAt string) map[string]string {
 		env["CONSUL_HTTP_TOKEN_FILE"] = tokens[0] // Consul's own tools and client libraries know it
 	}
 	return env
+}
+
+// upstreamAddress is in the names of variables with the address of an upstream.
+const upstreamAddress = "UPSTREAM_ADDR"
+
+// setUpstream sets the variables of an upstream, one under the name that programs know from Nomad. That never has the
+// path of a socket.
+func setUpstream(env map[string]string, name, address string) {
+	env[variable(upstreamAddress, name)] = address
+	if !strings.HasPrefix(address, "unix://") {
+		env[nomadUpstream(name)] = address
+	}
+}
+
+// nomadUpstream returns the name that Nomad gives the variable with an upstream's address; it keeps lower case.
+func nomadUpstream(name string) string {
+	return "NOMAD_" + upstreamAddress + "_" + strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '_'
+	}, name)
 }
 
 // identityOnly says whether a token is of an identity of the workload, and none for Consul.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -23,7 +24,11 @@ func TestVariables(t *testing.T) {
 			{
 				Name: "my-web", TokenFile: "/s/default/w/my-web/si_token",
 				BootstrapFile: "/s/default/w/my-web/envoy_bootstrap.json",
+				Upstreams: map[string]string{
+					"my-db": "127.0.0.1:5432", "my.db": "127.0.0.1:1", "cache": "unix:///s/default/w/my-web/cache.sock",
+				},
 			},
+			{Name: "second", Upstreams: map[string]string{"my-db": "127.0.0.1:2", "v6": "[::1]:3"}},
 		},
 	}
 	want := map[string]string{
@@ -31,6 +36,9 @@ func TestVariables(t *testing.T) {
 		"PANNIER_TOKEN_FILE_MY_WEB":     "/secrets/my-web/si_token",
 		"PANNIER_BOOTSTRAP_FILE_MY_WEB": "/secrets/my-web/envoy_bootstrap.json",
 		"CONSUL_HTTP_TOKEN_FILE":        "/secrets/my-web/si_token",
+		"PANNIER_UPSTREAM_ADDR_MY_DB":   "127.0.0.1:5432", "NOMAD_UPSTREAM_ADDR_my_db": "127.0.0.1:5432",
+		"PANNIER_UPSTREAM_ADDR_CACHE": "unix:///s/default/w/my-web/cache.sock",
+		"PANNIER_UPSTREAM_ADDR_V6":    "[::1]:3", "NOMAD_UPSTREAM_ADDR_v6": "[::1]:3",
 	}
 	if got := variables(w, "/secrets"); !maps.Equal(got, want) {
 		t.Errorf("got %v", got)
@@ -80,6 +88,40 @@ func TestLinesOfAUnit(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	w.SecretsDir = "/s/my secrets"
+	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdVariables, dockerVariables} {
+		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+}
+
+// A unit's lines are written once: an upstream whose port the node picks is not in them.
+func TestLinesOfAUnitWithUpstreams(t *testing.T) {
+	a := &app{err: io.Discard}
+	upstream := func(name, label string) *servicev1.Upstream {
+		return &servicev1.Upstream{DestinationName: name, LocalBindPortLabel: label}
+	}
+	w := &hostv1.Workload{
+		Ports: map[string]int32{"picked": 20000, "own": 5432},
+		Services: []*hostv1.ServiceStatus{{Name: "web", Upstreams: map[string]string{
+			"db": "127.0.0.1:5432", "my-cache": "127.0.0.1:20000", "socket": "unix:///run/50%.sock",
+		}}},
+		Spec: &hostv1.WorkloadSpec{
+			Ports: []*hostv1.Port{{Label: "picked"}, {Label: "own", Static: 5432}},
+			Services: []*servicev1.Service{{Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{
+				Proxy: &servicev1.Proxy{Upstreams: []*servicev1.Upstream{upstream("db", "own"), upstream("my-cache", "picked")}},
+			}}}},
+		},
+	}
+	want := `Environment=NOMAD_UPSTREAM_ADDR_db=127.0.0.1:5432
+Environment=PANNIER_PORT_OWN=5432
+Environment=PANNIER_UPSTREAM_ADDR_DB=127.0.0.1:5432
+Environment=PANNIER_UPSTREAM_ADDR_SOCKET=unix:///run/50%%.sock
+`
+	if got, err := a.systemdVariables(w); err != nil || got != want {
+		t.Errorf("%s, %v", got, err)
+	}
+	w.Services[0].Upstreams["socket"] = "unix:///run/a b.sock"
 	for _, told := range []func(*hostv1.Workload) (string, error){a.systemdVariables, dockerVariables} {
 		if got, err := told(w); err == nil || !strings.Contains(err.Error(), "characters that this format cannot carry") {
 			t.Errorf("%q, %v", got, err)

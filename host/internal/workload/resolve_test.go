@@ -57,6 +57,9 @@ func TestServicesAreResolved(t *testing.T) {
 	if got := h.Instances(); len(got) != 1 || len(got["default"]) != 1 || !reflect.DeepEqual(got["default"][0], told) {
 		t.Errorf("instances: %+v", got)
 	}
+	if got := w.Services[0].Upstreams; !reflect.DeepEqual(got, map[string]string{"db": "127.0.0.1:" + port("admin")}) {
+		t.Errorf("the program finds its upstreams at %v", got)
+	}
 	s.Canary = true
 	h.start(t, s)
 	if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags,

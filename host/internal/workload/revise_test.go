@@ -51,7 +51,7 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 			if got := h.Instances()["default"]; len(got) != 2 || !reflect.DeepEqual(got[0].Service, want[0]) {
 				t.Errorf("instances: %+v", got)
 			}
-			if w.Services[0] != before.Services[0] {
+			if !reflect.DeepEqual(w.Services[0], before.Services[0]) {
 				t.Errorf("it was %+v and is %+v", before.Services[0], w.Services[0])
 			}
 			h = h.restart(t)

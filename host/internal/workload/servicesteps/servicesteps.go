@@ -10,10 +10,13 @@
 package servicesteps
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"net"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -189,6 +192,8 @@ type Status struct {
 	// Of its proxy: ports, or paths of sockets; 0 and empty: none.
 	AdminPort, ReadyPort     int
 	AdminSocket, ReadySocket string
+	// Upstreams are where its sidecar listens for the program, IP:PORT or unix:///PATH, by the destination's name.
+	Upstreams map[string]string
 	// Message says what keeps it from being in order: a renewal or a registration that fails.
 	Message string
 }
@@ -209,6 +214,7 @@ func (s *Service) Status(dir string) Status {
 	if s.BootstrapSum != "" && s.administered() {
 		st.AdminSocket, st.ReadySocket = s.socket(dir, adminSocket), s.socket(dir, readySocket)
 	}
+	st.Upstreams = addresses(s.Service.Upstreams())
 	var all []string
 	for _, what := range []Activity{Registering, Identifying} {
 		if p := s.problems[what]; p != "" {
@@ -217,4 +223,25 @@ func (s *Service) Status(dir string) Status {
 	}
 	st.Message = strings.Join(all, "; ")
 	return st
+}
+
+// addresses are those that a sidecar listens on for its upstreams, by name; nil: there are none. Of several of one name
+// it is the first.
+func addresses(upstreams []service.Upstream) map[string]string {
+	var all map[string]string
+	for _, u := range upstreams {
+		if _, taken := all[u.DestinationName]; taken {
+			continue
+		}
+		if all == nil {
+			all = map[string]string{}
+		}
+		if u.LocalBindSocketPath != "" {
+			all[u.DestinationName] = "unix://" + u.LocalBindSocketPath
+			continue
+		}
+		host := cmp.Or(u.LocalBindAddress, "127.0.0.1")
+		all[u.DestinationName] = net.JoinHostPort(host, strconv.Itoa(int(u.LocalBindPort)))
+	}
+	return all
 }

@@ -1182,8 +1182,11 @@ type ServiceStatus struct {
 	// message is a problem of the running service: a renewal or a sync that fails.
 	Message string `protobuf:"bytes,12,opt,name=message,proto3" json:"message,omitempty"`
 	// admin_socket and ready_socket are paths on the host; empty: none.
-	AdminSocket   string `protobuf:"bytes,13,opt,name=admin_socket,json=adminSocket,proto3" json:"admin_socket,omitempty"`
-	ReadySocket   string `protobuf:"bytes,14,opt,name=ready_socket,json=readySocket,proto3" json:"ready_socket,omitempty"`
+	AdminSocket string `protobuf:"bytes,13,opt,name=admin_socket,json=adminSocket,proto3" json:"admin_socket,omitempty"`
+	ReadySocket string `protobuf:"bytes,14,opt,name=ready_socket,json=readySocket,proto3" json:"ready_socket,omitempty"`
+	// upstreams are where its sidecar listens for the program, IP:PORT or unix:///PATH, by the destination's name. Of
+	// several of one name it is the first.
+	Upstreams     map[string]string `protobuf:"bytes,15,rep,name=upstreams,proto3" json:"upstreams,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1314,6 +1317,13 @@ func (x *ServiceStatus) GetReadySocket() string {
 		return x.ReadySocket
 	}
 	return ""
+}
+
+func (x *ServiceStatus) GetUpstreams() map[string]string {
+	if x != nil {
+		return x.Upstreams
+	}
+	return nil
 }
 
 // Mount is what a workload needs in order to use one volume.
@@ -2583,7 +2593,7 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"DeviceNode\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12\x1b\n" +
 	"\ttask_path\x18\x02 \x01(\tR\btaskPath\x12 \n" +
-	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\xcb\x03\n" +
+	"\vpermissions\x18\x03 \x01(\tR\vpermissions\"\xd6\x04\n" +
 	"\rServiceStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x19\n" +
@@ -2602,7 +2612,11 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"ready_port\x18\v \x01(\x05R\treadyPort\x12\x18\n" +
 	"\amessage\x18\f \x01(\tR\amessage\x12!\n" +
 	"\fadmin_socket\x18\r \x01(\tR\vadminSocket\x12!\n" +
-	"\fready_socket\x18\x0e \x01(\tR\vreadySocket\"\x8b\x02\n" +
+	"\fready_socket\x18\x0e \x01(\tR\vreadySocket\x12K\n" +
+	"\tupstreams\x18\x0f \x03(\v2-.pannier.host.v1.ServiceStatus.UpstreamsEntryR\tupstreams\x1a<\n" +
+	"\x0eUpstreamsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8b\x02\n" +
 	"\x05Mount\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x1b\n" +
@@ -2705,7 +2719,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2742,69 +2756,71 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	nil,                             // 32: pannier.host.v1.Exec.EnvEntry
 	nil,                             // 33: pannier.host.v1.Workload.PortsEntry
 	nil,                             // 34: pannier.host.v1.DeviceReservation.EnvEntry
-	(*v1.Service)(nil),              // 35: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 36: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 38: google.protobuf.Duration
+	nil,                             // 35: pannier.host.v1.ServiceStatus.UpstreamsEntry
+	(*v1.Service)(nil),              // 36: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 37: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	35, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	36, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
 	30, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	36, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	37, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
 	31, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
 	32, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
 	14, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
 	15, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	37, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	37, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	38, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	38, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	13, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
 	33, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	9,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	10, // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	37, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	38, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	8,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
 	7,  // 21: pannier.host.v1.Workload.credentials:type_name -> pannier.host.v1.Credential
-	37, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	37, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	38, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	38, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	11, // 24: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	12, // 25: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
 	34, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	37, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	37, // 28: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	38, // 29: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
-	0,  // 30: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	15, // 31: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 32: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	0,  // 33: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
-	20, // 34: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
-	15, // 35: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
-	6,  // 36: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	6,  // 37: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	27, // 38: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	6,  // 39: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	16, // 40: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	18, // 41: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
-	21, // 42: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	23, // 43: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	25, // 44: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	28, // 45: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	17, // 46: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	19, // 47: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
-	22, // 48: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	24, // 49: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	26, // 50: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	29, // 51: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	46, // [46:52] is the sub-list for method output_type
-	40, // [40:46] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	38, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	35, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
+	38, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	39, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	0,  // 31: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	15, // 32: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 33: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	0,  // 34: pannier.host.v1.CheckWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
+	20, // 35: pannier.host.v1.CheckWorkloadResponse.volumes:type_name -> pannier.host.v1.CheckedVolume
+	15, // 36: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
+	6,  // 37: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	6,  // 38: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
+	27, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	6,  // 40: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	16, // 41: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	18, // 42: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
+	21, // 43: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	23, // 44: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	25, // 45: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	28, // 46: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	17, // 47: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	19, // 48: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	22, // 49: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	24, // 50: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	26, // 51: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	29, // 52: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	47, // [47:53] is the sub-list for method output_type
+	41, // [41:47] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2827,7 +2843,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
