@@ -127,6 +127,7 @@ func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 // serveLedger configures the API to serve the ledger.
 func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	cfg.Ledger, cfg.Raft, cfg.Watcher, cfg.SecretsKeys = k.cluster, k.cluster, k.watcher, k.keys
+	cfg.JWKS = k.tokens.JWKS
 	if k.cfg.ACL.Enabled {
 		cfg.ACL = aclapi.NewResolver(aclapi.Here{Ledger: k.cluster}, 0, k.log.Named("acl"))
 	}

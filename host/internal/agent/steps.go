@@ -223,7 +223,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		Reload: a.reload, Diagnosis: a.diagnosis, Monitor: a.monitor,
 		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
-		Workloads: a.workloads, Services: a.services, Tokens: a.tokens, JWKS: a.tokens.JWKS,
+		Workloads: a.workloads, Services: a.services, Tokens: a.tokens,
 		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}
 	cfg.Metrics.MustRegister(a.hosting, a.plugins)

@@ -82,6 +82,11 @@ const jwksTimeout = 10 * time.Second
 // jwks returns the public keys that verify what the cluster signs, also before something is signed: Consul is set up
 // with them first. They may be cached: the key does not change.
 func (s *Server) jwks(w http.ResponseWriter, r *http.Request) {
+	if s.cfg.JWKS == nil {
+		http.Error(w, "this agent is no server: the servers of the cluster have the keys (pannier operator raft list-peers)",
+			http.StatusNotFound)
+		return
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), jwksTimeout)
 	defer cancel()
 	keys, err := s.cfg.JWKS(ctx)

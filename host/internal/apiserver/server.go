@@ -98,7 +98,8 @@ type Config struct {
 	Watcher  *watcher.Watcher
 	Services Services
 	Tokens   Tokens
-	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul.
+	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul; nil:
+	// this agent is no server.
 	JWKS   func(ctx context.Context) ([]byte, error)
 	Events *events.Bus
 	// Sealer encrypts volumes' secrets before they enter the ledger.

@@ -135,3 +135,17 @@ func TestPublicKeys(t *testing.T) {
 		t.Error("the reason is not in the log")
 	}
 }
+
+// An agent that is no server has no key to show, and says who has.
+func TestPublicKeysOfANode(t *testing.T) {
+	h := openHost(t, func(c *Config) { c.JWKS = nil })
+	resp, err := http.Get("http://" + h.HTTPAddress() + "/.well-known/jwks.json")
+	check.NoError(t, err)
+	defer http.DefaultClient.CloseIdleConnections()
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	check.NoError(t, err)
+	if resp.StatusCode != http.StatusNotFound || !strings.Contains(string(text), "no server") {
+		t.Errorf("%s: %s", resp.Status, text)
+	}
+}
