@@ -19,6 +19,8 @@ const Kind = "identity.v1"
 type Identity interface {
 	// Derive returns a token with one service identity. If it is minted, req.ID becomes its accessor, so that a
 	// repeated call returns the same token. It returns neither token nor secret if this Consul has ACLs disabled.
+	// After InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host revokes no token: with
+	// these codes the call has made none.
 	Derive(ctx context.Context, c service.Consul, req DeriveRequest) (token Token, secret string, err error)
 	// Read looks a token up by its secret, at the Consul agent of this node. NotFound: the agent does not know it
 	// (yet).

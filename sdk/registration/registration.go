@@ -20,7 +20,9 @@ const Kind = "registration.v1"
 type Registration interface {
 	// Register makes the catalog match the instance, including the tags, whatever EnableTagOverride is. It returns
 	// the service id of the instance's proxy: its sidecar, or the instance itself if it is a gateway; empty if it
-	// has none. AlreadyExists: what the catalog has under that id carries the mark of another owner.
+	// has none. AlreadyExists: what the catalog has under that id carries the mark of another owner. After
+	// InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host deregisters nothing: with
+	// these codes the call has registered nothing.
 	Register(ctx context.Context, c service.Consul, i Instance) (proxyID string, err error)
 	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(ctx context.Context, c service.Consul, id string) error

@@ -61,6 +61,27 @@ var releases = []mutant{
 		pkg:  workloadPkg, run: "^TestReleaseIsNotForced$",
 	},
 	{
+		name: "refused-is-undone", promise: "what Consul has refused for certain is not undone there",
+		file: "host/internal/workload/servicesteps/identify.go",
+		old:  "	if svc.Unmade {\n",
+		new:  "	if svc.Unmade && svc.asked {\n",
+		pkg:  "./host/internal/workload", run: "^TestWhatConsulRefusedIsNotUndone$",
+	},
+	{
+		name: "refused-after-no-answer", promise: "a token that Consul may have made is revoked, also if it was refused later",
+		file: "host/internal/workload/servicesteps/identify.go",
+		old:  "		svc.asked = before || !step.Definite(err)\n",
+		new:  "		svc.asked = !step.Definite(err) && !before\n",
+		pkg:  "./host/internal/workload", run: "^TestWhatConsulRefusedIsNotUndone$",
+	},
+	{
+		name: "force-leaves-nothing", promise: "a forced release does not wait for what Consul refuses",
+		file: "host/internal/workload/servicesteps/force.go",
+		old:  "	case by == \"\" && step.Definite(err):\n",
+		new:  "	case step.Definite(err):\n",
+		pkg:  "./host/internal/workload", run: "^TestForcedReleaseLeavesWhatConsulKeeps$",
+	},
+	{
 		name: "force-forgotten", promise: "a forced release is forced after a restart of the agent too",
 		file: "host/internal/workload/record.go",
 		old:  "`json:\"forced_by,omitempty\"` // see step.Workload",

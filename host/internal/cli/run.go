@@ -160,7 +160,7 @@ func (r *run) run(ctx context.Context) error {
 	if errors.As(err, &failure) {
 		return &codeError{err, failure.Code}
 	}
-	return &codeError{hintStart(err, r.path), launch.CodeNotRun}
+	return &codeError{hintStart(ctx, r.client, err, r.spec, r.path), launch.CodeNotRun}
 }
 
 // interruptible runs a phase that a terminating signal cancels; r.by is then that signal.

@@ -121,7 +121,7 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 func releaseText(r *hostv1.Release) string {
 	text := fmt.Sprintf("failed tries: %d, the first %s: %s", r.GetTries(), since(r.GetSince()), r.GetError())
 	if r.GetCommand() != "" {
-		text += "; to end that use: " + r.GetCommand()
+		text += "; to end that: " + r.GetCommand()
 	}
 	return text
 }

@@ -55,7 +55,7 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 				}
 			}
 			if err != nil {
-				return hintStart(err, args[0])
+				return hintStart(ctx, client, err, spec, args[0])
 			}
 			return a.printMounts(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showMounts(w) })
 		}),
@@ -129,7 +129,14 @@ func hintWorkload(err error) error {
 	return hint(err, ExitNotFound, "pannier workload status lists the workloads")
 }
 
-func hintStart(err error, path string) error {
+// hintStart says what to do about a start that has failed.
+func hintStart(ctx context.Context, client *api.Client, err error, spec *hostv1.WorkloadSpec, path string) error {
+	resp, getErr := client.Workloads.GetWorkload(ctx,
+		connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}))
+	if getErr == nil && resp.Msg.GetWorkload().GetState() == "stopping" {
+		return &hintError{err, fmt.Sprintf("pannier workload status %s says what undoing it waits for",
+			escape.Argument(spec.GetId()))}
+	}
 	err = hint(err, ExitNotFound, "pannier volume status lists the volumes; nothing of the workload is left")
 	return hint(err, ExitRefused, "nothing of the workload is left; pannier workload start -dry-run %s says who has its "+
 		"volumes, and pannier workload status who waits for whom", escape.Argument(path))

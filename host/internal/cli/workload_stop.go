@@ -38,7 +38,9 @@ are asked first.
 
 With -force the agent unmounts itself what a driver does not unmount, because it does not
 answer, fails, or its FUSE file system has no server any more. A volume that is still in use
-is waited for as without it.`,
+is waited for as without it. What Consul does not let it deregister or revoke is left there,
+with an event: the ledger keeps the tokens, and they and the services are removed as soon as
+Consul lets it.`,
 		Example: `pannier workload stop redis
 pannier workload stop -all -timeout 1m`,
 		Args: between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
@@ -70,7 +72,7 @@ pannier workload stop -all -timeout 1m`,
 			})
 		}),
 	}
-	cmd.Flags().BoolVar(&f.force, "force", false, "unmount what a driver does not unmount; your name is recorded")
+	cmd.Flags().BoolVar(&f.force, "force", false, "unmount what a driver does not unmount, leave what Consul keeps; your name is recorded")
 	cmd.Flags().BoolVar(&f.all, "all", false, "stop all workloads of this host")
 	cmd.Flags().BoolVar(&f.yes, "yes", false, "do not ask on a terminal before -all")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0,

@@ -385,6 +385,12 @@ func (n NodeTokens) Revoke(ctx context.Context, t claim.Token, secret string) er
 	return n.Servers.RevokeToken(ctx, t, secret)
 }
 
+// Forget removes the record of a token that Consul has never made.
+func (n NodeTokens) Forget(ctx context.Context, t claim.Token) error {
+	_, err := cluster.NewClient(n.Servers).DeleteTokens(ctx, t.ID)
+	return err
+}
+
 // OnNode lists the ledger's tokens of a node.
 func (n NodeTokens) OnNode(ctx context.Context, node string) ([]claim.Token, error) {
 	tokens, _, err := cluster.NewClient(n.Servers).TokensOn(ctx, node, cluster.Blocking{})

@@ -157,6 +157,15 @@ func (c *consul) Revoke(ctx context.Context, t claim.Token, secret string) error
 	})
 }
 
+func (c *consul) Forget(ctx context.Context, t claim.Token) error {
+	return c.call(ctx, "forget", t.Service, func() error {
+		return c.ledger.change(func(s *ledgerState) error {
+			s.Tokens = slices.DeleteFunc(s.Tokens, func(o claim.Token) bool { return o.ID == t.ID })
+			return nil
+		})
+	})
+}
+
 func (c *consul) OnNode(_ context.Context, node string) ([]claim.Token, error) {
 	return slices.DeleteFunc(c.ledger.tokens(), func(t claim.Token) bool { return t.Node != node }), nil
 }

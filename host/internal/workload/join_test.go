@@ -82,7 +82,7 @@ func TestAStartWaitsForAnEarlierRelease(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	if _, err := h.Start(ctx, spec("w", "a"), Options{}); !errors.Is(err, context.Canceled) ||
-		!strings.Contains(err.Error(), "is released") {
+		!strings.Contains(err.Error(), `earlier run of workload "w" is still being released`) {
 		t.Errorf("a start that does not wait: %v", err)
 	}
 	started := make(chan error, 1)

@@ -6,7 +6,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // Release is a release that has to wait: a try failed, and it is tried again.
@@ -15,15 +18,19 @@ type Release struct {
 	Since   time.Time // of the first of them
 	Error   string    // of the last
 	NextAt  time.Time // of the next; zero during one
-	Command string    // ends what keeps a volume in use; empty: nothing is known to
+	Command string    // ends what keeps it, such as the use of a volume; empty: nothing is known to
 }
 
 // waits notes that a try to release the workload has failed; the next is after a pause. It is reported in the log and
 // as an event at the first try, the second, the fourth, the eighth and so on.
 func (r *run) waits(err error, pause time.Duration) {
 	command := ""
-	if held := (*volumesteps.InUse)(nil); errors.As(err, &held) {
+	held, refused := (*volumesteps.InUse)(nil), (*servicesteps.Refused)(nil)
+	switch {
+	case errors.As(err, &held):
 		command = held.Command
+	case errors.As(err, &refused):
+		command = r.forceCommand()
 	}
 	var now Release
 	r.Update(func() {
@@ -47,6 +54,30 @@ func (r *run) waits(err error, pause time.Duration) {
 	}
 	r.eventWith("release-waits", fmt.Sprintf("try %d failed, %s after the first: %v", now.Tries,
 		time.Since(now.Since).Round(time.Second), err), details)
+}
+
+// forceCommand releases the workload without what Consul refuses.
+func (i *instance) forceCommand() string {
+	command := "pannier workload stop -force "
+	if i.ref.Namespace != claim.DefaultNamespace {
+		command += "-namespace " + printable.Argument(i.ref.Namespace) + " "
+	}
+	return command + printable.Argument(i.ref.ID)
+}
+
+// releasing says why a start has to wait for the release of the run before it.
+func (i *instance) releasing() string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	text := fmt.Sprintf("an earlier run of %s is still being released", i)
+	if i.retried.Tries == 0 {
+		return text
+	}
+	text += fmt.Sprintf(", since %s: %s", i.retried.Since.UTC().Format(time.RFC3339), i.retried.Error)
+	if i.retried.Command != "" {
+		text += "; to end that: " + i.retried.Command
+	}
+	return text
 }
 
 // FailedTries counts the tries to release a workload that failed, since this host has been running.

@@ -386,6 +386,9 @@ func (r *run) failed() (is bool) {
 func (r *run) set(s State, reason error) error {
 	return r.Save(func() {
 		if s == Stopping {
+			for _, svc := range r.services {
+				svc.NoteUnmade()
+			}
 			r.rec.Failed, r.failure = r.rec.State == Starting || r.lost, reason
 			r.rec.Message = reason.Error()
 		}

@@ -170,7 +170,7 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 		"hangs when done": {when: "after", stop: true},
 	}
 	undone := map[string][]string{
-		"register":  {"revoke web", "deregister web"}, // the ledger has a note of the token
+		"register":  {"forget web", "deregister web"}, // the ledger has a note of the token
 		"derive":    {"revoke web", "deregister web"},
 		"read":      {"revoke web", "deregister web"},
 		"bootstrap": {"revoke web", "deregister web"},
@@ -191,7 +191,7 @@ func TestAStepOfAServiceGoesWrong(t *testing.T) {
 							_, _ = h.Stop(context.Background(), ref("w"), "enough", nil)
 						}()
 					} else {
-						h.on(label, 1, fail(codes.PermissionDenied))
+						h.on(label, 1, fail(codes.Internal))
 					}
 					s := withServices(spec("w", "a"), sidecar("web"))
 					w, err := h.Start(t.Context(), s, Options{})

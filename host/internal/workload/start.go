@@ -49,8 +49,8 @@ func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload,
 	for {
 		i, asked, err := m.begin(spec, opts, trace.SpanFromContext(ctx)) //nolint:contextcheck // observing a process waits for nothing
 		if errors.Is(err, errReleasing) {
-			if err := m.awaitEnded(ctx, i); err != nil {
-				return i.snapshot(), fmt.Errorf("wait until the earlier %s is released: %w", i, err)
+			if err := m.awaitReleased(ctx, i, opts.Progress); err != nil {
+				return i.snapshot(), fmt.Errorf("%w: %s", err, i.releasing())
 			}
 			continue
 		}
@@ -261,14 +261,30 @@ func (s *Spec) listeners() (all []ports.Request) {
 // portHolder names a workload to those whose request for its ports is refused.
 func portHolder(ref claim.WorkloadRef) string { return fmt.Sprintf("workload %q", ref) }
 
-// awaitEnded waits until the instance has ended.
-func (m *Manager) awaitEnded(ctx context.Context, i *instance) error {
-	select {
-	case <-i.ended:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-m.ctx.Done():
-		return ErrClosed
+// awaitReleased waits until nothing is left of an earlier run, and reports what that waits for.
+func (m *Manager) awaitReleased(ctx context.Context, i *instance, progress func(Step)) error {
+	step := Step{Name: awaitStep, State: StepRunning, StartedAt: time.Now(), Attempt: 1}
+	report := func() {
+		if step.Took = time.Since(step.StartedAt); progress != nil {
+			progress(step)
+		}
+	}
+	for {
+		_, _, _, _, changed := i.since(0)
+		if note := i.releasing(); note != step.Note {
+			step.Note = note
+			report()
+		}
+		select {
+		case <-changed:
+		case <-i.ended:
+			step.State, step.Note = StepDone, ""
+			report()
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-m.ctx.Done():
+			return ErrClosed
+		}
 	}
 }

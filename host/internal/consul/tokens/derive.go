@@ -87,10 +87,13 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 		return err
 	})
 	failpoint.Here("token", "derived")
-	a.doubt(t.ID, unanswered(err))
+	if unanswered(err) {
+		a.doubt(t.ID, true)
+	}
 	if err != nil {
 		return t, "", err
 	}
+	a.doubt(t.ID, false)
 	switch {
 	case got.Accessor == "" && secret == "":
 		return t, "", nil // this Consul has ACLs disabled

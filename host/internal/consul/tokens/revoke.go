@@ -48,6 +48,12 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 	return ledgerError(err)
 }
 
+// Forget removes the record of a token that Consul has never made: it was not asked, or has refused.
+func (a *Authority) Forget(ctx context.Context, t claim.Token) error {
+	_, err := a.Ledger.DeleteTokens(ctx, t.ID)
+	return ledgerError(err)
+}
+
 // freshest returns the ledger's record of a token, which may have more than the caller's, or the caller's if there
 // is none.
 func (a *Authority) freshest(ctx context.Context, t claim.Token) (noted claim.Token, err error) {

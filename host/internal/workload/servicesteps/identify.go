@@ -1,6 +1,7 @@
 package servicesteps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,9 +118,12 @@ func (s *Steps) derive(ctx context.Context, svc *Service, t claim.Token) error {
 	var secret string
 	err := s.Limits.Retry.Retry(ctx, s.identityTimeout(svc.Consul), step.Retryable, func(ctx context.Context) (err error) {
 		var derived claim.Token
+		before := svc.asked
+		svc.asked = true
 		if derived, secret, err = s.Tokens.Derive(ctx, t); err == nil {
 			t = derived
 		}
+		svc.asked = before || !step.Definite(err)
 		return err
 	})
 	if err != nil {
@@ -184,8 +188,12 @@ func (s *Steps) adopt(svc *Service, t claim.Token, secret string) error {
 	})
 }
 
+// NoteUnmade notes whether Consul has made none of the service's tokens. The workload's lock is held.
+func (s *Service) NoteUnmade() { s.Unmade = s.identified && !s.asked }
+
 // Revoke revokes the service's tokens and removes its folder. The folder goes last: it holds the
-// secret, and a token of a login cannot be revoked without it.
+// secret, and a token of a login cannot be revoked without it. Tokens that Consul has never made
+// are only forgotten.
 func (s *Steps) Revoke(ctx context.Context, svc *Service) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Limits.Release)
 	defer cancel()
@@ -209,8 +217,17 @@ func (s *Steps) Revoke(ctx context.Context, svc *Service) error {
 }
 
 func (s *Steps) revoke(ctx context.Context, svc *Service, t claim.Token) error {
+	if svc.Unmade {
+		if err := s.Tokens.Forget(ctx, t); err != nil {
+			return fmt.Errorf("remove the record of the token of %s, which Consul %q has not made: %w", svc, svc.Consul, err)
+		}
+		return nil
+	}
 	if err := s.Tokens.Revoke(ctx, t, svc.secrets[t.ID]); err != nil {
-		return fmt.Errorf("revoke the token of %s in Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("revoke the token of %s in Consul %q: %w", svc, svc.Consul, err)
+		if err = s.leave(ctx, svc, "token", cmp.Or(t.Accessor, t.ID), err); err != nil {
+			return err
+		}
 	}
 	delete(svc.secrets, t.ID)
 	return nil

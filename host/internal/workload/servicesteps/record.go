@@ -32,6 +32,9 @@ type Record struct {
 	Next     claim.Token   `json:"next,omitzero"`
 	Former   []claim.Token `json:"former,omitempty"`
 
+	// Unmade says that Consul has made none of the tokens, set when the start has failed.
+	Unmade bool `json:"unmade,omitempty"`
+
 	// Digests of the files that were written last; empty: none.
 	TokenSum     string `json:"token_sum,omitempty"`
 	BootstrapSum string `json:"bootstrap_sum,omitempty"` // set by bootstrap

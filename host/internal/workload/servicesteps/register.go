@@ -17,12 +17,18 @@ func (s *Steps) Register(ctx context.Context, svc *Service) error {
 	var i registration.Instance
 	svc.workload.View(func() { i = svc.instance(svc.Service) })
 	var proxyID string
+	refused := true // each time
 	err := s.Limits.Retry.Retry(ctx, s.Limits.Register, step.Retryable, func(ctx context.Context) (err error) {
 		proxyID, err = s.Services.Register(ctx, svc.Consul, i)
+		refused = refused && step.Definite(err)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("register %s in Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("register %s in Consul %q: %w", svc, svc.Consul, err)
+		if refused {
+			return step.NoEffect(err)
+		}
+		return err
 	}
 	svc.workload.Update(func() { svc.Registered, svc.ProxyID = &i.Service, proxyID })
 	s.Services.Changed()
@@ -34,7 +40,10 @@ func (s *Steps) Deregister(ctx context.Context, svc *Service) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Limits.Release)
 	defer cancel()
 	if err := s.Services.Deregister(ctx, svc.Consul, svc.ID); err != nil {
-		return fmt.Errorf("deregister %s from Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("deregister %s from Consul %q: %w", svc, svc.Consul, err)
+		if err = s.leave(ctx, svc, "registration", svc.ID, err); err != nil {
+			return err
+		}
 	}
 	svc.workload.Update(func() { svc.Registered, svc.ProxyID = nil, "" })
 	s.Services.Changed()

@@ -47,6 +47,8 @@ type Tokens interface {
 	// Revoke ends a token and removes its record once Consul has confirmed that it is gone. An
 	// unknown token is success. secret may be empty for a minted token.
 	Revoke(ctx context.Context, t claim.Token, secret string) error
+	// Forget removes the record of a token that Consul has never made: it was not asked, or has refused.
+	Forget(ctx context.Context, t claim.Token) error
 	// OnNode lists the ledger's tokens of a node.
 	OnNode(ctx context.Context, node string) ([]claim.Token, error)
 }
@@ -130,6 +132,9 @@ type Service struct {
 	// secrets of tokens that are in no file, by token ID: they are in the host's memory only. The
 	// goroutine that takes the service's steps uses it.
 	secrets map[string]string
+	// asked says that Consul may have made a token: it was asked, and has not refused each time. The goroutine that
+	// takes the service's steps uses it.
+	asked bool
 
 	// What keeps the service from being in order; the workload's lock guards it.
 	problems map[Activity]string
@@ -141,6 +146,7 @@ func New(w step.Workload, uid int, records []*Record) (all []*Service) {
 		all = append(all, &Service{
 			Record: rec, Name: rec.Service.Name, Consul: rec.Service.Consul,
 			registers: !rec.Service.IdentityOnly, identified: rec.Service.Identified(), proxied: rec.Service.Proxied(),
+			asked:    len(rec.Steps) > 0 && !rec.Unmade,
 			workload: w, uid: uid, secrets: map[string]string{}, problems: map[Activity]string{},
 		})
 	}

@@ -3,6 +3,7 @@ package servicesteps
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -104,10 +105,13 @@ func (s *Steps) Report(svc *Service, what Activity, err error) {
 	}
 }
 
-func (s *Steps) event(svc *Service, kind, message string) {
+func (s *Steps) event(svc *Service, kind, message string) { s.eventWith(svc, kind, message, nil) }
+
+func (s *Steps) eventWith(svc *Service, kind, message string, more map[string]string) {
+	details := map[string]string{"workload": svc.workload.Ref().String(), "service": svc.Name, "consul": svc.Consul}
+	maps.Copy(details, more)
 	s.Events.Publish(events.Event{
-		Topic: events.TopicService, Type: kind, Subject: svc.ID, Message: message,
-		Details: map[string]string{"workload": svc.workload.Ref().String(), "service": svc.Name, "consul": svc.Consul},
+		Topic: events.TopicService, Type: kind, Subject: svc.ID, Message: message, Details: details,
 	})
 }
 

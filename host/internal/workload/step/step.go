@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/internal/errcode"
 )
 
 // Progress is how far a step has come. A step without progress has nothing to undo.
@@ -97,6 +98,20 @@ func Retryable(err error) bool {
 		return true
 	default:
 		return errors.Is(err, context.DeadlineExceeded)
+	}
+}
+
+// Definite reports that a call to a plugin was refused for certain: nothing was done, and repeating it changes nothing.
+func Definite(err error) bool {
+	code := status.Code(err)
+	if c, ok := errcode.Of(err); ok {
+		code = codes.Code(c)
+	}
+	switch code {
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
+		return true
+	default:
+		return false
 	}
 }
 

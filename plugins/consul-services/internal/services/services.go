@@ -105,16 +105,27 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	}
 	if w.sidecar == nil && there[i.ID+sidecarSuffix] != nil { // an earlier registration had one
 		if err := agent.deregister(ctx, i.ID+sidecarSuffix); err != nil {
-			return "", err
+			return "", registered(err)
 		}
 	}
 	if i.Service.EnableTagOverride {
 		s.remember(c, i.ID, i.Service.Tags)
 		if err := s.settleTags(ctx, agent, i); err != nil {
-			return "", err
+			return "", registered(err)
 		}
 	}
 	return w.proxyID(), nil
+}
+
+// registered changes the code of an error after which the service is registered: with the codes of a refusal the host
+// would not deregister it.
+func registered(err error) error {
+	switch s := status.Convert(err); s.Code() {
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
+		return status.Error(codes.Internal, s.Message())
+	default:
+		return err
+	}
 }
 
 // Deregister implements registration.Registration.

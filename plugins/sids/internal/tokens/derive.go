@@ -144,7 +144,7 @@ func (i *Issuer) login(ctx context.Context, c service.Consul, req identity.Deriv
 	if wrong := checkLogin(token, req.Subject.Service); wrong != nil {
 		refused := status.Errorf(codes.FailedPrecondition, "%s on Consul %q: the token that it gave %v", what, c.Name, wrong)
 		if err := i.logout(ctx, c, token.SecretID); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "%s; and it could not be revoked: %s",
+			return nil, status.Errorf(codes.Internal, "%s; and it could not be revoked: %s",
 				status.Convert(refused).Message(), status.Convert(err).Message())
 		}
 		return nil, refused

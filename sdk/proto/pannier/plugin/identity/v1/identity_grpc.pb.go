@@ -38,6 +38,8 @@ const (
 type IdentityServiceClient interface {
 	// Derive returns a token. If it is minted, the request's id becomes its accessor, so that a repeated call
 	// returns the same token. An answer without a token and a secret means that this Consul has ACLs disabled.
+	// After InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host revokes no token: with
+	// these codes the call has made none.
 	Derive(ctx context.Context, in *DeriveRequest, opts ...grpc.CallOption) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
@@ -108,6 +110,8 @@ func (c *identityServiceClient) List(ctx context.Context, in *ListRequest, opts 
 type IdentityServiceServer interface {
 	// Derive returns a token. If it is minted, the request's id becomes its accessor, so that a repeated call
 	// returns the same token. An answer without a token and a secret means that this Consul has ACLs disabled.
+	// After InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host revokes no token: with
+	// these codes the call has made none.
 	Derive(context.Context, *DeriveRequest) (*DeriveResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).

@@ -37,7 +37,8 @@ const (
 // Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type RegistrationServiceClient interface {
 	// Register makes the catalog match the instance, including the tags, whatever enable_tag_override is. AlreadyExists:
-	// the id has the marks of another owner.
+	// the id has the marks of another owner. After InvalidArgument, FailedPrecondition, PermissionDenied and
+	// Unauthenticated the host deregisters nothing: with these codes the call has registered nothing.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
@@ -108,7 +109,8 @@ func (c *registrationServiceClient) Heartbeat(ctx context.Context, in *Heartbeat
 // Errors: Unavailable, DeadlineExceeded and ResourceExhausted are retried; all others are final.
 type RegistrationServiceServer interface {
 	// Register makes the catalog match the instance, including the tags, whatever enable_tag_override is. AlreadyExists:
-	// the id has the marks of another owner.
+	// the id has the marks of another owner. After InvalidArgument, FailedPrecondition, PermissionDenied and
+	// Unauthenticated the host deregisters nothing: with these codes the call has registered nothing.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
