@@ -56,6 +56,7 @@ workload "report" {
     tags                = ["v2", "node-${node.name}"]
     canary_tags         = ["canary"]
     enable_tag_override = false
+    on_update           = "require_healthy" # Nomad's; without effect
     meta {
       workload = "${workload.namespace}/${workload.id}"
     }
@@ -86,6 +87,8 @@ workload "report" {
       tls_skip_verify = true
       tls_server_name = "report.example"
       expose          = false
+      notes           = "The runbook is at https://wiki.example/report"
+      on_update       = "require_healthy" # Nomad's; without effect
       header {
         Accept = ["application/json"]
       }
@@ -186,6 +189,10 @@ workload "report" {
             tls_min_version = "TLSv1_2"
             tls_max_version = "TLSv1_3"
             cipher_suites   = ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
+            sds { # a cluster of the bootstrap that serves certificates
+              cluster_name  = "certificates"
+              cert_resource = "report-in"
+            }
           }
           listener {
             port     = 8443
@@ -193,6 +200,27 @@ workload "report" {
             service {
               name  = "report"
               hosts = ["report.example"]
+              tls {
+                sds {
+                  cluster_name  = "certificates"
+                  cert_resource = "report"
+                }
+              }
+              request_headers {
+                add {
+                  x-gateway = "report-in"
+                }
+                set {
+                  x-forwarded-proto = "https"
+                }
+                remove = ["x-debug"]
+              }
+              response_headers {
+                remove = ["server"]
+              }
+              max_connections         = 1000
+              max_pending_requests    = 1000
+              max_concurrent_requests = 1000
             }
           }
         }
@@ -219,9 +247,18 @@ workload "report" {
 
   service "report-between" {
     port = 8445
+    kind = "mesh-gateway" # Nomad's; gateway says it too
     connect {
       gateway {
         mesh {}
+      }
+    }
+  }
+
+  service "report-front" { # its listeners and routes are config entries in Consul
+    connect {
+      gateway {
+        api {}
       }
     }
   }

@@ -101,6 +101,8 @@ type Check struct {
 	GRPCUseTLS             bool   `json:"grpc_use_tls,omitempty"`
 	// Expose makes an http or grpc check go through the sidecar, on a separate listener.
 	Expose bool `json:"expose,omitempty"`
+	// Notes are for people.
+	Notes string `json:"notes,omitempty"`
 }
 
 // HeaderValues are the values of one header.
@@ -205,12 +207,13 @@ type ExposePath struct {
 	ListenerPort string `json:"listener_port,omitempty"`
 }
 
-// Gateway makes the service a gateway: exactly one of Ingress, Terminating and Mesh is set.
+// Gateway makes the service a gateway: exactly one of Ingress, Terminating, Mesh and API is set.
 type Gateway struct {
 	Proxy       *GatewayProxy `json:"proxy,omitempty"`
 	Ingress     *Ingress      `json:"ingress,omitempty"`
 	Terminating *Terminating  `json:"terminating,omitempty"`
 	Mesh        *Mesh         `json:"mesh,omitempty"`
+	API         *APIGateway   `json:"api,omitempty"`
 }
 
 // GatewayProxy configures a gateway's proxy.
@@ -235,12 +238,19 @@ type Ingress struct {
 	Listeners []IngressListener `json:"listeners,omitempty"`
 }
 
-// IngressTLS of all listeners.
+// IngressTLS of all listeners, or of one service.
 type IngressTLS struct {
 	Enabled       bool     `json:"enabled,omitempty"`
 	TLSMinVersion string   `json:"tls_min_version,omitempty"`
 	TLSMaxVersion string   `json:"tls_max_version,omitempty"`
 	CipherSuites  []string `json:"cipher_suites,omitempty"`
+	SDS           *SDS     `json:"sds,omitempty"`
+}
+
+// SDS is where Envoy gets a certificate: a cluster of its bootstrap that serves secrets, and the secret's name there.
+type SDS struct {
+	ClusterName  string `json:"cluster_name,omitempty"`
+	CertResource string `json:"cert_resource,omitempty"`
 }
 
 // IngressListener is one listener with its services.
@@ -255,6 +265,21 @@ type IngressListener struct {
 type IngressService struct {
 	Name  string   `json:"name,omitempty"`
 	Hosts []string `json:"hosts,omitempty"`
+	// TLS of the service's hosts has SDS only.
+	TLS             *IngressTLS      `json:"tls,omitempty"`
+	RequestHeaders  *HeaderModifiers `json:"request_headers,omitempty"`
+	ResponseHeaders *HeaderModifiers `json:"response_headers,omitempty"`
+	// Bounds for each instance of the service; 0: Envoy's defaults.
+	MaxConnections        int32 `json:"max_connections,omitempty"`
+	MaxPendingRequests    int32 `json:"max_pending_requests,omitempty"`
+	MaxConcurrentRequests int32 `json:"max_concurrent_requests,omitempty"`
+}
+
+// HeaderModifiers change the headers of requests or answers.
+type HeaderModifiers struct {
+	Add    map[string]string `json:"add,omitempty"`
+	Set    map[string]string `json:"set,omitempty"`
+	Remove []string          `json:"remove,omitempty"`
 }
 
 // Terminating is the config entry of a terminating gateway.
@@ -273,3 +298,6 @@ type LinkedService struct {
 
 // Mesh makes the service a mesh gateway. It has no settings.
 type Mesh struct{}
+
+// APIGateway is a gateway for callers outside the mesh. Its listeners and routes are config entries that others write.
+type APIGateway struct{}

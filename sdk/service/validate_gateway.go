@@ -1,18 +1,21 @@
 package service
 
-import "strings"
+import (
+	"reflect"
+	"strings"
+)
 
 func (v *validator) gateway(at field, s *Service, g *Gateway) {
 	given := 0
-	for _, is := range []bool{g.Ingress != nil, g.Terminating != nil, g.Mesh != nil} {
+	for _, is := range []bool{g.Ingress != nil, g.Terminating != nil, g.Mesh != nil, g.API != nil} {
 		if is {
 			given++
 		}
 	}
 	if given != 1 {
-		v.fail(at, "exactly one of ingress, terminating and mesh is required")
+		v.fail(at, "exactly one of api, ingress, mesh and terminating is required")
 	}
-	if s.Port == "" && g.Ingress == nil {
+	if s.Port == "" && g.Ingress == nil && g.API == nil {
 		v.fail(at, "the service needs a port, where the gateway listens")
 	}
 	if g.Proxy != nil {
@@ -45,6 +48,7 @@ func (v *validator) ingress(at field, g *Ingress) {
 		versions := []string{"TLS_AUTO", "TLSv1_0", "TLSv1_1", "TLSv1_2", "TLSv1_3"}
 		v.oneOf(at.in("tls").in("tls_min_version"), g.TLS.TLSMinVersion, versions...)
 		v.oneOf(at.in("tls").in("tls_max_version"), g.TLS.TLSMaxVersion, versions...)
+		v.sds(at.in("tls"), g.TLS.SDS)
 	}
 	if len(g.Listeners) == 0 {
 		v.fail(at.in("listeners"), "at least one listener is required")
@@ -98,6 +102,33 @@ func (v *validator) behind(at field, l *IngressListener) {
 			}
 			hosts[strings.ToLower(host)] = true
 		}
+		v.ofService(at, s, plain)
+	}
+}
+
+// ofService checks what a listener does for one service only.
+func (v *validator) ofService(at field, s *IngressService, plain bool) {
+	if s.TLS != nil {
+		if only := (IngressTLS{SDS: s.TLS.SDS}); s.TLS.SDS == nil || !reflect.DeepEqual(*s.TLS, only) {
+			v.fail(at.in("tls"), "a service has a certificate of its own, sds, and nothing else: write the rest in ingress { tls }")
+		}
+		v.sds(at.in("tls"), s.TLS.SDS)
+	}
+	if plain && s.RequestHeaders != nil {
+		v.fail(at.in("request_headers"), "a listener of tcp knows no headers")
+	}
+	if plain && s.ResponseHeaders != nil {
+		v.fail(at.in("response_headers"), "a listener of tcp knows no headers")
+	}
+	const highest = 1<<31 - 1
+	v.between(at.in("max_connections"), s.MaxConnections, 0, highest)
+	v.between(at.in("max_pending_requests"), s.MaxPendingRequests, 0, highest)
+	v.between(at.in("max_concurrent_requests"), s.MaxConcurrentRequests, 0, highest)
+}
+
+func (v *validator) sds(at field, s *SDS) {
+	if s != nil && (s.ClusterName == "" || s.CertResource == "") {
+		v.fail(at.in("sds"), "cluster_name and cert_resource are required")
 	}
 }
 

@@ -341,11 +341,11 @@ func TestBadServices(t *testing.T) {
 
 		"no gateway": {
 			ingress, func(s *Service) { s.Connect.Gateway.Ingress = nil; s.Port = "1" },
-			`/connect/gateway|exactly one of ingress, terminating and mesh is required`,
+			`/connect/gateway|exactly one of api, ingress, mesh and terminating is required`,
 		},
 		"two gateways": {
 			ingress, func(s *Service) { s.Connect.Gateway.Mesh = &Mesh{} },
-			`/connect/gateway|exactly one of ingress, terminating and mesh is required`,
+			`/connect/gateway|exactly one of api, ingress, mesh and terminating is required`,
 		},
 		"mesh portless": {
 			ingress, func(s *Service) { s.Connect.Gateway = &Gateway{Mesh: &Mesh{}} },

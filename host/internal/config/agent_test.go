@@ -644,6 +644,7 @@ func TestEveryKeyIsShown(t *testing.T) {
 		workloadFields, requestFields, deviceFields, networkFields, portFields, serviceFields, checkFields, connectFields,
 		sidecarServiceFields,
 		proxyFields, upstreamFields, gatewayFields, gatewayProxyFields, linkedFields,
+		behindFields, modifierFields, ingressTLSFields, sdsFields,
 	}
 	for _, c := range []struct {
 		keys []fields

@@ -32,6 +32,9 @@ var (
 		},
 		maps: []string{"config"}, blocks: []string{"mesh_gateway"},
 	}
+	meshGatewayFields = fields{attrs: []string{"mode"}}
+	exposeFields      = fields{attrs: []string{"checks"}, blocks: []string{"path"}}
+	exposePathFields  = fields{attrs: []string{"path", "protocol", "local_path_port", "listener_port"}}
 )
 
 func (r *serviceReader) connect(in *section, at string) *service.Connect {
@@ -70,7 +73,7 @@ func (r *serviceReader) proxy(in *section, at string) *service.Proxy {
 		return r.upstream(in.inner(block, upstreamFields), fmt.Sprintf("%s/upstreams/%d", at, i))
 	})
 	if block := in.one("expose"); block != nil {
-		p.Expose = r.expose(in.inner(block, fields{attrs: []string{"checks"}, blocks: []string{"path"}}), at+"/expose")
+		p.Expose = r.expose(in.inner(block, exposeFields), at+"/expose")
 	}
 	p.Config = in.object("config")
 	p.MeshGateway = r.meshGateway(in, at)
@@ -99,7 +102,7 @@ func (r *serviceReader) meshGateway(s *section, at string) *service.MeshGateway 
 	if block == nil {
 		return nil
 	}
-	in := s.inner(block, fields{attrs: []string{"mode"}})
+	in := s.inner(block, meshGatewayFields)
 	r.places[at+"/mesh_gateway"] = in
 	m := &service.MeshGateway{}
 	in.plain().str("mode", &m.Mode)
@@ -111,7 +114,7 @@ func (r *serviceReader) expose(in *section, at string) *service.Expose {
 	e := &service.Expose{}
 	in.boolean("checks", &e.Checks)
 	e.Paths = list(in.content.Blocks.OfType("path"), func(i int, block *hcl.Block) (p service.ExposePath) {
-		in := in.inner(block, fields{attrs: []string{"path", "protocol", "local_path_port", "listener_port"}})
+		in := in.inner(block, exposePathFields)
 		r.places[fmt.Sprintf("%s/paths/%d", at, i)] = in
 		in.title("path", &p.Path)
 		in.plain().str("protocol", &p.Protocol)
@@ -123,14 +126,25 @@ func (r *serviceReader) expose(in *section, at string) *service.Expose {
 }
 
 var (
-	gatewayFields      = fields{blocks: []string{"proxy", "ingress", "terminating", "mesh"}}
+	gatewayFields      = fields{blocks: []string{"proxy", "ingress", "terminating", "mesh", "api"}}
 	gatewayProxyFields = fields{
 		attrs: []string{
 			"connect_timeout", "envoy_gateway_bind_tagged_addresses", "envoy_gateway_no_default_bind", "envoy_dns_discovery_type",
 		},
 		labelled: []string{"envoy_gateway_bind_addresses"}, maps: []string{"config"},
 	}
-	linkedFields = fields{attrs: []string{"name", "ca_file", "cert_file", "key_file", "sni"}}
+	bindFields       = fields{attrs: []string{"address", "port"}}
+	ingressFields    = fields{blocks: []string{"tls", "listener"}}
+	ingressTLSFields = fields{attrs: []string{"enabled", "tls_min_version", "tls_max_version", "cipher_suites"}, blocks: []string{"sds"}}
+	sdsFields        = fields{attrs: []string{"cluster_name", "cert_resource"}}
+	listenerFields   = fields{attrs: []string{"port", "protocol"}, blocks: []string{"service"}}
+	behindFields     = fields{
+		attrs:  []string{"name", "hosts", "max_connections", "max_pending_requests", "max_concurrent_requests"},
+		blocks: []string{"tls", "request_headers", "response_headers"},
+	}
+	modifierFields    = fields{attrs: []string{"remove"}, maps: []string{"add", "set"}}
+	terminatingFields = fields{blocks: []string{"service"}}
+	linkedFields      = fields{attrs: []string{"name", "ca_file", "cert_file", "key_file", "sni"}}
 )
 
 func (r *serviceReader) gateway(in *section, at string) *service.Gateway {
@@ -140,10 +154,10 @@ func (r *serviceReader) gateway(in *section, at string) *service.Gateway {
 		g.Proxy = r.gatewayProxy(in.inner(block, gatewayProxyFields), at+"/proxy")
 	}
 	if block := in.one("ingress"); block != nil {
-		g.Ingress = r.ingress(in.inner(block, fields{blocks: []string{"tls", "listener"}}), at+"/ingress")
+		g.Ingress = r.ingress(in.inner(block, ingressFields), at+"/ingress")
 	}
 	if block := in.one("terminating"); block != nil {
-		in := in.inner(block, fields{blocks: []string{"service"}})
+		in := in.inner(block, terminatingFields)
 		at := at + "/terminating"
 		r.places[at] = in
 		g.Terminating = &service.Terminating{Services: list(in.content.Blocks.OfType("service"), func(i int, block *hcl.Block) service.LinkedService {
@@ -153,6 +167,10 @@ func (r *serviceReader) gateway(in *section, at string) *service.Gateway {
 	if block := in.one("mesh"); block != nil {
 		in.inner(block, fields{})
 		g.Mesh = &service.Mesh{}
+	}
+	if block := in.one("api"); block != nil {
+		in.inner(block, fields{})
+		g.API = &service.APIGateway{}
 	}
 	return g
 }
@@ -167,7 +185,7 @@ func (r *serviceReader) gatewayProxy(in *section, at string) *service.GatewayPro
 	p.Config = in.object("config")
 	for _, block := range in.content.Blocks.OfType("envoy_gateway_bind_addresses") {
 		label := block.Labels[0]
-		in := in.inner(block, fields{attrs: []string{"address", "port"}})
+		in := in.inner(block, bindFields)
 		r.places[at+"/envoy_gateway_bind_addresses/"+label] = in
 		if _, taken := p.EnvoyGatewayBindAddresses[label]; taken {
 			in.problems.add(block.DefRange, "%s: block given twice", in.path)
@@ -186,18 +204,9 @@ func (r *serviceReader) gatewayProxy(in *section, at string) *service.GatewayPro
 func (r *serviceReader) ingress(in *section, at string) *service.Ingress {
 	r.places[at] = in
 	g := &service.Ingress{}
-	if block := in.one("tls"); block != nil {
-		in := in.inner(block, fields{attrs: []string{"enabled", "tls_min_version", "tls_max_version", "cipher_suites"}})
-		r.places[at+"/tls"] = in
-		g.TLS = &service.IngressTLS{}
-		in.boolean("enabled", &g.TLS.Enabled)
-		in.plain().str("tls_min_version", &g.TLS.TLSMinVersion)
-		in.plain().str("tls_max_version", &g.TLS.TLSMaxVersion)
-		in.strings("cipher_suites", &g.TLS.CipherSuites)
-	}
+	g.TLS = r.tls(in, at)
 	g.Listeners = list(in.content.Blocks.OfType("listener"), func(i int, block *hcl.Block) service.IngressListener {
-		in := in.inner(block, fields{attrs: []string{"port", "protocol"}, blocks: []string{"service"}})
-		return r.listener(in, fmt.Sprintf("%s/listeners/%d", at, i))
+		return r.listener(in.inner(block, listenerFields), fmt.Sprintf("%s/listeners/%d", at, i))
 	})
 	return g
 }
@@ -206,14 +215,56 @@ func (r *serviceReader) listener(in *section, at string) (l service.IngressListe
 	r.places[at] = in
 	in.small("port", &l.Port)
 	in.plain().str("protocol", &l.Protocol)
-	l.Services = list(in.content.Blocks.OfType("service"), func(i int, block *hcl.Block) (s service.IngressService) {
-		in := in.inner(block, fields{attrs: []string{"name", "hosts"}})
-		r.places[fmt.Sprintf("%s/services/%d", at, i)] = in
-		in.title("name", &s.Name)
-		in.strings("hosts", &s.Hosts)
-		return s
+	l.Services = list(in.content.Blocks.OfType("service"), func(i int, block *hcl.Block) service.IngressService {
+		return r.behind(in.inner(block, behindFields), fmt.Sprintf("%s/services/%d", at, i))
 	})
 	return l
+}
+
+func (r *serviceReader) behind(in *section, at string) (s service.IngressService) {
+	r.places[at] = in
+	in.title("name", &s.Name)
+	in.strings("hosts", &s.Hosts)
+	s.TLS = r.tls(in, at)
+	s.RequestHeaders = in.modifiers("request_headers")
+	s.ResponseHeaders = in.modifiers("response_headers")
+	in.small("max_connections", &s.MaxConnections)
+	in.small("max_pending_requests", &s.MaxPendingRequests)
+	in.small("max_concurrent_requests", &s.MaxConcurrentRequests)
+	return s
+}
+
+// tls reads the block of an ingress gateway, or of one of its services.
+func (r *serviceReader) tls(of *section, at string) *service.IngressTLS {
+	block := of.one("tls")
+	if block == nil {
+		return nil
+	}
+	in := of.inner(block, ingressTLSFields)
+	r.places[at+"/tls"] = in
+	out := &service.IngressTLS{}
+	in.boolean("enabled", &out.Enabled)
+	in.plain().str("tls_min_version", &out.TLSMinVersion)
+	in.plain().str("tls_max_version", &out.TLSMaxVersion)
+	in.strings("cipher_suites", &out.CipherSuites)
+	if block := in.one("sds"); block != nil {
+		in := in.inner(block, sdsFields)
+		out.SDS = &service.SDS{}
+		in.str("cluster_name", &out.SDS.ClusterName)
+		in.str("cert_resource", &out.SDS.CertResource)
+	}
+	return out
+}
+
+func (s *section) modifiers(name string) *service.HeaderModifiers {
+	block := s.one(name)
+	if block == nil {
+		return nil
+	}
+	in := s.inner(block, modifierFields)
+	m := &service.HeaderModifiers{Add: in.texts("add"), Set: in.texts("set")}
+	in.strings("remove", &m.Remove)
+	return m
 }
 
 func (r *serviceReader) linked(in *section, at string) (s service.LinkedService) {

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,48 +19,52 @@ var (
 	serviceFields = fields{
 		attrs: []string{
 			"name", "provider", "port", "address", "address_mode", "tags", "canary_tags",
-			"enable_tag_override", "consul", "cluster",
+			"enable_tag_override", "consul", "cluster", "kind", "on_update",
 		},
 		maps:   []string{"meta", "canary_meta", "tagged_addresses"},
 		blocks: []string{"check", "connect", "weights"},
 		refused: map[string]string{
 			"task":          "a workload has one program; leave it out",
-			"on_update":     "there are no deployments that wait for checks; leave it out",
-			"check_restart": "a workload is not restarted for its checks; leave it out",
+			"check_restart": noRestarts,
 			"identity":      "what token a service gets is the agent's configuration, in its consul block; leave it out",
-			"kind":          "it follows from connect { gateway }; leave it out",
 		},
 	}
-	checkFields = fields{
+	weightFields = fields{attrs: []string{"passing", "warning"}}
+	checkFields  = fields{
 		attrs: []string{
 			"name", "type", "port", "address", "address_mode", "path", "protocol", "method", "body", "interval", "timeout",
 			"initial_status", "success_before_passing", "failures_before_warning", "failures_before_critical",
-			"tls_skip_verify", "tls_server_name", "grpc_service", "grpc_use_tls", "expose",
+			"tls_skip_verify", "tls_server_name", "grpc_service", "grpc_use_tls", "expose", "notes", "on_update",
 		},
 		maps: []string{"header"},
 		refused: map[string]string{
 			"command":       noScripts,
 			"args":          noScripts,
 			"task":          "a workload has one program; leave it out",
-			"on_update":     "there are no deployments that wait for checks; leave it out",
-			"check_restart": "a workload is not restarted for its checks; leave it out",
+			"check_restart": noRestarts,
+			"advertise":     "write the address to check as address",
 		},
 	}
 )
 
-const noScripts = `scripts are not run; let the program answer a check of type http, tcp or grpc, ` +
-	`or use type = "process", which passes while the workload's process lives`
+const (
+	noScripts = `scripts are not run; let the program answer a check of type http, tcp or grpc, ` +
+		`or use type = "process", which passes while the workload's process lives`
+	noRestarts = "Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit"
+)
 
 // serviceReader reads the services of one workload.
 type serviceReader struct {
 	// places maps the pointers of service.Problem to sections.
 	places map[string]*section
+	labels []string // of the workload's ports
 }
 
-// services reads and checks the service blocks. labels are the labels of the workload's ports.
-func (s *section) services(labels []string) []service.Service {
+// services reads and checks the service blocks. labels are the labels of the workload's ports; those that services need
+// besides are added.
+func (s *section) services(labels []string) (all []service.Service, allLabels []string) {
 	blocks := s.content.Blocks.OfType("service")
-	r := &serviceReader{places: map[string]*section{}}
+	r := &serviceReader{places: map[string]*section{}, labels: labels}
 	variables := newLater(vars.InServices(labels))
 	services := list(blocks, func(i int, block *hcl.Block) service.Service {
 		in := s.inner(block, serviceFields)
@@ -76,13 +81,13 @@ func (s *section) services(labels []string) []service.Service {
 		services = append(services, identity)
 	}
 	known := map[string]bool{}
-	for _, label := range labels {
+	for _, label := range r.labels {
 		known[label] = true
 	}
 	for _, p := range service.Validate(services, known) {
 		r.tell(p)
 	}
-	return services
+	return services, r.labels
 }
 
 // tell reports a problem at the place of its field.
@@ -123,14 +128,30 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 	if block := in.one("connect"); block != nil {
 		s.Connect = r.connect(in.inner(block, connectFields), at+"/connect")
 	}
+	in.kind(s.Connect)
+	in.onUpdate()
+	r.gatewayPort(&s)
 	if block := in.one("weights"); block != nil {
-		in := in.inner(block, fields{attrs: []string{"passing", "warning"}})
+		in := in.inner(block, weightFields)
 		r.places[at+"/weights"] = in
 		s.Weights = &service.Weights{Passing: 1, Warning: 1}
 		in.small("passing", &s.Weights.Passing)
 		in.small("warning", &s.Weights.Warning)
 	}
 	return s
+}
+
+// gatewayPort gives a terminating gateway without a port the one with its name as label, which is a free one of the node
+// if the network block has none of that label.
+func (r *serviceReader) gatewayPort(s *service.Service) {
+	needs := s.Port == "" && s.Connect != nil && s.Connect.Gateway != nil && s.Connect.Gateway.Terminating != nil
+	if !needs || service.CheckLabel(s.Name) != nil {
+		return
+	}
+	s.Port = s.Name
+	if !slices.Contains(r.labels, s.Name) {
+		r.labels = append(r.labels, s.Name)
+	}
 }
 
 // named returns the name of a block, from its label or its argument name, and adds it to the section's path.
@@ -170,6 +191,40 @@ func (s *section) addressMode() {
 		s.fail("address_mode", "%q is not supported: a workload has its node's network; leave it out, or write an address",
 			mode)
 	}
+}
+
+// kind is Nomad's key for what the blocks in connect say here.
+func (s *section) kind(connect *service.Connect) {
+	var kind, is string
+	if !s.plain().str("kind", &kind) || kind == "" {
+		return
+	}
+	if connect != nil && connect.Gateway != nil {
+		switch g := connect.Gateway; {
+		case g.API != nil:
+			is = "api-gateway"
+		case g.Ingress != nil:
+			is = "ingress-gateway"
+		case g.Mesh != nil:
+			is = "mesh-gateway"
+		case g.Terminating != nil:
+			is = "terminating-gateway"
+		}
+	}
+	of, known := strings.CutSuffix(kind, "-gateway")
+	switch {
+	case kind == is:
+	case known && slices.Contains([]string{"api", "ingress", "mesh", "terminating"}, of):
+		s.fail("kind", "%q is the kind of a service with connect { gateway { %s {} } }", kind, of)
+	default:
+		s.fail("kind", "%q is not supported; leave it out: what a service is follows from connect", kind)
+	}
+}
+
+// onUpdate is Nomad's key for what a deployment makes of the checks. Here is none, and no start waits for checks.
+func (s *section) onUpdate() {
+	var mode string
+	s.plain().oneOf("on_update", []string{"require_healthy", "ignore_warnings", "ignore"}, &mode)
 }
 
 // consulName names the agent's consul block. Nomad calls it a cluster.
@@ -242,6 +297,8 @@ func (r *serviceReader) check(in *section, at string) (c service.Check) {
 	in.str("grpc_service", &c.GRPCService)
 	in.boolean("grpc_use_tls", &c.GRPCUseTLS)
 	in.boolean("expose", &c.Expose)
+	in.str("notes", &c.Notes)
+	in.onUpdate()
 	return c
 }
 

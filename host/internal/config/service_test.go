@@ -209,12 +209,13 @@ func TestBadServices(t *testing.T) {
 		},
 		"task": {in("task = \"a\""), `w.hcl:7: ` + web + `task: a workload has one program; leave it out`},
 		"on_update": {
-			in("on_update = \"ignore\""),
-			`w.hcl:7: ` + web + `on_update: there are no deployments that wait for checks; leave it out`,
+			in("on_update = \"never\""),
+			`w.hcl:7: ` + web + `on_update: "never" is not one of require_healthy, ignore_warnings, ignore`,
 		},
 		"check_restart": {
 			in("check_restart {\nlimit = 3\n}"),
-			`w.hcl:7: ` + web + `check_restart: a workload is not restarted for its checks; leave it out`,
+			`w.hcl:7: ` + web +
+				`check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
 		},
 		"tags":       {in("tags = \"a\""), `w.hcl:7: ` + web + `tags: a list of strings is required, not a string`},
 		"meta":       {in("meta = [\"a\"]"), `w.hcl:7: ` + web + `meta: an object is required, not a list`},
@@ -257,7 +258,41 @@ func TestBadServices(t *testing.T) {
 		},
 		"check restarts": {
 			in("check {\ntype = \"tcp\"\ninterval = \"1s\"\ncheck_restart {}\n}"),
-			`w.hcl:10: ` + web + `check: check_restart: a workload is not restarted for its checks; leave it out`,
+			`w.hcl:10: ` + web +
+				`check: check_restart: Pannier restarts no workload; systemd does, with WatchdogSec= and Restart= in the unit`,
+		},
+		"advertise": {
+			in("check {\ntype = \"tcp\"\ninterval = \"1s\"\nadvertise = \"192.0.2.1\"\n}"),
+			`w.hcl:10: ` + web + `check: advertise: write the address to check as address`,
+		},
+		"kind": {
+			in("kind = \"api-gateway\""),
+			`w.hcl:7: ` + web + `kind: "api-gateway" is the kind of a service with connect { gateway { api {} } }`,
+		},
+		"kind of another": {
+			in("kind = \"mesh-gateway\"\nconnect {\ngateway {\napi {}\n}\n}"),
+			`w.hcl:7: ` + web + `kind: "mesh-gateway" is the kind of a service with connect { gateway { mesh {} } }`,
+		},
+		"kind of none": {
+			in("kind = \"connect-proxy\""),
+			`w.hcl:7: ` + web + `kind: "connect-proxy" is not supported; leave it out: what a service is follows from connect`,
+		},
+		"two gateways": {
+			in("connect {\ngateway {\napi {}\nmesh {}\n}\n}"),
+			`w.hcl:8: ` + web + `connect: gateway: exactly one of api, ingress, mesh and terminating is required`,
+		},
+		"headers of tcp": {in(
+			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\nrequest_headers {}\n}\n}\n}\n}\n}"), `w.hcl:14: ` +
+			web + `connect: gateway: ingress: listener: service "a": request_headers: a listener of tcp knows no headers`},
+		"TLS of a service": {in(
+			"connect {\ngateway {\ningress {\nlistener {\nport = 1\nservice {\nname = \"a\"\ntls {\nenabled = true\n}\n}\n}\n}\n}\n}"), `w.hcl:14: ` +
+			web + `connect: gateway: ingress: listener: service "a": tls: a service has a certificate of its own, sds, and nothing else: write the rest in ingress { tls }`},
+		"half a certificate": {in(
+			"connect {\ngateway {\ningress {\ntls {\nsds {\ncluster_name = \"a\"\n}\n}\nlistener {\nport = 1\nservice {\nname = \"a\"\n}\n}\n}\n}\n}"), `w.hcl:11: ` +
+			web + `connect: gateway: ingress: tls: sds: cluster_name and cert_resource are required`},
+		"gateway with a number as name": {
+			"workload \"w\" {\n  service \"9\" {\n    connect {\n      gateway {\n        terminating {\n          service {\n            name = \"a\"\n          }\n        }\n      }\n    }\n  }\n}",
+			`w.hcl:4: workload "w": service "9": connect: gateway: the service needs a port, where the gateway listens`,
 		},
 		"no connect": {
 			in("connect {}"),
@@ -408,6 +443,10 @@ func TestBadServices(t *testing.T) {
 		"one static": {"workload \"w\" {\n  network {\n    port \"a\" { static = 80 }\n    port \"b\" { static = 80 }\n  }\n}", `w.hcl:4: workload "w": network: port "b": static: 80 is that of port "a" too`},
 		"static": {
 			"workload \"w\" {\n  network {\n    port \"a\" { static = 0 }\n  }\n}",
+			`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
+		},
+		"static text": {
+			"workload \"w\" {\n  network {\n    port \"a\" { static = \"http\" }\n  }\n}",
 			`w.hcl:3: workload "w": network: port "a": static: a whole number from 1 to 65535 is required`,
 		},
 		"canary": {

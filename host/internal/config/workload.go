@@ -4,9 +4,11 @@ import (
 	"errors"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
+	"github.com/zclconf/go-cty/cty"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/vars"
@@ -109,7 +111,11 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 	for _, port := range spec.Ports {
 		labels = append(labels, port.Label)
 	}
-	services := in.services(labels)
+	given := len(labels)
+	services, labels := in.services(labels)
+	for _, label := range labels[given:] {
+		spec.Ports = append(spec.Ports, &hostv1.Port{Label: label})
+	}
 	spec.Services = in.messages(services)
 	variables := newLater(vars.InPrograms(labels))
 	spec.Exec = in.exec(variables)
@@ -277,8 +283,7 @@ func (s *section) ports() []*hostv1.Port {
 			in.problems.add(block.DefRange, "%s: block given twice; each needs a label of its own", in.path)
 		}
 		labels[label] = true
-		var static int64
-		in.integer("static", 1, 65535, &static)
+		static := in.static()
 		if other, taken := numbers[static]; taken && static > 0 {
 			in.fail("static", "%d is that of port %q too", static, other)
 		}
@@ -286,6 +291,20 @@ func (s *section) ports() []*hostv1.Port {
 		ports = append(ports, &hostv1.Port{Label: label, Static: int32(static)})
 	}
 	return ports
+}
+
+// static reads a port's number, which jobs of Nomad also have as text.
+func (s *section) static() (number int64) {
+	if v, ok := s.value("static"); ok && v.Type() == cty.String {
+		var err error
+		if number, err = strconv.ParseInt(v.AsString(), 10, 64); err != nil || number < 1 || number > 65535 {
+			s.fail("static", "a whole number from 1 to 65535 is required")
+			return 0
+		}
+		return number
+	}
+	s.integer("static", 1, 65535, &number)
+	return number
 }
 
 var validEnv = regexp.MustCompile(`^[^=\x00]+$`)

@@ -2,18 +2,23 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/pannier/pannier/test/lib/consul"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/xds"
 )
 
 // gateway is a kind of gateway, and a cluster that its stream must contain: a service in the mesh (db) or
 // outside it (archive).
-type gateway struct{ kind, port, block, cluster string }
+type gateway struct{ kind, field, block, cluster string }
 
 var gateways = []gateway{
 	{"ingress", "", `ingress {
@@ -25,12 +30,13 @@ var gateways = []gateway{
             }
           }
         }`, "db"},
-	{"terminating", "port = 8443", `terminating {
+	{"terminating", "", `terminating {
           service {
             name = "archive"
           }
         }`, "archive"},
 	{"mesh", "port = 8444", "mesh {}", "db"},
+	{"api", `kind = "api-gateway"`, "api {}", "db"},
 }
 
 // TestGateways starts each kind of gateway with a token and a bootstrap, and opens its stream to
@@ -46,6 +52,12 @@ func TestGateways(t *testing.T) {
 	if _, err := m.consul.Client(m.consul.Management).Catalog().Register(archive, nil); err != nil {
 		t.Fatal(err)
 	}
+	shell := exec.CommandContext(t.Context(), "sh", "-euc", docpages.Block(t, "consul.md", "run", "api-gateway"))
+	shell.Env = append(os.Environ(), "PATH="+filepath.Dir(consul.Binary(t))+":"+os.Getenv("PATH"),
+		"CONSUL_HTTP_ADDR="+m.reach.Address, "CONSUL_CACERT="+m.reach.CAFile, "CONSUL_HTTP_TOKEN="+m.consul.Management)
+	if out, err := shell.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	for _, g := range gateways {
 		m.Run("workload", "start", m.meshWorkload(g.kind, fmt.Sprintf(`
   service %q {
@@ -55,7 +67,7 @@ func TestGateways(t *testing.T) {
         %s
       }
     }
-  }`, g.kind, g.port, g.block)))
+  }`, g.kind, g.field, g.block)))
 		g.check(t, m)
 	}
 	for _, g := range gateways {
@@ -75,6 +87,9 @@ func (g gateway) check(t *testing.T, m *mesh) {
 	there := m.consul.Services(t)[s.GetId()]
 	if s.GetProxyId() != s.GetId() || there == nil || there.Kind != api.ServiceKind(g.kind+"-gateway") {
 		t.Errorf("the %s gateway %q has the proxy %q and in Consul: %+v", g.kind, s.GetId(), s.GetProxyId(), there)
+	}
+	if g.kind == "terminating" && (s.GetPort() == 0 || there.Port != int(s.GetPort())) {
+		t.Errorf("the gateway without a port has the port %d, and in Consul %d", s.GetPort(), there.Port)
 	}
 	hasMode(t, s.GetBootstrapFile(), 0o400, secretsUID)
 	ads, err := openStream(t, s.GetBootstrapFile())

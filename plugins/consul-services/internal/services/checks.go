@@ -54,7 +54,7 @@ func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServi
 	}
 	if c.Type == service.CheckProcess {
 		out.TTL = c.Interval
-		out.Notes = "passes while the workload's process lives, and fails " + c.Interval + " after the host has last said so"
+		out.Notes = noted(c, "passes while the workload's process lives, and fails "+c.Interval+" after the host has last said so")
 		return out, nil
 	}
 	if c.Port != "" {
@@ -79,11 +79,20 @@ func buildCheck(c *service.Check, s *service.Service, port int) (*api.AgentServi
 	if err != nil {
 		return nil, err
 	}
-	out.Notes = what + " every " + c.Interval
+	what += " every " + c.Interval
 	if c.Timeout != "" {
-		out.Notes += ", within " + c.Timeout
+		what += ", within " + c.Timeout
 	}
+	out.Notes = noted(c, what)
 	return out, nil
+}
+
+// noted puts the notes of the spec before those that tell registrations apart.
+func noted(c *service.Check, what string) string {
+	if c.Notes == "" {
+		return what
+	}
+	return c.Notes + " (" + what + ")"
 }
 
 // target sets what a check requests, and returns a description of it.

@@ -1,7 +1,9 @@
 package services
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"reflect"
 
@@ -51,7 +53,7 @@ func ingress(name string, in *service.Ingress) *api.IngressGatewayConfigEntry {
 	if in.TLS != nil {
 		entry.TLS = api.GatewayTLSConfig{
 			Enabled: in.TLS.Enabled, TLSMinVersion: in.TLS.TLSMinVersion, TLSMaxVersion: in.TLS.TLSMaxVersion,
-			CipherSuites: in.TLS.CipherSuites,
+			CipherSuites: in.TLS.CipherSuites, SDS: sds(in.TLS.SDS),
 		}
 	}
 	for _, l := range in.Listeners {
@@ -60,11 +62,48 @@ func ingress(name string, in *service.Ingress) *api.IngressGatewayConfigEntry {
 			listener.Protocol = "tcp"
 		}
 		for _, s := range l.Services {
-			listener.Services = append(listener.Services, api.IngressService{Name: s.Name, Hosts: s.Hosts})
+			listener.Services = append(listener.Services, behind(&s))
 		}
 		entry.Listeners = append(entry.Listeners, listener)
 	}
 	return entry
+}
+
+// behind is a service behind a listener.
+func behind(s *service.IngressService) api.IngressService {
+	out := api.IngressService{
+		Name: s.Name, Hosts: s.Hosts,
+		RequestHeaders: modifiers(s.RequestHeaders), ResponseHeaders: modifiers(s.ResponseHeaders),
+		MaxConnections: bound(s.MaxConnections), MaxPendingRequests: bound(s.MaxPendingRequests),
+		MaxConcurrentRequests: bound(s.MaxConcurrentRequests),
+	}
+	if s.TLS != nil {
+		out.TLS = &api.GatewayServiceTLSConfig{SDS: sds(s.TLS.SDS)}
+	}
+	return out
+}
+
+func sds(s *service.SDS) *api.GatewayTLSSDSConfig {
+	if s == nil {
+		return nil
+	}
+	return &api.GatewayTLSSDSConfig{ClusterName: s.ClusterName, CertResource: s.CertResource}
+}
+
+func modifiers(m *service.HeaderModifiers) *api.HTTPHeaderModifiers {
+	if m == nil {
+		return nil
+	}
+	return &api.HTTPHeaderModifiers{Add: m.Add, Set: m.Set, Remove: m.Remove}
+}
+
+// bound is a limit as Consul has it, where nil is Envoy's default.
+func bound(n int32) *uint32 {
+	if n == 0 {
+		return nil
+	}
+	limit := uint32(n)
+	return &limit
 }
 
 func terminating(name string, in *service.Terminating) *api.TerminatingGatewayConfigEntry {
@@ -83,7 +122,7 @@ func sameEntry(want, have api.ConfigEntry) bool {
 	switch want := want.(type) {
 	case *api.IngressGatewayConfigEntry:
 		have, ok := have.(*api.IngressGatewayConfigEntry)
-		return ok && reflect.DeepEqual(plainIngress(want), plainIngress(have))
+		return ok && sameJSON(plainIngress(want), plainIngress(have))
 	case *api.TerminatingGatewayConfigEntry:
 		have, ok := have.(*api.TerminatingGatewayConfigEntry)
 		return ok && reflect.DeepEqual(plainTerminating(want), plainTerminating(have))
@@ -91,20 +130,26 @@ func sameEntry(want, have api.ConfigEntry) bool {
 	return false
 }
 
-func plainIngress(e *api.IngressGatewayConfigEntry) service.Ingress {
-	out := service.Ingress{TLS: &service.IngressTLS{
-		Enabled: e.TLS.Enabled, TLSMinVersion: e.TLS.TLSMinVersion, TLSMaxVersion: e.TLS.TLSMaxVersion,
-		CipherSuites: append([]string(nil), e.TLS.CipherSuites...),
-	}}
+// plainIngress has what a workload can set, with empty lists in one form.
+func plainIngress(e *api.IngressGatewayConfigEntry) any {
+	out := api.IngressGatewayConfigEntry{TLS: e.TLS}
 	for _, l := range e.Listeners {
-		listener := service.IngressListener{Port: int32(l.Port), Protocol: l.Protocol}
+		listener := api.IngressListener{Port: l.Port, Protocol: l.Protocol}
 		for _, s := range l.Services {
-			listener.Services = append(listener.Services,
-				service.IngressService{Name: s.Name, Hosts: append([]string(nil), s.Hosts...)})
+			s.Namespace, s.Partition, s.PassiveHealthCheck = "", "", nil
+			s.Hosts = append([]string{}, s.Hosts...)
+			listener.Services = append(listener.Services, s)
 		}
 		out.Listeners = append(out.Listeners, listener)
 	}
 	return out
+}
+
+// sameJSON compares what Consul is sent with what it answered.
+func sameJSON(want, have any) bool {
+	w, errW := json.Marshal(want)
+	h, errH := json.Marshal(have)
+	return errW == nil && errH == nil && bytes.Equal(w, h)
 }
 
 func plainTerminating(e *api.TerminatingGatewayConfigEntry) service.Terminating {

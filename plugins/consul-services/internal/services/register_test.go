@@ -28,7 +28,7 @@ func everything(s *service.Service) {
 			Type: service.CheckHTTP, Path: "/health?x=1", Interval: "10s", Timeout: "2s", Method: "PUT", Body: "b",
 			Header: map[string]service.HeaderValues{"Authorization": {Values: []string{"hunter2"}}},
 		},
-		{Type: service.CheckTCP, Name: "listens", Port: "99", Address: "127.0.0.2", Interval: "1m"},
+		{Type: service.CheckTCP, Name: "listens", Port: "99", Address: "127.0.0.2", Interval: "1m", Notes: "ask the team of web"},
 		{Type: service.CheckGRPC, Interval: "10s", GRPCService: "svc", InitialStatus: "passing"},
 		{Type: service.CheckProcess, Interval: "30s"},
 	}
@@ -163,7 +163,7 @@ func registersAllFields(t *testing.T, r *rig) {
 	}
 	if want := map[string]string{
 		"service:" + web.ID + ":1": "http: PUT http://127.0.0.1:8080/health?x=1 every 10s, within 2s",
-		"service:" + web.ID + ":2": "tcp: tcp 127.0.0.2:99 every 1m",
+		"service:" + web.ID + ":2": "tcp: ask the team of web (tcp 127.0.0.2:99 every 1m)",
 		"service:" + web.ID + ":3": "grpc: grpc 127.0.0.1:8080/svc every 10s",
 		"service:" + web.ID +
 			":process": "ttl: passes while the workload's process lives, and fails 30s after the host has last said so",
@@ -211,7 +211,7 @@ func registersChanges(t *testing.T, r *rig) {
 		t.Errorf("the sidecar is still there: %+v", got)
 	}
 	checks := r.checks(t, i.ID)
-	if c := checks["service:"+i.ID+":1"]; len(checks) != 1 || c == nil || c.Notes != "tcp 127.0.0.2:99 every 2m" {
+	if c := checks["service:"+i.ID+":1"]; len(checks) != 1 || c == nil || c.Notes != "ask the team of web (tcp 127.0.0.2:99 every 2m)" {
 		t.Errorf("checks: %v", checks)
 	}
 }
@@ -297,7 +297,7 @@ func deregisters(t *testing.T, r *rig) {
 	}
 }
 
-// TestGateways registers the three kinds of gateways. Their config entries are written only once.
+// TestGateways registers the kinds of gateways. Their config entries are written only once.
 func TestGateways(t *testing.T) {
 	t.Parallel()
 	r := start(t, gatewayPolicy, consul.Options{})
@@ -311,10 +311,18 @@ func TestGateways(t *testing.T) {
 		Config:                    map[string]any{"envoy_extra": "x"},
 	}
 	in := gateway("in", service.Gateway{Proxy: proxy, Ingress: &service.Ingress{
-		TLS: &service.IngressTLS{Enabled: true, TLSMinVersion: "TLSv1_2"},
+		TLS: &service.IngressTLS{
+			Enabled: true, TLSMinVersion: "TLSv1_2", SDS: &service.SDS{ClusterName: "sds", CertResource: "in"},
+		},
 		Listeners: []service.IngressListener{
 			{Port: 8443, Services: []service.IngressService{{Name: "web"}}},
-			{Port: 8444, Protocol: "http", Services: []service.IngressService{{Name: "api", Hosts: []string{"api.test"}}}},
+			{Port: 8444, Protocol: "http", Services: []service.IngressService{{
+				Name: "api", Hosts: []string{"api.test"},
+				TLS:             &service.IngressTLS{SDS: &service.SDS{ClusterName: "sds", CertResource: "api"}},
+				RequestHeaders:  &service.HeaderModifiers{Add: map[string]string{"a": "1"}, Remove: []string{"b"}},
+				ResponseHeaders: &service.HeaderModifiers{Set: map[string]string{"c": "2"}},
+				MaxConnections:  5, MaxPendingRequests: 6, MaxConcurrentRequests: 7,
+			}}},
 		},
 	}})
 	out := gateway("out",
@@ -323,6 +331,8 @@ func TestGateways(t *testing.T) {
 			SNI: "db.test",
 		}}}})
 	mesh := gateway("mesh", service.Gateway{Mesh: &service.Mesh{}})
+	front := gateway("front", service.Gateway{API: &service.APIGateway{}})
+	front.Service.Port = ""
 	// An http listener of an ingress gateway requires that its service uses http.
 	if _, _, err := r.admin.ConfigEntries().Set(&api.ServiceConfigEntry{
 		Kind: api.ServiceDefaults, Name: "api",
@@ -330,7 +340,7 @@ func TestGateways(t *testing.T) {
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	all := []registration.Instance{in, out, mesh}
+	all := []registration.Instance{in, out, mesh, front}
 	for _, i := range all {
 		if id, err := r.Register(t.Context(), r.consul, i); err != nil || id != i.ID {
 			t.Fatalf("got %q, %v", id, err)
@@ -340,7 +350,7 @@ func TestGateways(t *testing.T) {
 	r.quiet(t, all...)
 	for id, kind := range map[string]api.ServiceKind{
 		in.ID: "ingress-gateway", out.ID: "terminating-gateway",
-		mesh.ID: "mesh-gateway",
+		mesh.ID: "mesh-gateway", front.ID: "api-gateway",
 	} {
 		if got := r.inCatalog(t, id); got.Kind != kind {
 			t.Errorf("%s is a %s", id, got.Kind)
@@ -363,6 +373,16 @@ func TestGateways(t *testing.T) {
 	if e := ingress.(*api.IngressGatewayConfigEntry); !e.TLS.Enabled || e.Listeners[0].Protocol != "tcp" ||
 		e.Listeners[1].Services[0].Hosts[0] != "api.test" {
 		t.Errorf("got %+v", e)
+	} else {
+		behind, _ := json.Marshal(e.Listeners[1].Services[0])
+		if want := `{"Name":"api","Hosts":["api.test"],"TLS":{"SDS":{"ClusterName":"sds","CertResource":"api"}},` +
+			`"RequestHeaders":{"Add":{"a":"1"},"Remove":["b"]},"ResponseHeaders":{"Set":{"c":"2"}},` +
+			`"MaxConnections":5,"MaxPendingRequests":6,"MaxConcurrentRequests":7}`; string(behind) != want {
+			t.Errorf("got  %s\nwant %s", behind, want)
+		}
+		if e.TLS.SDS == nil || e.TLS.SDS.CertResource != "in" {
+			t.Errorf("got %+v", e.TLS.SDS)
+		}
 	}
 	if e := terminating.(*api.TerminatingGatewayConfigEntry); e.Services[0].SNI != "db.test" ||
 		e.Services[0].CAFile != "/ca" {

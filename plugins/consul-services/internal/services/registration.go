@@ -292,6 +292,8 @@ func gatewayKind(g *service.Gateway) api.ServiceKind {
 		return api.ServiceKindIngressGateway
 	case g.Terminating != nil:
 		return api.ServiceKindTerminatingGateway
+	case g.API != nil:
+		return api.ServiceKindAPIGateway
 	}
 	return api.ServiceKindMeshGateway
 }

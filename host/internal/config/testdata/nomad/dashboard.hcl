@@ -4,7 +4,7 @@ workload "dashboard" {
     mode = "host"
 
     port "http" {
-      static = 9002
+      static = "9002"
     }
   }
 
@@ -26,6 +26,9 @@ workload "dashboard" {
       path     = "/health"
       interval = "10s"
       timeout  = "2s"
+      notes    = "restart the cache first"
+
+      on_update = "ignore_warnings"
 
       header {
         Accept          = ["application/json"]

@@ -28,6 +28,10 @@ workload "edge" {
             tls_min_version = "TLSv1_2"
             tls_max_version = "TLSv1_3"
             cipher_suites   = ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
+            sds {
+              cluster_name  = "sds-cluster"
+              cert_resource = "ingress"
+            }
           }
           listener {
             port     = 8088
@@ -42,6 +46,25 @@ workload "edge" {
             service {
               name  = "web"
               hosts = ["web.example", "www.example"]
+              tls {
+                sds {
+                  cluster_name  = "sds-cluster"
+                  cert_resource = "web"
+                }
+              }
+              request_headers {
+                add {
+                  x-gateway = "edge"
+                }
+                set    = { x-hop = 1 }
+                remove = ["x-debug"]
+              }
+              response_headers {
+                remove = ["server"]
+              }
+              max_connections         = 100
+              max_pending_requests    = 200
+              max_concurrent_requests = 300
             }
             service {
               name = "*"
@@ -54,7 +77,7 @@ workload "edge" {
 
   service {
     name = "egress"
-    port = "8443"
+    kind = "terminating-gateway"
     connect {
       gateway {
         terminating {
@@ -79,6 +102,17 @@ workload "edge" {
           envoy_gateway_bind_tagged_addresses = true
         }
         mesh {}
+      }
+    }
+  }
+
+  service {
+    name      = "front"
+    kind      = "api-gateway"
+    on_update = "ignore"
+    connect {
+      gateway {
+        api {}
       }
     }
   }

@@ -415,7 +415,9 @@ type Check struct {
 	GrpcService            string `protobuf:"bytes,18,opt,name=grpc_service,json=grpcService,proto3" json:"grpc_service,omitempty"`
 	GrpcUseTls             bool   `protobuf:"varint,19,opt,name=grpc_use_tls,json=grpcUseTls,proto3" json:"grpc_use_tls,omitempty"`
 	// expose makes an http or grpc check go through the sidecar, on a separate listener.
-	Expose        bool `protobuf:"varint,20,opt,name=expose,proto3" json:"expose,omitempty"`
+	Expose bool `protobuf:"varint,20,opt,name=expose,proto3" json:"expose,omitempty"`
+	// notes are for people.
+	Notes         string `protobuf:"bytes,21,opt,name=notes,proto3" json:"notes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -588,6 +590,13 @@ func (x *Check) GetExpose() bool {
 		return x.Expose
 	}
 	return false
+}
+
+func (x *Check) GetNotes() string {
+	if x != nil {
+		return x.Notes
+	}
+	return ""
 }
 
 type HeaderValues struct {
@@ -1178,13 +1187,14 @@ func (x *ExposePath) GetListenerPort() string {
 	return ""
 }
 
-// Gateway makes the service a gateway: exactly one of ingress, terminating and mesh is set.
+// Gateway makes the service a gateway: exactly one of ingress, terminating, mesh and api is set.
 type Gateway struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proxy         *GatewayProxy          `protobuf:"bytes,1,opt,name=proxy,proto3" json:"proxy,omitempty"`
 	Ingress       *Ingress               `protobuf:"bytes,2,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	Terminating   *Terminating           `protobuf:"bytes,3,opt,name=terminating,proto3" json:"terminating,omitempty"`
 	Mesh          *Mesh                  `protobuf:"bytes,4,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Api           *APIGateway            `protobuf:"bytes,5,opt,name=api,proto3" json:"api,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1243,6 +1253,13 @@ func (x *Gateway) GetTerminating() *Terminating {
 func (x *Gateway) GetMesh() *Mesh {
 	if x != nil {
 		return x.Mesh
+	}
+	return nil
+}
+
+func (x *Gateway) GetApi() *APIGateway {
+	if x != nil {
+		return x.Api
 	}
 	return nil
 }
@@ -1441,6 +1458,7 @@ type IngressTLS struct {
 	TlsMinVersion string                 `protobuf:"bytes,2,opt,name=tls_min_version,json=tlsMinVersion,proto3" json:"tls_min_version,omitempty"`
 	TlsMaxVersion string                 `protobuf:"bytes,3,opt,name=tls_max_version,json=tlsMaxVersion,proto3" json:"tls_max_version,omitempty"`
 	CipherSuites  []string               `protobuf:"bytes,4,rep,name=cipher_suites,json=cipherSuites,proto3" json:"cipher_suites,omitempty"`
+	Sds           *SDS                   `protobuf:"bytes,5,opt,name=sds,proto3" json:"sds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1503,6 +1521,66 @@ func (x *IngressTLS) GetCipherSuites() []string {
 	return nil
 }
 
+func (x *IngressTLS) GetSds() *SDS {
+	if x != nil {
+		return x.Sds
+	}
+	return nil
+}
+
+// SDS is where Envoy gets a certificate: a cluster of its bootstrap that serves secrets, and the secret's name there.
+type SDS struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ClusterName   string                 `protobuf:"bytes,1,opt,name=cluster_name,json=clusterName,proto3" json:"cluster_name,omitempty"`
+	CertResource  string                 `protobuf:"bytes,2,opt,name=cert_resource,json=certResource,proto3" json:"cert_resource,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SDS) Reset() {
+	*x = SDS{}
+	mi := &file_pannier_service_v1_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SDS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SDS) ProtoMessage() {}
+
+func (x *SDS) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_service_v1_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SDS.ProtoReflect.Descriptor instead.
+func (*SDS) Descriptor() ([]byte, []int) {
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SDS) GetClusterName() string {
+	if x != nil {
+		return x.ClusterName
+	}
+	return ""
+}
+
+func (x *SDS) GetCertResource() string {
+	if x != nil {
+		return x.CertResource
+	}
+	return ""
+}
+
 type IngressListener struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Port  int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
@@ -1515,7 +1593,7 @@ type IngressListener struct {
 
 func (x *IngressListener) Reset() {
 	*x = IngressListener{}
-	mi := &file_pannier_service_v1_service_proto_msgTypes[17]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1605,7 @@ func (x *IngressListener) String() string {
 func (*IngressListener) ProtoMessage() {}
 
 func (x *IngressListener) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_service_v1_service_proto_msgTypes[17]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1618,7 @@ func (x *IngressListener) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IngressListener.ProtoReflect.Descriptor instead.
 func (*IngressListener) Descriptor() ([]byte, []int) {
-	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{17}
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *IngressListener) GetPort() int32 {
@@ -1565,16 +1643,24 @@ func (x *IngressListener) GetServices() []*IngressService {
 }
 
 type IngressService struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Hosts         []string               `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Hosts []string               `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	// tls of the service's hosts has sds only.
+	Tls             *IngressTLS      `protobuf:"bytes,3,opt,name=tls,proto3" json:"tls,omitempty"`
+	RequestHeaders  *HeaderModifiers `protobuf:"bytes,4,opt,name=request_headers,json=requestHeaders,proto3" json:"request_headers,omitempty"`
+	ResponseHeaders *HeaderModifiers `protobuf:"bytes,5,opt,name=response_headers,json=responseHeaders,proto3" json:"response_headers,omitempty"`
+	// Bounds for each instance of the service; 0: Envoy's defaults.
+	MaxConnections        int32 `protobuf:"varint,6,opt,name=max_connections,json=maxConnections,proto3" json:"max_connections,omitempty"`
+	MaxPendingRequests    int32 `protobuf:"varint,7,opt,name=max_pending_requests,json=maxPendingRequests,proto3" json:"max_pending_requests,omitempty"`
+	MaxConcurrentRequests int32 `protobuf:"varint,8,opt,name=max_concurrent_requests,json=maxConcurrentRequests,proto3" json:"max_concurrent_requests,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *IngressService) Reset() {
 	*x = IngressService{}
-	mi := &file_pannier_service_v1_service_proto_msgTypes[18]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1672,7 @@ func (x *IngressService) String() string {
 func (*IngressService) ProtoMessage() {}
 
 func (x *IngressService) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_service_v1_service_proto_msgTypes[18]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1685,7 @@ func (x *IngressService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IngressService.ProtoReflect.Descriptor instead.
 func (*IngressService) Descriptor() ([]byte, []int) {
-	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{18}
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *IngressService) GetName() string {
@@ -1616,6 +1702,109 @@ func (x *IngressService) GetHosts() []string {
 	return nil
 }
 
+func (x *IngressService) GetTls() *IngressTLS {
+	if x != nil {
+		return x.Tls
+	}
+	return nil
+}
+
+func (x *IngressService) GetRequestHeaders() *HeaderModifiers {
+	if x != nil {
+		return x.RequestHeaders
+	}
+	return nil
+}
+
+func (x *IngressService) GetResponseHeaders() *HeaderModifiers {
+	if x != nil {
+		return x.ResponseHeaders
+	}
+	return nil
+}
+
+func (x *IngressService) GetMaxConnections() int32 {
+	if x != nil {
+		return x.MaxConnections
+	}
+	return 0
+}
+
+func (x *IngressService) GetMaxPendingRequests() int32 {
+	if x != nil {
+		return x.MaxPendingRequests
+	}
+	return 0
+}
+
+func (x *IngressService) GetMaxConcurrentRequests() int32 {
+	if x != nil {
+		return x.MaxConcurrentRequests
+	}
+	return 0
+}
+
+// HeaderModifiers change the headers of requests or answers.
+type HeaderModifiers struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Add           map[string]string      `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Set           map[string]string      `protobuf:"bytes,2,rep,name=set,proto3" json:"set,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Remove        []string               `protobuf:"bytes,3,rep,name=remove,proto3" json:"remove,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeaderModifiers) Reset() {
+	*x = HeaderModifiers{}
+	mi := &file_pannier_service_v1_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeaderModifiers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeaderModifiers) ProtoMessage() {}
+
+func (x *HeaderModifiers) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_service_v1_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeaderModifiers.ProtoReflect.Descriptor instead.
+func (*HeaderModifiers) Descriptor() ([]byte, []int) {
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *HeaderModifiers) GetAdd() map[string]string {
+	if x != nil {
+		return x.Add
+	}
+	return nil
+}
+
+func (x *HeaderModifiers) GetSet() map[string]string {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *HeaderModifiers) GetRemove() []string {
+	if x != nil {
+		return x.Remove
+	}
+	return nil
+}
+
 type Terminating struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Services      []*LinkedService       `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
@@ -1625,7 +1814,7 @@ type Terminating struct {
 
 func (x *Terminating) Reset() {
 	*x = Terminating{}
-	mi := &file_pannier_service_v1_service_proto_msgTypes[19]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1826,7 @@ func (x *Terminating) String() string {
 func (*Terminating) ProtoMessage() {}
 
 func (x *Terminating) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_service_v1_service_proto_msgTypes[19]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1839,7 @@ func (x *Terminating) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Terminating.ProtoReflect.Descriptor instead.
 func (*Terminating) Descriptor() ([]byte, []int) {
-	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{19}
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Terminating) GetServices() []*LinkedService {
@@ -1673,7 +1862,7 @@ type LinkedService struct {
 
 func (x *LinkedService) Reset() {
 	*x = LinkedService{}
-	mi := &file_pannier_service_v1_service_proto_msgTypes[20]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +1874,7 @@ func (x *LinkedService) String() string {
 func (*LinkedService) ProtoMessage() {}
 
 func (x *LinkedService) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_service_v1_service_proto_msgTypes[20]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +1887,7 @@ func (x *LinkedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkedService.ProtoReflect.Descriptor instead.
 func (*LinkedService) Descriptor() ([]byte, []int) {
-	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{20}
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LinkedService) GetName() string {
@@ -1744,7 +1933,7 @@ type Mesh struct {
 
 func (x *Mesh) Reset() {
 	*x = Mesh{}
-	mi := &file_pannier_service_v1_service_proto_msgTypes[21]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1945,7 @@ func (x *Mesh) String() string {
 func (*Mesh) ProtoMessage() {}
 
 func (x *Mesh) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_service_v1_service_proto_msgTypes[21]
+	mi := &file_pannier_service_v1_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +1958,44 @@ func (x *Mesh) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mesh.ProtoReflect.Descriptor instead.
 func (*Mesh) Descriptor() ([]byte, []int) {
-	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{21}
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{23}
+}
+
+// APIGateway is a gateway for callers outside the mesh. Its listeners and routes are config entries that others write.
+type APIGateway struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *APIGateway) Reset() {
+	*x = APIGateway{}
+	mi := &file_pannier_service_v1_service_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *APIGateway) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*APIGateway) ProtoMessage() {}
+
+func (x *APIGateway) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_service_v1_service_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use APIGateway.ProtoReflect.Descriptor instead.
+func (*APIGateway) Descriptor() ([]byte, []int) {
+	return file_pannier_service_v1_service_proto_rawDescGZIP(), []int{24}
 }
 
 var File_pannier_service_v1_service_proto protoreflect.FileDescriptor
@@ -1826,7 +2052,7 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"=\n" +
 	"\aWeights\x12\x18\n" +
 	"\apassing\x18\x01 \x01(\x05R\apassing\x12\x18\n" +
-	"\awarning\x18\x02 \x01(\x05R\awarning\"\x87\x06\n" +
+	"\awarning\x18\x02 \x01(\x05R\awarning\"\x9d\x06\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
@@ -1849,7 +2075,8 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\fgrpc_service\x18\x12 \x01(\tR\vgrpcService\x12 \n" +
 	"\fgrpc_use_tls\x18\x13 \x01(\bR\n" +
 	"grpcUseTls\x12\x16\n" +
-	"\x06expose\x18\x14 \x01(\bR\x06expose\x1a[\n" +
+	"\x06expose\x18\x14 \x01(\bR\x06expose\x12\x14\n" +
+	"\x05notes\x18\x15 \x01(\tR\x05notes\x1a[\n" +
 	"\vHeaderEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x126\n" +
 	"\x05value\x18\x02 \x01(\v2 .pannier.service.v1.HeaderValuesR\x05value:\x028\x01\"&\n" +
@@ -1903,12 +2130,13 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12&\n" +
 	"\x0flocal_path_port\x18\x03 \x01(\x05R\rlocalPathPort\x12#\n" +
-	"\rlistener_port\x18\x04 \x01(\tR\flistenerPort\"\xe9\x01\n" +
+	"\rlistener_port\x18\x04 \x01(\tR\flistenerPort\"\x9b\x02\n" +
 	"\aGateway\x126\n" +
 	"\x05proxy\x18\x01 \x01(\v2 .pannier.service.v1.GatewayProxyR\x05proxy\x125\n" +
 	"\aingress\x18\x02 \x01(\v2\x1b.pannier.service.v1.IngressR\aingress\x12A\n" +
 	"\vterminating\x18\x03 \x01(\v2\x1f.pannier.service.v1.TerminatingR\vterminating\x12,\n" +
-	"\x04mesh\x18\x04 \x01(\v2\x18.pannier.service.v1.MeshR\x04mesh\"\xa3\x04\n" +
+	"\x04mesh\x18\x04 \x01(\v2\x18.pannier.service.v1.MeshR\x04mesh\x120\n" +
+	"\x03api\x18\x05 \x01(\v2\x1e.pannier.service.v1.APIGatewayR\x03api\"\xa3\x04\n" +
 	"\fGatewayProxy\x12'\n" +
 	"\x0fconnect_timeout\x18\x01 \x01(\tR\x0econnectTimeout\x12L\n" +
 	"#envoy_gateway_bind_tagged_addresses\x18\x02 \x01(\bR\x1fenvoyGatewayBindTaggedAddresses\x12\x80\x01\n" +
@@ -1924,20 +2152,40 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\x04port\x18\x02 \x01(\x05R\x04port\"~\n" +
 	"\aIngress\x120\n" +
 	"\x03tls\x18\x01 \x01(\v2\x1e.pannier.service.v1.IngressTLSR\x03tls\x12A\n" +
-	"\tlisteners\x18\x02 \x03(\v2#.pannier.service.v1.IngressListenerR\tlisteners\"\x9b\x01\n" +
+	"\tlisteners\x18\x02 \x03(\v2#.pannier.service.v1.IngressListenerR\tlisteners\"\xc6\x01\n" +
 	"\n" +
 	"IngressTLS\x12\x18\n" +
 	"\aenabled\x18\x01 \x01(\bR\aenabled\x12&\n" +
 	"\x0ftls_min_version\x18\x02 \x01(\tR\rtlsMinVersion\x12&\n" +
 	"\x0ftls_max_version\x18\x03 \x01(\tR\rtlsMaxVersion\x12#\n" +
-	"\rcipher_suites\x18\x04 \x03(\tR\fcipherSuites\"\x81\x01\n" +
+	"\rcipher_suites\x18\x04 \x03(\tR\fcipherSuites\x12)\n" +
+	"\x03sds\x18\x05 \x01(\v2\x17.pannier.service.v1.SDSR\x03sds\"M\n" +
+	"\x03SDS\x12!\n" +
+	"\fcluster_name\x18\x01 \x01(\tR\vclusterName\x12#\n" +
+	"\rcert_resource\x18\x02 \x01(\tR\fcertResource\"\x81\x01\n" +
 	"\x0fIngressListener\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\x05R\x04port\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12>\n" +
-	"\bservices\x18\x03 \x03(\v2\".pannier.service.v1.IngressServiceR\bservices\":\n" +
+	"\bservices\x18\x03 \x03(\v2\".pannier.service.v1.IngressServiceR\bservices\"\x9d\x03\n" +
 	"\x0eIngressService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05hosts\x18\x02 \x03(\tR\x05hosts\"L\n" +
+	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x120\n" +
+	"\x03tls\x18\x03 \x01(\v2\x1e.pannier.service.v1.IngressTLSR\x03tls\x12L\n" +
+	"\x0frequest_headers\x18\x04 \x01(\v2#.pannier.service.v1.HeaderModifiersR\x0erequestHeaders\x12N\n" +
+	"\x10response_headers\x18\x05 \x01(\v2#.pannier.service.v1.HeaderModifiersR\x0fresponseHeaders\x12'\n" +
+	"\x0fmax_connections\x18\x06 \x01(\x05R\x0emaxConnections\x120\n" +
+	"\x14max_pending_requests\x18\a \x01(\x05R\x12maxPendingRequests\x126\n" +
+	"\x17max_concurrent_requests\x18\b \x01(\x05R\x15maxConcurrentRequests\"\x99\x02\n" +
+	"\x0fHeaderModifiers\x12>\n" +
+	"\x03add\x18\x01 \x03(\v2,.pannier.service.v1.HeaderModifiers.AddEntryR\x03add\x12>\n" +
+	"\x03set\x18\x02 \x03(\v2,.pannier.service.v1.HeaderModifiers.SetEntryR\x03set\x12\x16\n" +
+	"\x06remove\x18\x03 \x03(\tR\x06remove\x1a6\n" +
+	"\bAddEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
+	"\bSetEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
 	"\vTerminating\x12=\n" +
 	"\bservices\x18\x01 \x03(\v2!.pannier.service.v1.LinkedServiceR\bservices\"\x86\x01\n" +
 	"\rLinkedService\x12\x12\n" +
@@ -1946,7 +2194,9 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\tcert_file\x18\x03 \x01(\tR\bcertFile\x12\x19\n" +
 	"\bkey_file\x18\x04 \x01(\tR\akeyFile\x12\x10\n" +
 	"\x03sni\x18\x05 \x01(\tR\x03sni\"\x06\n" +
-	"\x04MeshBCZAgithub.com/pannier/pannier/sdk/proto/pannier/service/v1;servicev1b\x06proto3"
+	"\x04Mesh\"\f\n" +
+	"\n" +
+	"APIGatewayBCZAgithub.com/pannier/pannier/sdk/proto/pannier/service/v1;servicev1b\x06proto3"
 
 var (
 	file_pannier_service_v1_service_proto_rawDescOnce sync.Once
@@ -1960,7 +2210,7 @@ func file_pannier_service_v1_service_proto_rawDescGZIP() []byte {
 	return file_pannier_service_v1_service_proto_rawDescData
 }
 
-var file_pannier_service_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_pannier_service_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_pannier_service_v1_service_proto_goTypes = []any{
 	(*Consul)(nil),          // 0: pannier.service.v1.Consul
 	(*Service)(nil),         // 1: pannier.service.v1.Service
@@ -1979,55 +2229,67 @@ var file_pannier_service_v1_service_proto_goTypes = []any{
 	(*BindAddress)(nil),     // 14: pannier.service.v1.BindAddress
 	(*Ingress)(nil),         // 15: pannier.service.v1.Ingress
 	(*IngressTLS)(nil),      // 16: pannier.service.v1.IngressTLS
-	(*IngressListener)(nil), // 17: pannier.service.v1.IngressListener
-	(*IngressService)(nil),  // 18: pannier.service.v1.IngressService
-	(*Terminating)(nil),     // 19: pannier.service.v1.Terminating
-	(*LinkedService)(nil),   // 20: pannier.service.v1.LinkedService
-	(*Mesh)(nil),            // 21: pannier.service.v1.Mesh
-	nil,                     // 22: pannier.service.v1.Service.MetaEntry
-	nil,                     // 23: pannier.service.v1.Service.CanaryMetaEntry
-	nil,                     // 24: pannier.service.v1.Service.TaggedAddressesEntry
-	nil,                     // 25: pannier.service.v1.Check.HeaderEntry
-	nil,                     // 26: pannier.service.v1.SidecarService.MetaEntry
-	nil,                     // 27: pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry
-	(*structpb.Struct)(nil), // 28: google.protobuf.Struct
+	(*SDS)(nil),             // 17: pannier.service.v1.SDS
+	(*IngressListener)(nil), // 18: pannier.service.v1.IngressListener
+	(*IngressService)(nil),  // 19: pannier.service.v1.IngressService
+	(*HeaderModifiers)(nil), // 20: pannier.service.v1.HeaderModifiers
+	(*Terminating)(nil),     // 21: pannier.service.v1.Terminating
+	(*LinkedService)(nil),   // 22: pannier.service.v1.LinkedService
+	(*Mesh)(nil),            // 23: pannier.service.v1.Mesh
+	(*APIGateway)(nil),      // 24: pannier.service.v1.APIGateway
+	nil,                     // 25: pannier.service.v1.Service.MetaEntry
+	nil,                     // 26: pannier.service.v1.Service.CanaryMetaEntry
+	nil,                     // 27: pannier.service.v1.Service.TaggedAddressesEntry
+	nil,                     // 28: pannier.service.v1.Check.HeaderEntry
+	nil,                     // 29: pannier.service.v1.SidecarService.MetaEntry
+	nil,                     // 30: pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry
+	nil,                     // 31: pannier.service.v1.HeaderModifiers.AddEntry
+	nil,                     // 32: pannier.service.v1.HeaderModifiers.SetEntry
+	(*structpb.Struct)(nil), // 33: google.protobuf.Struct
 }
 var file_pannier_service_v1_service_proto_depIdxs = []int32{
-	22, // 0: pannier.service.v1.Service.meta:type_name -> pannier.service.v1.Service.MetaEntry
-	23, // 1: pannier.service.v1.Service.canary_meta:type_name -> pannier.service.v1.Service.CanaryMetaEntry
-	24, // 2: pannier.service.v1.Service.tagged_addresses:type_name -> pannier.service.v1.Service.TaggedAddressesEntry
+	25, // 0: pannier.service.v1.Service.meta:type_name -> pannier.service.v1.Service.MetaEntry
+	26, // 1: pannier.service.v1.Service.canary_meta:type_name -> pannier.service.v1.Service.CanaryMetaEntry
+	27, // 2: pannier.service.v1.Service.tagged_addresses:type_name -> pannier.service.v1.Service.TaggedAddressesEntry
 	3,  // 3: pannier.service.v1.Service.checks:type_name -> pannier.service.v1.Check
 	5,  // 4: pannier.service.v1.Service.connect:type_name -> pannier.service.v1.Connect
 	2,  // 5: pannier.service.v1.Service.weights:type_name -> pannier.service.v1.Weights
-	25, // 6: pannier.service.v1.Check.header:type_name -> pannier.service.v1.Check.HeaderEntry
+	28, // 6: pannier.service.v1.Check.header:type_name -> pannier.service.v1.Check.HeaderEntry
 	6,  // 7: pannier.service.v1.Connect.sidecar_service:type_name -> pannier.service.v1.SidecarService
 	12, // 8: pannier.service.v1.Connect.gateway:type_name -> pannier.service.v1.Gateway
-	26, // 9: pannier.service.v1.SidecarService.meta:type_name -> pannier.service.v1.SidecarService.MetaEntry
+	29, // 9: pannier.service.v1.SidecarService.meta:type_name -> pannier.service.v1.SidecarService.MetaEntry
 	7,  // 10: pannier.service.v1.SidecarService.proxy:type_name -> pannier.service.v1.Proxy
 	8,  // 11: pannier.service.v1.Proxy.upstreams:type_name -> pannier.service.v1.Upstream
 	10, // 12: pannier.service.v1.Proxy.expose:type_name -> pannier.service.v1.Expose
-	28, // 13: pannier.service.v1.Proxy.config:type_name -> google.protobuf.Struct
+	33, // 13: pannier.service.v1.Proxy.config:type_name -> google.protobuf.Struct
 	9,  // 14: pannier.service.v1.Proxy.mesh_gateway:type_name -> pannier.service.v1.MeshGateway
 	9,  // 15: pannier.service.v1.Upstream.mesh_gateway:type_name -> pannier.service.v1.MeshGateway
-	28, // 16: pannier.service.v1.Upstream.config:type_name -> google.protobuf.Struct
+	33, // 16: pannier.service.v1.Upstream.config:type_name -> google.protobuf.Struct
 	11, // 17: pannier.service.v1.Expose.paths:type_name -> pannier.service.v1.ExposePath
 	13, // 18: pannier.service.v1.Gateway.proxy:type_name -> pannier.service.v1.GatewayProxy
 	15, // 19: pannier.service.v1.Gateway.ingress:type_name -> pannier.service.v1.Ingress
-	19, // 20: pannier.service.v1.Gateway.terminating:type_name -> pannier.service.v1.Terminating
-	21, // 21: pannier.service.v1.Gateway.mesh:type_name -> pannier.service.v1.Mesh
-	27, // 22: pannier.service.v1.GatewayProxy.envoy_gateway_bind_addresses:type_name -> pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry
-	28, // 23: pannier.service.v1.GatewayProxy.config:type_name -> google.protobuf.Struct
-	16, // 24: pannier.service.v1.Ingress.tls:type_name -> pannier.service.v1.IngressTLS
-	17, // 25: pannier.service.v1.Ingress.listeners:type_name -> pannier.service.v1.IngressListener
-	18, // 26: pannier.service.v1.IngressListener.services:type_name -> pannier.service.v1.IngressService
-	20, // 27: pannier.service.v1.Terminating.services:type_name -> pannier.service.v1.LinkedService
-	4,  // 28: pannier.service.v1.Check.HeaderEntry.value:type_name -> pannier.service.v1.HeaderValues
-	14, // 29: pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry.value:type_name -> pannier.service.v1.BindAddress
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	21, // 20: pannier.service.v1.Gateway.terminating:type_name -> pannier.service.v1.Terminating
+	23, // 21: pannier.service.v1.Gateway.mesh:type_name -> pannier.service.v1.Mesh
+	24, // 22: pannier.service.v1.Gateway.api:type_name -> pannier.service.v1.APIGateway
+	30, // 23: pannier.service.v1.GatewayProxy.envoy_gateway_bind_addresses:type_name -> pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry
+	33, // 24: pannier.service.v1.GatewayProxy.config:type_name -> google.protobuf.Struct
+	16, // 25: pannier.service.v1.Ingress.tls:type_name -> pannier.service.v1.IngressTLS
+	18, // 26: pannier.service.v1.Ingress.listeners:type_name -> pannier.service.v1.IngressListener
+	17, // 27: pannier.service.v1.IngressTLS.sds:type_name -> pannier.service.v1.SDS
+	19, // 28: pannier.service.v1.IngressListener.services:type_name -> pannier.service.v1.IngressService
+	16, // 29: pannier.service.v1.IngressService.tls:type_name -> pannier.service.v1.IngressTLS
+	20, // 30: pannier.service.v1.IngressService.request_headers:type_name -> pannier.service.v1.HeaderModifiers
+	20, // 31: pannier.service.v1.IngressService.response_headers:type_name -> pannier.service.v1.HeaderModifiers
+	31, // 32: pannier.service.v1.HeaderModifiers.add:type_name -> pannier.service.v1.HeaderModifiers.AddEntry
+	32, // 33: pannier.service.v1.HeaderModifiers.set:type_name -> pannier.service.v1.HeaderModifiers.SetEntry
+	22, // 34: pannier.service.v1.Terminating.services:type_name -> pannier.service.v1.LinkedService
+	4,  // 35: pannier.service.v1.Check.HeaderEntry.value:type_name -> pannier.service.v1.HeaderValues
+	14, // 36: pannier.service.v1.GatewayProxy.EnvoyGatewayBindAddressesEntry.value:type_name -> pannier.service.v1.BindAddress
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_pannier_service_v1_service_proto_init() }
@@ -2041,7 +2303,7 @@ func file_pannier_service_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_service_v1_service_proto_rawDesc), len(file_pannier_service_v1_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
