@@ -63,16 +63,23 @@ var releases = []mutant{
 	{
 		name: "refused-is-undone", promise: "what Consul has refused for certain is not undone there",
 		file: "host/internal/workload/servicesteps/identify.go",
-		old:  "	if svc.Unmade {\n",
-		new:  "	if svc.Unmade && svc.asked {\n",
+		old:  "	if slices.Contains(svc.Unmade, t.ID) {\n",
+		new:  "	if slices.Contains(svc.Unmade, t.ID) && svc.asked[t.ID] {\n",
 		pkg:  "./host/internal/workload", run: "^TestWhatConsulRefusedIsNotUndone$",
 	},
 	{
 		name: "refused-after-no-answer", promise: "a token that Consul may have made is revoked, also if it was refused later",
 		file: "host/internal/workload/servicesteps/identify.go",
-		old:  "		svc.asked = before || !step.Definite(err)\n",
-		new:  "		svc.asked = !step.Definite(err) && !before\n",
+		old:  "		svc.asked[t.ID] = before || !step.Definite(err)\n",
+		new:  "		svc.asked[t.ID] = !step.Definite(err) && !before\n",
 		pkg:  "./host/internal/workload", run: "^TestWhatConsulRefusedIsNotUndone$",
+	},
+	{
+		name: "refused-replacement-kept", promise: "a replacement that Consul has refused leaves no record of a token",
+		file: "host/internal/workload/servicesteps/identify.go",
+		old:  "		if !s.asked[t.ID] {\n",
+		new:  "		if !s.asked[t.ID] && s.Next.ID == \"\" {\n",
+		pkg:  "./host/internal/workload", run: "^TestARefusedReplacementIsForgotten$",
 	},
 	{
 		name: "force-leaves-nothing", promise: "a forced release does not wait for what Consul refuses",

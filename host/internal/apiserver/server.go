@@ -39,6 +39,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/handover"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/storage"
 )
@@ -405,6 +406,8 @@ type Workloads interface {
 	Placements(ref claim.VolumeRef) []workload.Placement
 	// Holders lists who has the volumes of a workload, besides the host.
 	Holders(ref claim.WorkloadRef) ([]workload.Holder, error)
+	// InspectTokens asks Consul about the tokens of a workload's services.
+	InspectTokens(ctx context.Context, ref claim.WorkloadRef) ([]servicesteps.Inspection, error)
 	// WorkloadsUsing names what is mounted or attached by a driver.
 	WorkloadsUsing(driver string) []string
 	// FailedTries counts the tries to release a workload that failed.

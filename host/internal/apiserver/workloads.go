@@ -151,7 +151,7 @@ func (s workloadService) RunningWorkload(ctx context.Context,
 }
 
 // GetWorkload reads one workload.
-func (s workloadService) GetWorkload(_ context.Context,
+func (s workloadService) GetWorkload(ctx context.Context,
 	req *connect.Request[hostv1.GetWorkloadRequest],
 ) (*connect.Response[hostv1.GetWorkloadResponse], error) {
 	ref, err := workloadRef(req.Msg)
@@ -167,6 +167,11 @@ func (s workloadService) GetWorkload(_ context.Context,
 		return nil, err
 	}
 	resp := &hostv1.GetWorkloadResponse{Workload: shown}
+	if req.Msg.GetTokens() {
+		if resp.Tokens, err = s.inspectTokens(ctx, ref); err != nil {
+			return nil, err
+		}
+	}
 	if !req.Msg.GetHolders() {
 		return connect.NewResponse(resp), nil
 	}
@@ -181,6 +186,20 @@ func (s workloadService) GetWorkload(_ context.Context,
 		})
 	}
 	return connect.NewResponse(resp), nil
+}
+
+func (s workloadService) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all []*hostv1.InspectedToken,
+	err error,
+) {
+	found, err := s.cfg.Workloads.InspectTokens(ctx, ref)
+	for _, t := range found {
+		shown := &hostv1.InspectedToken{Token: shownToken(t.Token, false), State: string(t.State)}
+		if t.Err != nil {
+			shown.Error = t.Err.Error()
+		}
+		all = append(all, shown)
+	}
+	return all, err
 }
 
 // ListWorkloads lists the workloads of this node, including those that ended recently.

@@ -618,7 +618,20 @@ func (f *fake) GetWorkload(_ context.Context,
 	if w == nil {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.Msg.GetId()))
 	}
-	return connect.NewResponse(&hostv1.GetWorkloadResponse{Workload: w}), nil
+	resp := &hostv1.GetWorkloadResponse{Workload: w}
+	for _, s := range w.GetServices() {
+		if s.GetTokenAccessor() == "" || !r.Msg.GetTokens() {
+			continue
+		}
+		token := &hostv1.InspectedToken{
+			Token: &hostv1.Token{Service: s.GetName(), Consul: s.GetConsul(), Accessor: s.GetTokenAccessor()}, State: "valid",
+		}
+		if f.consulAway {
+			token.State, token.Error = "unknown", "Consul does not answer"
+		}
+		resp.Tokens = append(resp.Tokens, token)
+	}
+	return connect.NewResponse(resp), nil
 }
 
 func (f *fake) ListWorkloads(context.Context,

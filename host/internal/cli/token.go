@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -16,7 +17,7 @@ import (
 
 func (a *app) tokenCommand() *cobra.Command {
 	return a.noun("token", "Consul tokens of workloads' services",
-		a.tokenList(), a.tokenSweep())
+		a.tokenList(), a.tokenInspect(), a.tokenSweep())
 }
 
 func (a *app) tokenList() *cobra.Command {
@@ -44,6 +45,49 @@ token.`,
 	complete(cmd, "workload", a.completeIDs(workloadIDs))
 	staleFlag(cmd, &read)
 	return cmd
+}
+
+func (a *app) tokenInspect() *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect", Short: "Ask Consul about the tokens of a workload's services, now",
+		Long: `Ask this node's Consul agent about the tokens of the services of a workload that runs on this
+node, now. The agent itself looks every five minutes. The exit code is 1 unless all are valid.`,
+		Example: "pannier token inspect web",
+		Args:    exactly("SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs),
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			namespace, id, err := a.specOrID(args[0])
+			if err != nil {
+				return err
+			}
+			resp, err := client.Workloads.GetWorkload(ctx,
+				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true}))
+			if err != nil {
+				return hintWorkload(err)
+			}
+			tokens := resp.Msg.GetTokens()
+			err = a.print(&hostv1.GetWorkloadResponse{Tokens: tokens}, func() error { return a.showInspected(tokens) })
+			return cmp.Or(err, inspectionError(tokens))
+		}),
+	}
+}
+
+// inspectionError is the error if a token is not valid.
+func inspectionError(tokens []*hostv1.InspectedToken) error {
+	is := func(state string) bool {
+		return slices.ContainsFunc(tokens, func(t *hostv1.InspectedToken) bool { return t.GetState() == state })
+	}
+	switch {
+	case is("gone"):
+		return &hintError{
+			errors.New("Consul does not know a token"),
+			"that of a running workload is replaced within five minutes; pannier workload status says if that fails",
+		}
+	case is("unknown"):
+		return errors.New("Consul could not be asked about a token")
+	case is("none"):
+		return errors.New("a service has no token yet, or Consul has ACLs disabled")
+	}
+	return nil
 }
 
 func (a *app) tokenSweep() *cobra.Command {
@@ -105,6 +149,26 @@ func (a *app) showTokens(tokens []*hostv1.Token) error {
 		}
 		t.row(k.GetWorkload(), k.GetNamespace(), k.GetService(), k.GetNode(), k.GetConsul(), accessor(k),
 			age(k.GetCreatedAt()), ahead(k.GetExpiresAt()), orphan)
+	}
+	return a.show(t)
+}
+
+func (a *app) showInspected(tokens []*hostv1.InspectedToken) error {
+	if len(tokens) == 0 {
+		a.note("no service of the workload has a token; one with a connect block has")
+		return nil
+	}
+	t := newTable("SERVICE", "CONSUL", "ACCESSOR", "EXPIRES", "STATE", "ERROR")
+	for _, k := range tokens {
+		state := cell{k.GetState(), red}
+		switch k.GetState() {
+		case "valid":
+			state.color = green
+		case "none", "unknown":
+			state.color = yellow
+		}
+		t.row(k.GetToken().GetService(), k.GetToken().GetConsul(), k.GetToken().GetAccessor(),
+			ahead(k.GetToken().GetExpiresAt()), state, k.GetError())
 	}
 	return a.show(t)
 }

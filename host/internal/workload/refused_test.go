@@ -90,6 +90,24 @@ func TestARefusedTokenIsForgottenLater(t *testing.T) {
 	h.clean(t)
 }
 
+// Consul refuses to make a replacement. The release forgets it, and revokes the token that it was to replace.
+func TestARefusedReplacementIsForgotten(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.Look, h.services.Limits.ReadBack = 5*time.Millisecond, 50*time.Millisecond
+	first := h.start(t, withServices(spec("w"), sidecar("web"))).Services[0].Accessor
+	h.refuses("derive")
+	check.NoError(t, h.consul.forget())
+	h.eventually(t, "w", "refused", func(w Workload) bool { return w.Services[0].Message != "" })
+	if tokens := h.ledger.tokens(); len(tokens) != 2 {
+		t.Errorf("the ledger has the tokens %+v, want %s and its replacement", tokens, first)
+	}
+	h.stop(t, "w")
+	if forgot, revoked := h.count("forget web"), h.count("revoke web"); forgot != 1 || revoked != 1 {
+		t.Errorf("%d tokens were forgotten and %d revoked: %q", forgot, revoked, h.happened())
+	}
+	h.clean(t)
+}
+
 // Consul refuses to undo anything. The release says what ends that, and a start that waits for it says so too. Forced,
 // it leaves what Consul keeps: the ledger still has the token, for the sweep.
 func TestForcedReleaseLeavesWhatConsulKeeps(t *testing.T) {

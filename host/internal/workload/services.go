@@ -1,8 +1,11 @@
 package workload
 
 import (
+	"context"
 	"fmt"
+	"sync"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -85,4 +88,25 @@ func isClosed(c <-chan struct{}) bool {
 func (i *instance) checksProcess() (is bool) {
 	i.eachRegistered(func(s *servicesteps.Service) { is = is || checksProcess(s.Registered) })
 	return is
+}
+
+// InspectTokens asks Consul about the tokens of a workload's services, at the same time.
+func (m *Manager) InspectTokens(ctx context.Context, ref claim.WorkloadRef) ([]servicesteps.Inspection, error) {
+	i, err := m.find(ref)
+	if err != nil {
+		return nil, err
+	}
+	var identified []*servicesteps.Service
+	for _, s := range i.services {
+		if s.Identified() {
+			identified = append(identified, s)
+		}
+	}
+	found := make([]servicesteps.Inspection, len(identified))
+	var all sync.WaitGroup
+	for n, s := range identified {
+		all.Go(func() { found[n] = m.services.Inspect(ctx, s) })
+	}
+	all.Wait()
+	return found, nil
 }

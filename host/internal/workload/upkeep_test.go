@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/consul/secretsdir"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -270,4 +272,33 @@ func TestStopDuringACheck(t *testing.T) {
 	looking.await(t)
 	h.stop(t, "w")
 	h.clean(t)
+}
+
+// Consul is asked about the token of a service at once, not only when the host looks.
+func TestInspectTokens(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.Look = time.Hour
+	h.start(t, withServices(spec("w"), sidecar("web")))
+	h.start(t, spec("plain"))
+	is := func(want servicesteps.TokenState, why string) {
+		t.Helper()
+		found, err := h.InspectTokens(t.Context(), ref("w"))
+		check.NoError(t, err)
+		if len(found) != 1 || found[0].State != want || found[0].Token.Service != "web" || found[0].Token.Accessor == "" ||
+			(why == "") != (found[0].Err == nil) || (why != "" && !strings.Contains(found[0].Err.Error(), why)) {
+			t.Errorf("it is %+v, want %s: %s", found, want, why)
+		}
+	}
+	is(servicesteps.TokenValid, "")
+	check.NoError(t, h.consul.forget())
+	is(servicesteps.TokenGone, "")
+	h.on("read:before", 0, fail(codes.Unavailable))
+	is(servicesteps.TokenUnknown, "the test wants it so")
+
+	if found, err := h.InspectTokens(t.Context(), ref("plain")); err != nil || len(found) > 0 {
+		t.Errorf("a workload without services has %+v, %v", found, err)
+	}
+	if _, err := h.InspectTokens(t.Context(), ref("nope")); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of no workload: %v", err)
+	}
 }

@@ -146,3 +146,54 @@ func TestMeshConsulBlockIsGone(t *testing.T) {
 	m.nothingAtAll()
 	m.works(spec)
 }
+
+// Consul refuses the logins. The start of a workload leaves no record of a token, nor does one that ran meanwhile and
+// could not get a replacement. sids has no token of its own that could revoke one.
+func TestMeshRefusedLogin(t *testing.T) {
+	t.Parallel()
+	const refused = "no binding rule of the auth method gives this workload a service identity"
+	m := newMesh(t, byLogin, "")
+	m.open()
+	spec := m.meshWorkload("w", sidecarService("web", ""))
+	m.Run("workload", "start", spec)
+	acl := m.consul.Client(m.consul.Management).ACL()
+	rules, _, err := acl.BindingRuleList(m.reach.AuthMethod, nil)
+	check.NoError(t, err)
+	for _, r := range rules {
+		_, err := acl.BindingRuleDelete(r.ID, nil)
+		check.NoError(t, err)
+	}
+	_, err = acl.TokenDelete(m.service("w").GetTokenAccessor(), nil)
+	check.NoError(t, err)
+	m.Stop()
+	m.Start() // a host that was away looks at its tokens at once
+	m.Eventually("the replacement is refused", func() error {
+		if says := m.service("w").GetMessage(); !strings.Contains(says, refused) {
+			return fmt.Errorf("it says %q", says)
+		}
+		return nil
+	})
+	m.Run("workload", "stop", spec)
+	m.nothingInMesh()
+	m.Refused(4, []string{refused, "was undone", "nothing of the workload is left"}, "workload", "start", spec)
+	m.nothingInMesh()
+}
+
+// The state of a token is what Consul says now, not what the host saw when it looked.
+func TestMeshTokenInspect(t *testing.T) {
+	eachFaultyMode(t, "", func(t *testing.T, m *faultyMesh, spec string) {
+		m.Run("workload", "start", spec)
+		accessor := m.service("w").GetTokenAccessor()
+		if out := m.Run("token", "inspect", "w"); !strings.Contains(out, accessor) || !strings.Contains(out, "valid") {
+			t.Errorf("a valid token is shown as\n%s", out)
+		}
+		m.proxy.Down()
+		m.Refused(1, []string{accessor, "unknown", "connection refused", "could not be asked"}, "token", "inspect", spec)
+		m.proxy.Up(t)
+		_, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(accessor, nil)
+		check.NoError(t, err)
+		m.Refused(1, []string{accessor, "gone", "Consul does not know a token"}, "token", "inspect", "w")
+		m.Run("workload", "stop", spec)
+		m.nothingAtAll()
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -118,12 +119,12 @@ func (s *Steps) derive(ctx context.Context, svc *Service, t claim.Token) error {
 	var secret string
 	err := s.Limits.Retry.Retry(ctx, s.identityTimeout(svc.Consul), step.Retryable, func(ctx context.Context) (err error) {
 		var derived claim.Token
-		before := svc.asked
-		svc.asked = true
+		before := svc.asked[t.ID]
+		svc.asked[t.ID] = true
 		if derived, secret, err = s.Tokens.Derive(ctx, t); err == nil {
 			t = derived
 		}
-		svc.asked = before || !step.Definite(err)
+		svc.asked[t.ID] = before || !step.Definite(err)
 		return err
 	})
 	if err != nil {
@@ -188,8 +189,16 @@ func (s *Steps) adopt(svc *Service, t claim.Token, secret string) error {
 	})
 }
 
-// NoteUnmade notes whether Consul has made none of the service's tokens. The workload's lock is held.
-func (s *Service) NoteUnmade() { s.Unmade = s.identified && !s.asked }
+// NoteUnmade notes which of the service's tokens Consul has not made. The workload's lock is held, and nothing takes
+// the service's steps.
+func (s *Service) NoteUnmade() {
+	s.Unmade = nil
+	for _, t := range s.tokens() {
+		if !s.asked[t.ID] {
+			s.Unmade = append(s.Unmade, t.ID)
+		}
+	}
+}
 
 // Revoke revokes the service's tokens and removes its folder. The folder goes last: it holds the
 // secret, and a token of a login cannot be revoked without it. Tokens that Consul has never made
@@ -217,7 +226,7 @@ func (s *Steps) Revoke(ctx context.Context, svc *Service) error {
 }
 
 func (s *Steps) revoke(ctx context.Context, svc *Service, t claim.Token) error {
-	if svc.Unmade {
+	if slices.Contains(svc.Unmade, t.ID) {
 		if err := s.Tokens.Forget(ctx, t); err != nil {
 			return fmt.Errorf("remove the record of the token of %s, which Consul %q has not made: %w", svc, svc.Consul, err)
 		}

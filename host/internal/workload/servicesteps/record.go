@@ -32,8 +32,8 @@ type Record struct {
 	Next     claim.Token   `json:"next,omitzero"`
 	Former   []claim.Token `json:"former,omitempty"`
 
-	// Unmade says that Consul has made none of the tokens, set when the start has failed.
-	Unmade bool `json:"unmade,omitempty"`
+	// Unmade are the IDs of those tokens that Consul has not made, set when the workload is released.
+	Unmade []string `json:"unmade,omitempty"`
 
 	// Digests of the files that were written last; empty: none.
 	TokenSum     string `json:"token_sum,omitempty"`

@@ -16,6 +16,7 @@ import (
 	"encoding/hex"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -132,9 +133,9 @@ type Service struct {
 	// secrets of tokens that are in no file, by token ID: they are in the host's memory only. The
 	// goroutine that takes the service's steps uses it.
 	secrets map[string]string
-	// asked says that Consul may have made a token: it was asked, and has not refused each time. The goroutine that
-	// takes the service's steps uses it.
-	asked bool
+	// asked has the tokens that Consul may have made, by token ID: it was asked, and has not refused each time. The
+	// goroutine that takes the service's steps uses it.
+	asked map[string]bool
 
 	// What keeps the service from being in order; the workload's lock guards it.
 	problems map[Activity]string
@@ -143,10 +144,14 @@ type Service struct {
 // New makes the services of a workload from their records; uid is the user that owns their files.
 func New(w step.Workload, uid int, records []*Record) (all []*Service) {
 	for _, rec := range records {
+		asked := map[string]bool{}
+		for _, t := range rec.tokens() {
+			asked[t.ID] = len(rec.Steps) > 0 && !slices.Contains(rec.Unmade, t.ID)
+		}
 		all = append(all, &Service{
 			Record: rec, Name: rec.Service.Name, Consul: rec.Service.Consul,
 			registers: !rec.Service.IdentityOnly, identified: rec.Service.Identified(), proxied: rec.Service.Proxied(),
-			asked:    len(rec.Steps) > 0 && !rec.Unmade,
+			asked:    asked,
 			workload: w, uid: uid, secrets: map[string]string{}, problems: map[Activity]string{},
 		})
 	}

@@ -2166,7 +2166,9 @@ type GetWorkloadRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Id        string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// holders asks who has the workload's volumes, which is looked up in the mount tables of all processes.
-	Holders       bool `protobuf:"varint,3,opt,name=holders,proto3" json:"holders,omitempty"`
+	Holders bool `protobuf:"varint,3,opt,name=holders,proto3" json:"holders,omitempty"`
+	// tokens asks this node's Consul agents about the tokens of the workload's services.
+	Tokens        bool `protobuf:"varint,4,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2222,11 +2224,20 @@ func (x *GetWorkloadRequest) GetHolders() bool {
 	return false
 }
 
+func (x *GetWorkloadRequest) GetTokens() bool {
+	if x != nil {
+		return x.Tokens
+	}
+	return false
+}
+
 type GetWorkloadResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Workload *Workload              `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
 	// holders are set if they were asked for.
-	Holders       []*Holder `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
+	Holders []*Holder `protobuf:"bytes,2,rep,name=holders,proto3" json:"holders,omitempty"`
+	// tokens are set if they were asked for: one for each service with an identity.
+	Tokens        []*InspectedToken `protobuf:"bytes,3,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2275,6 +2286,77 @@ func (x *GetWorkloadResponse) GetHolders() []*Holder {
 	return nil
 }
 
+func (x *GetWorkloadResponse) GetTokens() []*InspectedToken {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// InspectedToken is the token of a service, and what Consul says of it now.
+type InspectedToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Token *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// state is valid, gone (the node's Consul agent does not know it), none (the service has none yet, or Consul has ACLs
+	// disabled) or unknown.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// error is why the state is unknown.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectedToken) Reset() {
+	*x = InspectedToken{}
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectedToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectedToken) ProtoMessage() {}
+
+func (x *InspectedToken) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectedToken.ProtoReflect.Descriptor instead.
+func (*InspectedToken) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *InspectedToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *InspectedToken) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *InspectedToken) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // Holder is a copy of a volume's mount, outside the directory of the host's own mounts, and a process that sees it.
 // Containers have volumes this way. Where a volume is mounted for several workloads of the node, the holders of all
 // of them are listed, as the kernel does not tell them apart.
@@ -2298,7 +2380,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2392,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2405,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Holder) GetRequest() string {
@@ -2385,7 +2467,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2479,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2492,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListWorkloadsRequest) GetNamespace() string {
@@ -2431,7 +2513,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2525,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_workload_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_workload_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2538,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_workload_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*Workload {
@@ -2477,7 +2559,7 @@ var File_pannier_host_v1_workload_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\n" +
-	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xeb\x03\n" +
+	"\x1epannier/host/v1/workload.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpannier/host/v1/token.proto\x1a\x1cpannier/host/v1/volume.proto\x1a pannier/service/v1/service.proto\"\xeb\x03\n" +
 	"\fWorkloadSpec\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x128\n" +
@@ -2678,14 +2760,20 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x14StopWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
-	"\x05event\"\\\n" +
+	"\x05event\"t\n" +
 	"\x12GetWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x18\n" +
-	"\aholders\x18\x03 \x01(\bR\aholders\"\x7f\n" +
+	"\aholders\x18\x03 \x01(\bR\aholders\x12\x16\n" +
+	"\x06tokens\x18\x04 \x01(\bR\x06tokens\"\xb8\x01\n" +
 	"\x13GetWorkloadResponse\x125\n" +
 	"\bworkload\x18\x01 \x01(\v2\x19.pannier.host.v1.WorkloadR\bworkload\x121\n" +
-	"\aholders\x18\x02 \x03(\v2\x17.pannier.host.v1.HolderR\aholders\"\xa9\x01\n" +
+	"\aholders\x18\x02 \x03(\v2\x17.pannier.host.v1.HolderR\aholders\x127\n" +
+	"\x06tokens\x18\x03 \x03(\v2\x1f.pannier.host.v1.InspectedTokenR\x06tokens\"j\n" +
+	"\x0eInspectedToken\x12,\n" +
+	"\x05token\x18\x01 \x01(\v2\x16.pannier.host.v1.TokenR\x05token\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\xa9\x01\n" +
 	"\x06Holder\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x18\n" +
@@ -2719,7 +2807,7 @@ func file_pannier_host_v1_workload_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_workload_proto_rawDescData
 }
 
-var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_pannier_host_v1_workload_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*WorkloadSpec)(nil),            // 0: pannier.host.v1.WorkloadSpec
 	(*DeviceRequest)(nil),           // 1: pannier.host.v1.DeviceRequest
@@ -2748,52 +2836,54 @@ var file_pannier_host_v1_workload_proto_goTypes = []any{
 	(*StopWorkloadResponse)(nil),    // 24: pannier.host.v1.StopWorkloadResponse
 	(*GetWorkloadRequest)(nil),      // 25: pannier.host.v1.GetWorkloadRequest
 	(*GetWorkloadResponse)(nil),     // 26: pannier.host.v1.GetWorkloadResponse
-	(*Holder)(nil),                  // 27: pannier.host.v1.Holder
-	(*ListWorkloadsRequest)(nil),    // 28: pannier.host.v1.ListWorkloadsRequest
-	(*ListWorkloadsResponse)(nil),   // 29: pannier.host.v1.ListWorkloadsResponse
-	nil,                             // 30: pannier.host.v1.Sidecar.EnvEntry
-	nil,                             // 31: pannier.host.v1.VolumeRequest.AttributesEntry
-	nil,                             // 32: pannier.host.v1.Exec.EnvEntry
-	nil,                             // 33: pannier.host.v1.Workload.PortsEntry
-	nil,                             // 34: pannier.host.v1.DeviceReservation.EnvEntry
-	nil,                             // 35: pannier.host.v1.ServiceStatus.UpstreamsEntry
-	(*v1.Service)(nil),              // 36: pannier.service.v1.Service
-	(*MountOptions)(nil),            // 37: pannier.host.v1.MountOptions
-	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
+	(*InspectedToken)(nil),          // 27: pannier.host.v1.InspectedToken
+	(*Holder)(nil),                  // 28: pannier.host.v1.Holder
+	(*ListWorkloadsRequest)(nil),    // 29: pannier.host.v1.ListWorkloadsRequest
+	(*ListWorkloadsResponse)(nil),   // 30: pannier.host.v1.ListWorkloadsResponse
+	nil,                             // 31: pannier.host.v1.Sidecar.EnvEntry
+	nil,                             // 32: pannier.host.v1.VolumeRequest.AttributesEntry
+	nil,                             // 33: pannier.host.v1.Exec.EnvEntry
+	nil,                             // 34: pannier.host.v1.Workload.PortsEntry
+	nil,                             // 35: pannier.host.v1.DeviceReservation.EnvEntry
+	nil,                             // 36: pannier.host.v1.ServiceStatus.UpstreamsEntry
+	(*v1.Service)(nil),              // 37: pannier.service.v1.Service
+	(*MountOptions)(nil),            // 38: pannier.host.v1.MountOptions
+	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
+	(*Token)(nil),                   // 41: pannier.host.v1.Token
 }
 var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	4,  // 0: pannier.host.v1.WorkloadSpec.volumes:type_name -> pannier.host.v1.VolumeRequest
 	5,  // 1: pannier.host.v1.WorkloadSpec.exec:type_name -> pannier.host.v1.Exec
-	36, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
+	37, // 2: pannier.host.v1.WorkloadSpec.services:type_name -> pannier.service.v1.Service
 	2,  // 3: pannier.host.v1.WorkloadSpec.ports:type_name -> pannier.host.v1.Port
 	3,  // 4: pannier.host.v1.WorkloadSpec.sidecars:type_name -> pannier.host.v1.Sidecar
 	1,  // 5: pannier.host.v1.WorkloadSpec.devices:type_name -> pannier.host.v1.DeviceRequest
-	30, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
-	37, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
-	31, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
-	32, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
+	31, // 6: pannier.host.v1.Sidecar.env:type_name -> pannier.host.v1.Sidecar.EnvEntry
+	38, // 7: pannier.host.v1.VolumeRequest.mount_options:type_name -> pannier.host.v1.MountOptions
+	32, // 8: pannier.host.v1.VolumeRequest.attributes:type_name -> pannier.host.v1.VolumeRequest.AttributesEntry
+	33, // 9: pannier.host.v1.Exec.env:type_name -> pannier.host.v1.Exec.EnvEntry
 	0,  // 10: pannier.host.v1.Workload.spec:type_name -> pannier.host.v1.WorkloadSpec
 	14, // 11: pannier.host.v1.Workload.mounts:type_name -> pannier.host.v1.Mount
 	15, // 12: pannier.host.v1.Workload.steps:type_name -> pannier.host.v1.Step
-	38, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
-	38, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
+	39, // 13: pannier.host.v1.Workload.started_at:type_name -> google.protobuf.Timestamp
+	39, // 14: pannier.host.v1.Workload.ended_at:type_name -> google.protobuf.Timestamp
 	13, // 15: pannier.host.v1.Workload.services:type_name -> pannier.host.v1.ServiceStatus
-	33, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
+	34, // 16: pannier.host.v1.Workload.ports:type_name -> pannier.host.v1.Workload.PortsEntry
 	9,  // 17: pannier.host.v1.Workload.devices:type_name -> pannier.host.v1.GivenDevice
 	10, // 18: pannier.host.v1.Workload.reservation:type_name -> pannier.host.v1.DeviceReservation
-	38, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
+	39, // 19: pannier.host.v1.Workload.waits_since:type_name -> google.protobuf.Timestamp
 	8,  // 20: pannier.host.v1.Workload.release:type_name -> pannier.host.v1.Release
 	7,  // 21: pannier.host.v1.Workload.credentials:type_name -> pannier.host.v1.Credential
-	38, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
-	38, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
+	39, // 22: pannier.host.v1.Release.since:type_name -> google.protobuf.Timestamp
+	39, // 23: pannier.host.v1.Release.next_try_at:type_name -> google.protobuf.Timestamp
 	11, // 24: pannier.host.v1.DeviceReservation.mounts:type_name -> pannier.host.v1.DeviceMount
 	12, // 25: pannier.host.v1.DeviceReservation.nodes:type_name -> pannier.host.v1.DeviceNode
-	34, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
-	38, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
-	35, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
-	38, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	39, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
+	35, // 26: pannier.host.v1.DeviceReservation.env:type_name -> pannier.host.v1.DeviceReservation.EnvEntry
+	39, // 27: pannier.host.v1.ServiceStatus.token_expires_at:type_name -> google.protobuf.Timestamp
+	36, // 28: pannier.host.v1.ServiceStatus.upstreams:type_name -> pannier.host.v1.ServiceStatus.UpstreamsEntry
+	39, // 29: pannier.host.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	40, // 30: pannier.host.v1.Step.took:type_name -> google.protobuf.Duration
 	0,  // 31: pannier.host.v1.StartWorkloadRequest.spec:type_name -> pannier.host.v1.WorkloadSpec
 	15, // 32: pannier.host.v1.StartWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 33: pannier.host.v1.StartWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
@@ -2802,25 +2892,27 @@ var file_pannier_host_v1_workload_proto_depIdxs = []int32{
 	15, // 36: pannier.host.v1.StopWorkloadResponse.step:type_name -> pannier.host.v1.Step
 	6,  // 37: pannier.host.v1.StopWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
 	6,  // 38: pannier.host.v1.GetWorkloadResponse.workload:type_name -> pannier.host.v1.Workload
-	27, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
-	6,  // 40: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
-	16, // 41: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
-	18, // 42: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
-	21, // 43: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
-	23, // 44: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
-	25, // 45: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
-	28, // 46: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
-	17, // 47: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
-	19, // 48: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
-	22, // 49: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
-	24, // 50: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
-	26, // 51: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
-	29, // 52: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
-	47, // [47:53] is the sub-list for method output_type
-	41, // [41:47] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	28, // 39: pannier.host.v1.GetWorkloadResponse.holders:type_name -> pannier.host.v1.Holder
+	27, // 40: pannier.host.v1.GetWorkloadResponse.tokens:type_name -> pannier.host.v1.InspectedToken
+	41, // 41: pannier.host.v1.InspectedToken.token:type_name -> pannier.host.v1.Token
+	6,  // 42: pannier.host.v1.ListWorkloadsResponse.workloads:type_name -> pannier.host.v1.Workload
+	16, // 43: pannier.host.v1.WorkloadService.StartWorkload:input_type -> pannier.host.v1.StartWorkloadRequest
+	18, // 44: pannier.host.v1.WorkloadService.CheckWorkload:input_type -> pannier.host.v1.CheckWorkloadRequest
+	21, // 45: pannier.host.v1.WorkloadService.RunningWorkload:input_type -> pannier.host.v1.RunningWorkloadRequest
+	23, // 46: pannier.host.v1.WorkloadService.StopWorkload:input_type -> pannier.host.v1.StopWorkloadRequest
+	25, // 47: pannier.host.v1.WorkloadService.GetWorkload:input_type -> pannier.host.v1.GetWorkloadRequest
+	29, // 48: pannier.host.v1.WorkloadService.ListWorkloads:input_type -> pannier.host.v1.ListWorkloadsRequest
+	17, // 49: pannier.host.v1.WorkloadService.StartWorkload:output_type -> pannier.host.v1.StartWorkloadResponse
+	19, // 50: pannier.host.v1.WorkloadService.CheckWorkload:output_type -> pannier.host.v1.CheckWorkloadResponse
+	22, // 51: pannier.host.v1.WorkloadService.RunningWorkload:output_type -> pannier.host.v1.RunningWorkloadResponse
+	24, // 52: pannier.host.v1.WorkloadService.StopWorkload:output_type -> pannier.host.v1.StopWorkloadResponse
+	26, // 53: pannier.host.v1.WorkloadService.GetWorkload:output_type -> pannier.host.v1.GetWorkloadResponse
+	30, // 54: pannier.host.v1.WorkloadService.ListWorkloads:output_type -> pannier.host.v1.ListWorkloadsResponse
+	49, // [49:55] is the sub-list for method output_type
+	43, // [43:49] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_workload_proto_init() }
@@ -2828,6 +2920,7 @@ func file_pannier_host_v1_workload_proto_init() {
 	if File_pannier_host_v1_workload_proto != nil {
 		return
 	}
+	file_pannier_host_v1_token_proto_init()
 	file_pannier_host_v1_volume_proto_init()
 	file_pannier_host_v1_workload_proto_msgTypes[17].OneofWrappers = []any{
 		(*StartWorkloadResponse_Step)(nil),
@@ -2843,7 +2936,7 @@ func file_pannier_host_v1_workload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_workload_proto_rawDesc), len(file_pannier_host_v1_workload_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
