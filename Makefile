@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# Programs go to bin/, plugins to bin/plugins/, where the agent looks for them.
+# Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier is the client, which executes
+# bin/pannier-agent, the whole program, for what it cannot do.
 PROGRAMS := host/cmd/pannier drivers/csi-local
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume
 BIN      := bin
@@ -42,7 +43,9 @@ help: ## Show the targets
 
 .PHONY: build
 build: ## Build the programs into bin/ and the plugins into bin/plugins/
-	$(GO_BUILD) -o $(BIN)/ $(PROGRAMS:%=./%)
+	$(GO_BUILD) -o $(BIN)/ ./drivers/csi-local
+	$(GO_BUILD) -o $(BIN)/pannier-agent ./host/cmd/pannier
+	$(GO_BUILD) -tags client -o $(BIN)/pannier ./host/cmd/pannier
 	$(GO_BUILD) -o $(BIN)/plugins/ $(PLUGINS:%=./plugins/%)
 
 # The archive has the same bytes wherever a commit is built, with the Go that go.mod names. GOARCH=arm64 builds for

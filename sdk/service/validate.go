@@ -86,7 +86,7 @@ var (
 	nameForm = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
 	})
-	metaKeyForm = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+	metaKeyForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_-]+$`) })
 	labelForm   = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_-]{0,62}$`) })
 )
 
@@ -183,7 +183,7 @@ func (v *validator) meta(at field, meta map[string]string) {
 	for _, key := range sorted(meta) {
 		at := at.in(key)
 		switch {
-		case !metaKeyForm.MatchString(key):
+		case !metaKeyForm().MatchString(key):
 			v.fail(at, "a key may have letters, digits, - and _ only")
 		case len(key) > maxMetaKey:
 			v.fail(at, "the key has %d characters, %d are allowed", len(key), maxMetaKey)

@@ -3,6 +3,7 @@ package service
 import (
 	"regexp"
 	"strconv"
+	"sync"
 )
 
 func (v *validator) connect(at field, s *Service) {
@@ -52,7 +53,7 @@ func (v *validator) meshGateway(at field, m *MeshGateway) {
 	}
 }
 
-var socketMode = regexp.MustCompile(`^0?[0-7]{3}$`)
+var socketMode = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^0?[0-7]{3}$`) })
 
 func (v *validator) upstreams(at field, upstreams []Upstream) {
 	destinations, binds := map[[6]string]bool{}, map[string]bool{}
@@ -111,7 +112,7 @@ func (v *validator) bind(at field, u *Upstream) string {
 		return ""
 	case u.LocalBindSocketPath == "" && u.LocalBindSocketMode != "":
 		v.fail(at.in("local_bind_socket_mode"), "there is no local_bind_socket_path")
-	case u.LocalBindSocketMode != "" && !socketMode.MatchString(u.LocalBindSocketMode):
+	case u.LocalBindSocketMode != "" && !socketMode().MatchString(u.LocalBindSocketMode):
 		v.fail(at.in("local_bind_socket_mode"), "%q is no mode such as \"0600\"", u.LocalBindSocketMode)
 	}
 	if u.LocalBindSocketPath != "" {

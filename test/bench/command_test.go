@@ -9,6 +9,7 @@ import (
 
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/testbin"
 )
 
 // measureCommands runs whole programs, from their fork to their end.
@@ -24,15 +25,16 @@ func measureCommands(b *testing.B, r *table.Section) {
   }
 }
 `)
-	hello := helloWorld(b, h.Path("hello"))
+	hello, client := helloWorld(b, h.Path("hello")), testbin.Client(b)
+	b.Setenv("PANNIER_ADDR", "unix://"+h.Socket())
 	var bare, version, runs table.Samples
 	for n := range measure.Turns(warmUp+turns, 20*time.Second) {
 		if n == warmUp {
 			bare, version, runs = nil, nil, nil
 		}
 		bare = append(bare, ran(b, exec.Command(hello)))
-		version = append(version, ran(b, h.Command("version")))
-		runs = append(runs, ran(b, h.Command("workload", "run", spec, "--", "true")))
+		version = append(version, ran(b, exec.Command(client, "version")))
+		runs = append(runs, ran(b, exec.Command(client, "workload", "run", spec, "--", "true")))
 	}
 	r.Add(
 		bare.Row("a hello world in Go, p50", 0.5),

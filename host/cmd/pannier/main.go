@@ -1,4 +1,5 @@
-// Command pannier is the agent of a host and the command line that talks to it.
+// Command pannier is the agent of a host and the command line that talks to it. With the build tag client it is only the
+// latter, which starts in a third of the time and executes the whole program, pannier-agent, for what it cannot do.
 package main
 
 import (
@@ -7,7 +8,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/pannier/pannier/host/internal/agent"
 	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/internal/buildversion"
 )
@@ -33,14 +33,14 @@ func run() int {
 		ctx, stop = signal.NotifyContext(ctx, signals...)
 		defer stop()
 	}
-	return cli.Main(ctx, cli.Options{
+	options := cli.Options{
 		Name:       os.Args[0],
 		Args:       os.Args[1:],
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
 		Version:    buildversion.Of(version),
 		ReleaseKey: releaseKey,
-		RunAgent:   agent.Run,
-		CheckAgent: agent.Check,
-	})
+	}
+	addAgent(&options)
+	return cli.Main(ctx, options)
 }

@@ -14,13 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/config"
-	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/api"
 )
 
@@ -49,13 +47,15 @@ func Main(ctx context.Context, o Options) int {
 		return a.mountMain(ctx, name)
 	}
 	root := a.rootCommand() //nolint:contextcheck // a command takes its context from cobra
-	root.SetArgs(longFlags(root, o.Args))
+	args := longFlags(root, o.Args)
+	if err := a.become(root, args); err != nil {
+		return a.report(err)
+	}
+	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	var err error
-	if a.traces, err = tracing.Open(ctx, tracing.Config{
-		Program: "pannier", Version: o.Version, Log: hclog.New(&hclog.LoggerOptions{Output: a.err}),
-	}); err != nil {
+	if a.traces, err = a.openTraces(ctx); err != nil {
 		return a.report(err)
 	}
 	err = root.ExecuteContext(ctx)
@@ -67,9 +67,8 @@ func Main(ctx context.Context, o Options) int {
 	if err == nil {
 		return ExitOK
 	}
-	if usage := (*usageError)(nil); !a.started && !errors.As(err, &usage) {
-		// Cobra's own errors of the command line.
-		err = &usageError{err: err, command: root.CommandPath()}
+	if !a.started {
+		err = a.wrongUsage(root, err)
 	}
 	return a.report(err)
 }
@@ -86,7 +85,7 @@ type app struct {
 	tokenFile                  string
 	noColor                    bool
 	client                     *api.Client
-	traces                     *tracing.Tracer
+	traces                     *tracer
 	// started is set when a command's own work begins: later errors are not of usage.
 	started bool
 	// patience bounds how long a repeatable call is retried while the
@@ -94,18 +93,26 @@ type app struct {
 	patience time.Duration
 }
 
-func (a *app) rootCommand() *cobra.Command {
-	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host",
-		a.volumeCommand(), a.driverCommand(), a.deviceCommand(), a.pluginCommand(), a.workloadCommand(), a.tokenCommand(),
-		a.nodeCommand(), a.serverCommand(), a.operatorCommand(), a.keyringCommand(), a.systemCommand(), a.selfCommand(),
-		a.aclCommand(), a.tlsCommand(), a.eventsCommand(), a.statusCommand(), a.setupCommand(),
-		a.doctorCommand(), a.debugCommand(), a.monitorCommand(), a.versionCommand(), a.completionCommand())
-	if a.opts.RunAgent != nil {
-		root.AddCommand(a.agentCommand(), a.fenceCommand())
+// nouns are the root's commands that the client has too.
+func (a *app) nouns() map[string]func() *cobra.Command {
+	return map[string]func() *cobra.Command{
+		"volume": a.volumeCommand, "driver": a.driverCommand, "device": a.deviceCommand, "plugin": a.pluginCommand,
+		"workload": a.workloadCommand, "token": a.tokenCommand, "node": a.nodeCommand, "server": a.serverCommand,
+		"operator": a.operatorCommand, "keyring": a.keyringCommand, "system": a.systemCommand, "acl": a.aclCommand,
+		"tls": a.tlsCommand, "events": a.eventsCommand, "status": a.statusCommand, "monitor": a.monitorCommand,
+		"self": a.selfCommand, "version": a.versionCommand,
 	}
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := a.noun("pannier", "CSI volumes and Consul identities for the workloads of a host")
+	for name, command := range a.nouns() {
+		if a.wants(name) {
+			root.AddCommand(command())
+		}
+	}
+	a.completeRoot(root)
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.Version = a.opts.Version
-	root.SetVersionTemplate("pannier {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{err: err, command: cmd.CommandPath()}

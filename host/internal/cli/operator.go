@@ -19,7 +19,7 @@ func (a *app) operatorCommand() *cobra.Command {
 		a.noun("raft", "Servers that take part in raft", a.raftListPeers(), a.raftTransfer(), a.raftRemove()),
 		a.noun("autopilot", "Automatic maintenance of servers by the leader", a.autopilotGet(), a.autopilotSet(),
 			a.autopilotHealth()),
-		a.noun("snapshot", "Copies of the ledger", a.snapshotSave(), a.snapshotRestore(), a.snapshotInspect()),
+		a.noun("snapshot", "Copies of the ledger", a.snapshotCommands()...),
 		a.noun("secrets", "The keys that encrypt secrets in the ledger", a.secretsStatus(), a.secretsRotate()))
 }
 

@@ -19,11 +19,10 @@ import (
 )
 
 func (a *app) pluginCommand() *cobra.Command {
-	return a.noun("plugin", "Plugin processes of this host",
+	return a.noun("plugin", "Plugin processes of this host", append(a.pluginFiles(),
 		a.pluginList(), a.pluginStatus(), a.pluginVersions(), a.pluginHistory(), a.pluginLogs(),
 		a.pluginSwap(), a.pluginPromote(), a.pluginRollback(), a.pluginRestart(), a.pluginPin(), a.pluginUnpin(),
-		a.pluginRemove(), a.pluginVerify(), a.pluginInstall(), a.pluginUpgrade(), a.pluginNew(), a.pluginInfo(),
-		a.pluginTest())
+		a.pluginRemove(), a.pluginVerify())...)
 }
 
 // grace is the flag -grace.

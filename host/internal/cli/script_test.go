@@ -46,7 +46,11 @@ func pannier() int {
 //	breaks N                 breaks off the agent's next N streams
 //	consul away|back         makes Consul unavailable for revoking tokens, or available again
 //	agent stop|start         stops the agent, leaving its socket, or starts it again
-func TestScripts(t *testing.T) {
+func TestScripts(t *testing.T) { runScripts(t, "") }
+
+// runScripts runs the scripts with the programs of a folder; empty: with this binary.
+func runScripts(t *testing.T, bin string) {
+	t.Helper()
 	type key struct{}
 	plugin := testbin.BuildDir(t, "../../../sdk/conformance/testdata/plugin")
 	testscript.Run(t, testscript.Params{
@@ -59,6 +63,9 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("NO_COLOR", "")
 			env.Setenv("PLUGIN", plugin)
+			if bin != "" {
+				env.Setenv("PATH", bin+":"+env.Getenv("PATH"))
+			}
 			// With -race, every command would sleep for a second before it exits.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return f.start()

@@ -6,7 +6,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
-	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -44,10 +43,10 @@ func (a *app) serverMembers() *cobra.Command {
 
 // memberStatus is a cell for what gossip says of an agent.
 func memberStatus(status string) cell {
-	switch discovery.Status(status) {
-	case discovery.Alive:
+	switch status { // package discovery has them, and all of gossip
+	case "alive":
 		return cell{status, green}
-	case discovery.Failed:
+	case "failed":
 		return cell{status, red}
 	default:
 		return cell{status, yellow}

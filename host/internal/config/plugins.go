@@ -68,7 +68,7 @@ func (s *section) pluginEnv(p *Plugin) {
 	env := s.texts("env")
 	for name := range env {
 		switch {
-		case !envName.MatchString(name):
+		case !envName().MatchString(name):
 			s.fail("env", "%q is no name of a variable", name)
 		case strings.HasPrefix(name, "PANNIER_"), strings.HasPrefix(name, "PLUGIN_"):
 			s.fail("env", "%s: variables that begin with PANNIER_ or PLUGIN_ are the agent's", name)
@@ -212,7 +212,7 @@ var (
 )
 
 // envName is the form of a variable's name (POSIX, "Environment Variable Definition").
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var envName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`) })
 
 // driverBlocks reads the drivers of all files. All endpoints are read first, because ${endpoint} in a command is the
 // final one.
@@ -303,7 +303,7 @@ func (s *section) driverProcess(d *Driver) {
 	env := s.texts("env")
 	for name := range env {
 		switch {
-		case !envName.MatchString(name):
+		case !envName().MatchString(name):
 			s.fail("env", "%q is no name of a variable", name)
 		case name == "CSI_ENDPOINT":
 			s.fail("env", "CSI_ENDPOINT is the endpoint: set that")

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/hcl/v2"
 )
@@ -93,8 +94,8 @@ func (p *Problems) addDiags(key string, diags hcl.Diagnostics) {
 }
 
 var (
-	unknownName = regexp.MustCompile(`(?:named|of type|type is named) "([^"]+)"`)
-	suggestion  = regexp.MustCompile(`Did you mean (.+\?)$`)
+	unknownName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?:named|of type|type is named) "([^"]+)"`) })
+	suggestion  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`Did you mean (.+\?)$`) })
 )
 
 // shortened are hcl's summaries for unknown names, whose detail only repeats them.
@@ -118,10 +119,10 @@ func oneLine(d *hcl.Diagnostic) string {
 		}
 		return text
 	}
-	if m := unknownName.FindStringSubmatch(detail); m != nil {
+	if m := unknownName().FindStringSubmatch(detail); m != nil {
 		text += fmt.Sprintf(" %q", m[1])
 	}
-	if m := suggestion.FindStringSubmatch(detail); m != nil {
+	if m := suggestion().FindStringSubmatch(detail); m != nil {
 		text += "; did you mean " + m[1]
 	}
 	return text

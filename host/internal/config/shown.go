@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // fileScheme begins a reference to a file with a secret.
@@ -87,7 +88,7 @@ func withoutTexts(v any) any {
 }
 
 // secretName matches names of keys and variables that have secrets.
-var secretName = regexp.MustCompile(`(?i)token|secret|passw|credential|key`)
+var secretName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?i)token|secret|passw|credential|key`) })
 
 // Secrets returns the secrets in the configuration, by where they are, and the files, and folders of files, that it
 // names or that its agent has, which have others. Not all of them need to be there.
@@ -96,10 +97,10 @@ func (a *Agent) Secrets() (values map[string]string, files []string) {
 	found := func(where, name, value string) {
 		switch path := strings.TrimPrefix(value, fileScheme); {
 		case filepath.IsAbs(path):
-			if secretName.MatchString(name) || path != value {
+			if secretName().MatchString(name) || path != value {
 				files = append(files, path)
 			}
-		case value != "" && secretName.MatchString(name):
+		case value != "" && secretName().MatchString(name):
 			values[where+": "+name] = value
 		}
 	}

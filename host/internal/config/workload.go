@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/hcl/v2"
 	"github.com/zclconf/go-cty/cty"
@@ -14,7 +15,6 @@ import (
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	"github.com/pannier/pannier/host/internal/system/owner"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -155,6 +155,9 @@ func (s *section) units(dst *[]string) {
 	}
 }
 
+// maxDevices is device.MaxDevices. That package is left out of the client, since it brings gRPC along.
+const maxDevices = 256
+
 // device reads one device block. named are those before it.
 func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.DeviceRequest {
 	r := &hostv1.DeviceRequest{Name: block.Labels[0]}
@@ -170,7 +173,7 @@ func (s *section) device(block *hcl.Block, named map[string]bool) *hostv1.Device
 	}
 	named[r.Name] = true
 	count := int64(1)
-	in.integer("count", 1, device.MaxDevices, &count)
+	in.integer("count", 1, maxDevices, &count)
 	r.Count = int32(count)
 	return r
 }
@@ -307,7 +310,7 @@ func (s *section) static() (number int64) {
 	return number
 }
 
-var validEnv = regexp.MustCompile(`^[^=\x00]+$`)
+var validEnv = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[^=\x00]+$`) })
 
 // exec reads the workload's program. Arguments and environment keep their variables; the command may not contain any.
 func (s *section) exec(variables *later) *hostv1.Exec {
@@ -331,7 +334,7 @@ func (s *section) exec(variables *later) *hostv1.Exec {
 func (s *section) env() map[string]string {
 	env := s.free("env", false)
 	for name := range env {
-		if !validEnv.MatchString(name) {
+		if !validEnv().MatchString(name) {
 			s.fail("env", "%q cannot be the name of a variable", name)
 		}
 	}

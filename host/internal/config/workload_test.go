@@ -10,6 +10,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/consul/vars"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/device"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -332,4 +333,10 @@ func valuesOf(names []string) map[string]string {
 		vars[name] = "<" + name + ">"
 	}
 	return vars
+}
+
+func TestMaxDevices(t *testing.T) {
+	if maxDevices != device.MaxDevices {
+		t.Errorf("%d devices are allowed, %d in the SDK", maxDevices, device.MaxDevices)
+	}
 }

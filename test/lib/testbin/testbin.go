@@ -4,7 +4,9 @@ package testbin
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,6 +66,24 @@ func BuildVersion(t testing.TB, pkg, version string) string {
 	return build(t, Root(), "./"+pkg, filepath.Base(pkg)+"-"+version, "-ldflags=-s -w -X main.version=v"+version)
 }
 
+// Client builds the client beside the whole program, as make build does, and returns its path.
+func Client(t testing.TB) string {
+	t.Helper()
+	client := build(t, Root(), "./host/cmd/pannier", "client/pannier", "-tags", "client")
+	whole := filepath.Join(filepath.Dir(client), "pannier-agent")
+	if err := os.Symlink(Build(t, "host/cmd/pannier"), whole); err != nil && !errors.Is(err, fs.ErrExist) {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// ClientVersion builds the client alone, which reports a version.
+func ClientVersion(t testing.TB, version string) string {
+	t.Helper()
+	return build(t, Root(), "./host/cmd/pannier", "client-"+version+"/pannier", "-tags", "client",
+		"-ldflags=-s -w -X main.version="+version)
+}
+
 // BuildDir compiles the main package in a directory that may be in another module, such as a fixture below
 // testdata.
 func BuildDir(t testing.TB, dir string) string {
@@ -81,10 +101,10 @@ func build(t testing.TB, dir, pkg, name string, flags ...string) string {
 	if bin == "" {
 		bin = filepath.Join(CacheDir(t), "test-bin", fmt.Sprintf("%x", hash(Root())))
 	}
-	if err := os.MkdirAll(bin, 0o755); err != nil {
+	out := filepath.Join(bin, name)
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	out := filepath.Join(bin, name)
 	unlock := lock(t, out+".lock")
 	defer unlock()
 	if raceEnabled {

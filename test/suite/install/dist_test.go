@@ -79,7 +79,7 @@ var forTests = []string{
 func contents(t *testing.T, dir string) {
 	notices := string(check.Must(os.ReadFile(dir + "/THIRD-PARTY-NOTICES"))(t))
 	for _, program := range []string{
-		"pannier", "csi-local", "plugins/csi-bridge", "plugins/sids", "plugins/consul-services", "plugins/envoy-bootstrap",
+		"pannier", "pannier-agent", "csi-local", "plugins/csi-bridge", "plugins/sids", "plugins/consul-services", "plugins/envoy-bootstrap",
 		"plugins/docker-volume",
 	} {
 		info := check.Must(buildinfo.ReadFile(filepath.Join(dir, program)))(t)
@@ -96,7 +96,7 @@ func contents(t *testing.T, dir string) {
 				t.Errorf("the notices lack the licence of %s %s, which is in %s", dep.Path, dep.Version, program)
 			}
 			// raft-autopilot has its mocks in the package itself. What of them is linked is never called.
-			if program == "pannier" && strings.HasPrefix(dep.Path, "github.com/stretchr/") {
+			if program == "pannier-agent" && strings.HasPrefix(dep.Path, "github.com/stretchr/") {
 				continue
 			}
 			if slices.ContainsFunc(forTests, func(prefix string) bool { return strings.HasPrefix(dep.Path, prefix) }) {

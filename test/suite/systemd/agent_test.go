@@ -58,7 +58,7 @@ ExecStart=/usr/bin/test -S `+socket)
 	before := h.pid()
 	program := testbin.BuildVersion(t, "host/cmd/pannier", "9.9.9")
 	h.while("the agent is upgraded", nil, func() {
-		h.Install(program, "/usr/bin/pannier")
+		h.Install(program, "/usr/lib/pannier/pannier-agent")
 		if out := h.Run("pannier", "agent", "upgrade"); !strings.Contains(out, "9.9.9") {
 			t.Errorf("the upgrade says %s", out)
 		}

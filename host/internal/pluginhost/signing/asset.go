@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/hashicorp/go-version"
 )
@@ -16,12 +17,14 @@ type Asset struct {
 }
 
 // platform matches the end of a release's file name.
-var platform = regexp.MustCompile(`_(aix|android|darwin|freebsd|illumos|linux|netbsd|openbsd|solaris|windows)_([a-z0-9]+)$`)
+var platform = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`_(aix|android|darwin|freebsd|illumos|linux|netbsd|openbsd|solaris|windows)_([a-z0-9]+)$`)
+})
 
 // ParseAsset reads a file's name, without its folder.
 func ParseAsset(base string) Asset {
 	a := Asset{}
-	if m := platform.FindStringSubmatch(base); m != nil {
+	if m := platform().FindStringSubmatch(base); m != nil {
 		a.OS, a.Arch = m[1], m[2]
 		base = strings.TrimSuffix(base, m[0])
 	}

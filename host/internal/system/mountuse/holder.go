@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -169,11 +170,11 @@ func (s *copySearch) addLayers(scene *Scene, own Tree) {
 }
 
 // agentPath matches what package mounts makes for volumes.
-var agentPath = regexp.MustCompile(`/csi/[^/]+/(staging|per-workload)/`)
+var agentPath = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`/csi/[^/]+/(staging|per-workload)/`) })
 
 // OfAnAgent reports whether path is one at which an agent has volumes mounted. There may be several agents on one
 // machine, and each unmounts its own.
-func OfAnAgent(path string) bool { return agentPath.MatchString(path) }
+func OfAnAgent(path string) bool { return agentPath().MatchString(path) }
 
 func (s *copySearch) look(v view) {
 	s.learn(v.mounts)

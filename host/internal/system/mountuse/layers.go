@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -74,14 +75,14 @@ func (s *Scene) around(path string, namespace uint64) string {
 }
 
 // octal is a character that the kernel has escaped in a mount table.
-var octal = regexp.MustCompile(`\\[0-7]{3}`)
+var octal = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\\[0-7]{3}`) })
 
 // overlayDirs returns the directories of an overlay, as its mounter named them.
 func overlayDirs(options string) (dirs []string) {
 	for option := range strings.SplitSeq(options, ",") {
 		key, value, _ := strings.Cut(option, "=")
 		if strings.Contains(value, `\`) {
-			value = octal.ReplaceAllStringFunc(value, func(c string) string {
+			value = octal().ReplaceAllStringFunc(value, func(c string) string {
 				n, _ := strconv.ParseUint(c[1:], 8, 8)
 				return string([]byte{byte(n)})
 			})

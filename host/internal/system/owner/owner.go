@@ -45,10 +45,10 @@ func Of(pid int, group string) Owner {
 }
 
 // goodUnit matches the names of services (man 5 systemd.unit). The name becomes part of a command.
-var goodUnit = regexp.MustCompile(`^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.service$`)
+var goodUnit = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9:_.\\@][a-zA-Z0-9:_.\\@-]*\.service$`) })
 
 // IsUnit reports whether name is the full name of a service of systemd.
-func IsUnit(name string) bool { return len(name) <= maxUnit && goodUnit.MatchString(name) }
+func IsUnit(name string) bool { return len(name) <= maxUnit && goodUnit().MatchString(name) }
 
 // maxUnit is the longest name of a unit (man 5 systemd.unit).
 const maxUnit = 255
@@ -60,7 +60,7 @@ func unitOf(group string) string {
 		if strings.HasPrefix(part, "user@") {
 			return ""
 		}
-		if goodUnit.MatchString(part) {
+		if goodUnit().MatchString(part) {
 			return part
 		}
 	}
@@ -103,7 +103,7 @@ func named(name, engine, id string) Owner {
 }
 
 // goodName matches the names that docker and podman accept. The name becomes part of a command.
-var goodName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+var goodName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`) })
 
 // dockerName reads a container's name from what dockerd keeps of it.
 func dockerName(path, id string) string {
@@ -113,7 +113,7 @@ func dockerName(path, id string) string {
 		return ""
 	}
 	name := strings.TrimPrefix(c.Name, "/")
-	if !goodName.MatchString(name) {
+	if !goodName().MatchString(name) {
 		return ""
 	}
 	return name
@@ -130,7 +130,7 @@ func podmanName(path, id string) string {
 		return ""
 	}
 	for _, c := range all {
-		if c.ID == id && len(c.Names) > 0 && goodName.MatchString(c.Names[0]) {
+		if c.ID == id && len(c.Names) > 0 && goodName().MatchString(c.Names[0]) {
 			return c.Names[0]
 		}
 	}

@@ -1,0 +1,7 @@
+//go:build client
+
+package main
+
+import "github.com/pannier/pannier/host/internal/cli"
+
+func addAgent(*cli.Options) {}
