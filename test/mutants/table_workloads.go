@@ -29,6 +29,13 @@ var workloads = []mutant{
 		pkg:  credentialsPkg, run: "^TestWhoGetsACredential$",
 	},
 	{
+		name: "bootstrap-of-before", promise: "a change of a running proxy's configuration is completed after a crash",
+		file: "host/internal/workload/servicesteps/record.go",
+		old:  "	Remake int `json:\"remake,omitempty\"`\n",
+		new:  "	Remake int `json:\"-\"`\n",
+		pkg:  workloadPkg, run: "^TestTheHostEndsInTheMiddleOfAChange$",
+	},
+	{
 		name: "intent-not-written", promise: "what a failed start needs to be undone is in the journal before it is done",
 		file: "host/internal/workload/run.go",
 		old:  "	if before == \"\" {\n		if a.note != nil {\n",

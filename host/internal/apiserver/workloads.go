@@ -35,7 +35,7 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 	if err != nil {
 		return err
 	}
-	opts := workload.Options{Token: req.Header().Get(api.TokenHeader)}
+	opts := workload.Options{Token: req.Header().Get(api.TokenHeader), Update: req.Msg.GetUpdate()}
 	if req.Msg.GetReleaseWithCaller() {
 		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,

@@ -20,7 +20,8 @@ import (
 
 func (a *app) workloadCommand() *cobra.Command {
 	return a.noun("workload", "Workloads, their volumes and services",
-		a.workloadInit(), a.workloadValidate(), a.workloadRun(), a.workloadStart(), a.workloadStop(), a.workloadStatus())
+		a.workloadInit(), a.workloadValidate(), a.workloadRun(), a.workloadStart(), a.workloadUpdate(),
+		a.workloadStop(), a.workloadStatus())
 }
 
 // mountFormats are the additional formats of commands that show a workload's mounts.
@@ -62,6 +63,31 @@ nothing: it says what a start would do and who has the volumes, and fails if it 
 	}
 	dryFlag(cmd, &dry)
 	return cmd
+}
+
+func (a *app) workloadUpdate() *cobra.Command {
+	return &cobra.Command{
+		Use: "update SPEC", Short: "Change the services of a running workload",
+		Long: `Register the services of a workload that runs here again, as the spec has them now:
+upstreams, the configuration of proxies, tags, meta, checks and weights. A proxy whose
+bootstrap changes with them gets another file, and is started again by pannier workload
+run. The workload and its program run on. What else differs is refused, but for exec.`,
+		Example: "pannier workload update web.hcl",
+		Args:    exactly("SPEC"), ValidArgsFunction: completeSpec,
+		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
+			spec, err := a.readWorkload(args[0])
+			if err != nil {
+				return err
+			}
+			p := a.progress()
+			w, err := a.start(ctx, client, p, &hostv1.StartWorkloadRequest{Spec: spec, Update: true})
+			p.close()
+			if err != nil {
+				return hintWorkload(err)
+			}
+			return a.print(&hostv1.GetWorkloadResponse{Workload: w}, func() error { return a.showWorkload(w) })
+		}),
+	}
 }
 
 func dryFlag(cmd *cobra.Command, dry *bool) {

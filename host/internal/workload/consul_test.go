@@ -200,6 +200,7 @@ func (c *consul) Deregister(ctx context.Context, _, id string) error {
 type file struct {
 	Request bootstrap.Request
 	Token   string
+	Statsd  any // of the proxy's configuration
 }
 
 func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request) (made []byte, err error) {
@@ -213,7 +214,11 @@ func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request)
 		if err != nil {
 			return status.Error(codes.FailedPrecondition, err.Error())
 		}
-		made, err = json.Marshal(file{req, string(secret)})
+		f := file{Request: req, Token: string(secret)}
+		if s := i.Service.Connect.SidecarService; s != nil && s.Proxy != nil {
+			f.Statsd = s.Proxy.Config["envoy_statsd_url"]
+		}
+		made, err = json.Marshal(f)
 		return err
 	})
 	return made, err

@@ -33,6 +33,9 @@ const (
 // Ended reports that nothing of the workload is left on the node.
 func (s State) Ended() bool { return s == Stopped || s == Failed }
 
+// over reports that the workload does not run, and will not: it has ended, or ends.
+func (s State) over() bool { return s == Stopping || s.Ended() }
+
 // record is what the journal keeps of a workload, from before its first step
 // until after its last undo.
 type record struct {

@@ -7,11 +7,15 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
+	"github.com/pannier/pannier/sdk/service"
 )
 
 // revision is a changed spec on its way to the goroutine of a running workload. instance.mu guards
@@ -31,8 +35,26 @@ func (s Spec) fixed() Spec {
 		v := &s.Services[n]
 		v.Tags, v.CanaryTags, v.Meta, v.CanaryMeta = nil, nil, nil, nil
 		v.Checks, v.Weights, v.EnableTagOverride = nil, nil, false
+		v.Connect = fixedConnect(v.Connect)
 	}
 	return s
+}
+
+// fixedConnect is what of a service's part in the mesh may not change: what it is, and its proxy's admin API.
+func fixedConnect(c *service.Connect) *service.Connect {
+	if c == nil {
+		return nil
+	}
+	fixed := &service.Connect{Native: c.Native, Admin: c.Admin}
+	if c.SidecarService != nil {
+		fixed.SidecarService = &service.SidecarService{}
+	}
+	if g := c.Gateway; g != nil {
+		kind := *g
+		kind.Proxy = nil
+		fixed.Gateway = &kind
+	}
+	return fixed
 }
 
 // differences names the parts in which two specs differ and that may not change while the workload
@@ -46,7 +68,10 @@ func differences(was, is Spec) string {
 	}{
 		{"volumes", was.Volumes, is.Volumes},
 		{"exec", was.Exec, is.Exec},
-		{"services (other than tags, meta, checks, weights and enable_tag_override)", was.Services, is.Services},
+		{
+			"services (other than tags, meta, checks, weights, enable_tag_override, sidecar_service and a gateway's proxy)",
+			was.Services, is.Services,
+		},
 		{"ports", was.Ports, is.Ports},
 		{"user", was.User, is.User},
 		{"sidecars", was.Sidecars, is.Sidecars},
@@ -79,23 +104,46 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	was := i.rec.Spec
-	swap := func() {
+	holder, added, removed := portHolder(i.ref), spec.listenersWithout(was), was.listenersWithout(spec)
+	if _, err := m.Ports.Take(holder, added...); err != nil {
+		return 0, fmt.Errorf("workload %q: %w", i.ref, err)
+	}
+	swap := func(remakes int) {
 		i.rec.Spec, was = spec, i.rec.Spec
 		for n, s := range i.services {
+			if s.Proxied() && !sameJSON(s.Service.Connect, services[n].Connect) {
+				s.Remake += remakes
+			}
 			s.Service, services[n] = services[n], s.Service
 		}
 	}
-	swap()
+	swap(1)
 	if err := i.write(); err != nil {
 		spec = was
-		swap()
+		swap(-1)
+		m.Ports.ReleaseListeners(holder, added...)
 		return 0, fmt.Errorf("write the changed spec of %s to the journal: %w", i, err)
 	}
+	failpoint.Here("service", "revised")
+	m.Ports.ReleaseListeners(holder, removed...)
 	return i.askRevision(), nil
 }
 
-// pending reports that a service is not registered as the spec has it. i.mu is held.
-func (i *instance) pending() bool { return slices.ContainsFunc(i.services, stale) }
+// listenersWithout are the listeners of the spec that another one does not have.
+func (s *Spec) listenersWithout(o Spec) []ports.Request {
+	others := o.listeners()
+	return slices.DeleteFunc(s.listeners(), func(l ports.Request) bool {
+		return slices.ContainsFunc(others, func(r ports.Request) bool {
+			return l.Static == r.Static && l.Address == r.Address
+		})
+	})
+}
+
+// pending reports that a service is not registered as the spec has it, or that its bootstrap is to be made again. i.mu
+// is held.
+func (i *instance) pending() bool { return slices.ContainsFunc(i.services, outdated) }
+
+func outdated(s *servicesteps.Service) bool { return stale(s) || s.Remake > 0 }
 
 func stale(s *servicesteps.Service) bool {
 	return s.Registers() && (s.Registered == nil || !sameJSON(*s.Registered, s.Service))
@@ -121,13 +169,13 @@ func (i *instance) revised(asked uint64) (bool, error) {
 	return true, i.revision.err
 }
 
-// keepRegistered registers the services whose spec has changed, on each request, and retries until
-// that succeeds.
+// keepRegistered registers the services whose spec has changed, on each request, makes the bootstraps again that may
+// have changed with it or in Consul, and retries until that succeeds.
 func (r *run) keepRegistered(ctx context.Context) {
 	pause := r.m.limits.retry.Start()
 	for {
 		var retry <-chan time.Time
-		if err := r.registerStale(ctx); err != nil {
+		if err := r.revise(ctx); err != nil {
 			retry = time.After(pause.NextBackOff())
 		} else {
 			pause.Reset()
@@ -141,20 +189,19 @@ func (r *run) keepRegistered(ctx context.Context) {
 	}
 }
 
-// registerStale registers the services that are not as the spec has them, and answers the requests
-// so far.
-func (r *run) registerStale(ctx context.Context) error {
+// revise brings the services that are outdated up to date, and answers the requests so far.
+func (r *run) revise(ctx context.Context) error {
 	r.mu.Lock()
 	asked := r.revision.asked
-	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !stale(s) })
+	todo := slices.DeleteFunc(slices.Clone(r.services), func(s *servicesteps.Service) bool { return !outdated(s) })
 	r.mu.Unlock()
-	register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
+	var registered atomic.Bool
 	var sideBySide errgroup.Group
 	for _, s := range todo {
 		sideBySide.Go(func() error {
-			err := r.do(ctx, register, serviceSubject(s))
-			if err == nil {
-				err = r.flush()
+			again, err := r.reviseService(ctx, s)
+			if again {
+				registered.Store(true)
 			}
 			if ctx.Err() == nil {
 				r.m.services.Report(s, servicesteps.Registering, err)
@@ -166,8 +213,24 @@ func (r *run) registerStale(ctx context.Context) error {
 	if ctx.Err() == nil { // otherwise it is being taken down
 		r.Update(func() { r.revision.answered, r.revision.err = asked, err })
 	}
-	if err == nil && len(todo) > 0 {
+	if err == nil && registered.Load() {
 		r.event("updated", "its services were registered as the changed spec has them")
 	}
 	return err
+}
+
+// reviseService registers a service as the spec has it now, and then makes its bootstrap again.
+func (r *run) reviseService(ctx context.Context, s *servicesteps.Service) (registered bool, err error) {
+	var is bool
+	r.View(func() { is = stale(s) })
+	if is {
+		register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
+		if err := r.do(ctx, register, serviceSubject(s)); err != nil {
+			return false, err
+		}
+		if err := r.flush(); err != nil {
+			return true, err
+		}
+	}
+	return is, r.m.services.Renew(ctx, s)
 }

@@ -31,6 +31,9 @@ type Options struct {
 	// Token is the secret of the caller's ACL token, which the leader checks too; empty: there is none. It is kept in
 	// memory until the workload runs.
 	Token string
+	// Update changes a workload that runs on this node, whoever runs it, and starts none. The program and the owner stay
+	// as they are.
+	Update bool
 	// Progress is called with every change of a step; it may be nil.
 	Progress func(Step)
 }
@@ -40,8 +43,9 @@ type Options struct {
 //
 // The start of a workload that runs or starts with the same specification joins it. Where the
 // specification of a running workload differs in no more than its services' tags, meta, checks,
-// weights and enable_tag_override, or in canary, they are registered again in place; an error of
-// that is retried too, and the workload runs on.
+// weights, enable_tag_override, sidecars and configuration of gateways' proxies, or in canary, they
+// are registered again in place, and their bootstraps made again; an error of that is retried too,
+// and the workload runs on.
 func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload, error) {
 	if err := spec.Validate(); err != nil {
 		return Workload{}, err
@@ -90,12 +94,17 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 	if m.closed {
 		return nil, 0, ErrClosed
 	}
-	if i := m.workloads[spec.WorkloadRef]; i != nil {
+	i = m.workloads[spec.WorkloadRef]
+	if opts.Update && (i == nil || isClosed(i.stop) || i.snapshot().State.over()) {
+		return nil, 0, fmt.Errorf("workload %q: %w: it does not run on node %q: pannier workload start", spec.WorkloadRef,
+			ErrNotFound, m.Node)
+	}
+	if i != nil {
 		switch s := i.snapshot(); {
 		case s.State == Stopping || !s.State.Ended() && isClosed(i.stop):
 			return i, 0, errReleasing
 		case !s.State.Ended():
-			asked, err := m.join(i, s, spec, opts.Owner)
+			asked, err := m.join(i, s, spec, opts)
 			if err == nil && s.State != Running && opts.Token != "" {
 				i.caller.SetToken(opts.Token)
 			}
@@ -120,7 +129,11 @@ func (m *Manager) begin(spec Spec, opts Options, span trace.Span) (i *instance, 
 }
 
 // join is the start of a workload that exists, with status s.
-func (m *Manager) join(i *instance, s Workload, spec Spec, owner int) (asked uint64, err error) {
+func (m *Manager) join(i *instance, s Workload, spec Spec, opts Options) (asked uint64, err error) {
+	owner := opts.Owner
+	if opts.Update { // a program may be from the command line of pannier workload run
+		owner, spec.Exec = s.OwnerPID, s.Spec.Exec
+	}
 	same := s.Spec.equal(spec)
 	if differs := differences(s.Spec, spec); differs != "" {
 		return 0, fmt.Errorf("workload %q: %w: other %s; stop it first: pannier workload stop %s", spec.WorkloadRef,

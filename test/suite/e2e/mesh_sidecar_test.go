@@ -45,7 +45,7 @@ func TestMeshSidecar(t *testing.T) {
 			t.Parallel()
 			m := newMesh(t, minted, "")
 			m.open()
-			r := runBeside(t, m)
+			r := runBeside(t, m, "")
 			c.meanwhile(t, m, r)
 			r.end(t)
 			if got := strings.Join(strings.Fields(r.read("order")), " "); got != c.order {
@@ -81,7 +81,8 @@ type besideRun struct {
 	ask  func() error
 }
 
-func runBeside(t *testing.T, m *mesh) *besideRun {
+// proxy is the content of its service's proxy block.
+func runBeside(t *testing.T, m *mesh, proxy string) *besideRun {
 	t.Helper()
 	r := &besideRun{dir: m.Path("beside")}
 	if err := os.Mkdir(r.dir, 0o777); err != nil {
@@ -92,8 +93,7 @@ func runBeside(t *testing.T, m *mesh) *besideRun {
 			t.Fatal(err)
 		}
 	}
-	cmd := m.Command("workload", "run",
-		m.meshWorkload("w", sidecarService("web", "")+fmt.Sprintf(besideProgram, r.dir, secretsUser)))
+	cmd := m.Command("workload", "run", r.spec(m, proxy))
 	cmd.Stdout, cmd.Stderr = &r.out, &r.out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -109,6 +109,12 @@ func runBeside(t *testing.T, m *mesh) *besideRun {
 		return nil
 	})
 	return r
+}
+
+// spec writes the workload's specification.
+func (r *besideRun) spec(m *mesh, proxy string) string {
+	m.t.Helper()
+	return m.meshWorkload("w", sidecarService("web", proxy)+fmt.Sprintf(besideProgram, r.dir, secretsUser))
 }
 
 func (r *besideRun) read(name string) string {

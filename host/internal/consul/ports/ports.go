@@ -130,6 +130,15 @@ func (a *Allocator) Release(holder string) {
 	}
 }
 
+// ReleaseListeners frees the static ports that a holder took for single addresses.
+func (a *Allocator) ReleaseListeners(holder string, listeners ...Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range listeners {
+		a.forget(l.Static, hold{holder, l.Address})
+	}
+}
+
 // Held returns how many ports are held.
 func (a *Allocator) Held() int {
 	a.mu.Lock()

@@ -38,6 +38,8 @@ type Record struct {
 	// Digests of the files that were written last; empty: none.
 	TokenSum     string `json:"token_sum,omitempty"`
 	BootstrapSum string `json:"bootstrap_sum,omitempty"` // set by bootstrap
+	// Remake counts the changes after which the bootstrap is to be made again; 0: none.
+	Remake int `json:"remake,omitempty"`
 }
 
 // NewRecord is the record of a resolved service that no step was taken for yet.

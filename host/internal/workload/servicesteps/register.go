@@ -70,7 +70,9 @@ const proxyAddress = "127.0.0.1"
 // that identify has written; where Consul has ACLs disabled there is none.
 func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	var req bootstrap.Request
+	var asked int
 	svc.workload.View(func() {
+		asked = svc.Remake
 		req.ProxyID = svc.ProxyID
 		switch {
 		case svc.AdminPort != 0:
@@ -93,11 +95,43 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	if err != nil {
 		return fmt.Errorf("make the bootstrap of %s: %w", svc, err)
 	}
-	if err := svc.workload.Save(func() { svc.BootstrapSum = digest(file) }); err != nil {
+	if digest(file) != svc.BootstrapSum || !s.bootstrapped(svc) { // a proxy is restarted when its file is replaced
+		if err := svc.workload.Save(func() { svc.BootstrapSum = digest(file) }); err != nil {
+			return err
+		}
+		failpoint.Here("bootstrap", "made")
+		if err := s.SecretsDir.Write(svc.place(), bootstrapFile, file, svc.uid); err != nil {
+			return err
+		}
+		failpoint.Here("bootstrap", "written")
+	}
+	if asked == 0 {
+		return nil
+	}
+	return svc.workload.Save(func() {
+		if svc.Remake == asked { // else its inputs have changed meanwhile
+			svc.Remake = 0
+		}
+	})
+}
+
+// Renew makes the bootstrap of a running workload's service again where that was asked for. The file is replaced if it
+// differs.
+func (s *Steps) Renew(ctx context.Context, svc *Service) error {
+	svc.files.Lock()
+	defer svc.files.Unlock()
+	before, wanted := "", false
+	svc.workload.View(func() { before, wanted = svc.BootstrapSum, svc.Remake > 0 })
+	if !wanted {
+		return nil
+	}
+	if err := s.Bootstrap(ctx, svc); err != nil {
 		return err
 	}
-	failpoint.Here("bootstrap", "made")
-	return s.SecretsDir.Write(svc.place(), bootstrapFile, file, svc.uid)
+	if svc.BootstrapSum != before {
+		s.event(svc, "bootstrap-replaced", "its proxy must be started again with the new bootstrap")
+	}
+	return nil
 }
 
 // administered says that the proxy has an admin API on a socket.

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -136,6 +137,9 @@ type Service struct {
 	// asked has the tokens that Consul may have made, by token ID: it was asked, and has not refused each time. The
 	// goroutine that takes the service's steps uses it.
 	asked map[string]bool
+
+	// files is held while the files of a running workload's service are checked or made again.
+	files sync.Mutex
 
 	// What keeps the service from being in order; the workload's lock guards it.
 	problems map[Activity]string

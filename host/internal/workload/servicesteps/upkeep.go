@@ -50,6 +50,8 @@ func (s *Steps) untilNext(svc *Service) time.Duration {
 // repair makes sure that the service's token is known to Consul and in its file, and that the
 // bootstrap was made with it.
 func (s *Steps) repair(ctx context.Context, svc *Service) error {
+	svc.files.Lock()
+	defer svc.files.Unlock()
 	before := svc.Token.ID
 	if err := s.Identify(ctx, svc); err != nil {
 		return err

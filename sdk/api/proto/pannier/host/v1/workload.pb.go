@@ -1582,7 +1582,10 @@ type StartWorkloadRequest struct {
 	ReleaseWithCaller bool `protobuf:"varint,2,opt,name=release_with_caller,json=releaseWithCaller,proto3" json:"release_with_caller,omitempty"`
 	// mounted_at is an absolute path of the host, without "." or "..": with release_with_caller, the workload goes on after
 	// the caller's end as long as a volume of it is mounted there, in the host's own mount namespace.
-	MountedAt     string `protobuf:"bytes,3,opt,name=mounted_at,json=mountedAt,proto3" json:"mounted_at,omitempty"`
+	MountedAt string `protobuf:"bytes,3,opt,name=mounted_at,json=mountedAt,proto3" json:"mounted_at,omitempty"`
+	// update changes the services of a workload that runs on this node, whoever runs it, and starts none: NotFound. The
+	// exec of the spec is ignored: the program stays.
+	Update        bool `protobuf:"varint,4,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1636,6 +1639,13 @@ func (x *StartWorkloadRequest) GetMountedAt() string {
 		return x.MountedAt
 	}
 	return ""
+}
+
+func (x *StartWorkloadRequest) GetUpdate() bool {
+	if x != nil {
+		return x.Update
+	}
+	return false
 }
 
 type StartWorkloadResponse struct {
@@ -2723,12 +2733,13 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\aattempt\x18\b \x01(\x05R\aattempt\x12\x18\n" +
 	"\aservice\x18\t \x01(\tR\aservice\x12\x12\n" +
 	"\x04note\x18\n" +
-	" \x01(\tR\x04note\"\x98\x01\n" +
+	" \x01(\tR\x04note\"\xb0\x01\n" +
 	"\x14StartWorkloadRequest\x121\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1d.pannier.host.v1.WorkloadSpecR\x04spec\x12.\n" +
 	"\x13release_with_caller\x18\x02 \x01(\bR\x11releaseWithCaller\x12\x1d\n" +
 	"\n" +
-	"mounted_at\x18\x03 \x01(\tR\tmountedAt\"\x86\x01\n" +
+	"mounted_at\x18\x03 \x01(\tR\tmountedAt\x12\x16\n" +
+	"\x06update\x18\x04 \x01(\bR\x06update\"\x86\x01\n" +
 	"\x15StartWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +

@@ -1,0 +1,200 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/lib/check"
+)
+
+// proxied is a workload with a sidecar that has upstreams by name and port, and a metrics URL.
+func proxied(upstreams map[string]int, statsd string) Spec {
+	web := sidecar("web")
+	proxy := &service.Proxy{}
+	for _, name := range slices.Sorted(maps.Keys(upstreams)) {
+		proxy.Upstreams = append(proxy.Upstreams,
+			service.Upstream{DestinationName: name, LocalBindPort: int32(upstreams[name])})
+	}
+	if statsd != "" {
+		proxy.Config = map[string]any{"envoy_statsd_url": statsd}
+	}
+	web.Connect.SidecarService = &service.SidecarService{Proxy: proxy}
+	return withServices(spec("w"), web)
+}
+
+// freePorts are ports that nobody has at the moment.
+func freePorts(t *testing.T, n int) (all []int) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		check.NoError(t, err)
+		defer l.Close() // once all are found
+		all = append(all, l.Addr().(*net.TCPAddr).Port)
+	}
+	return all
+}
+
+// Upstreams and the proxy's configuration change while the workload runs. Only a bootstrap that is different is
+// replaced, since that restarts the proxy.
+func TestAProxyIsChangedInPlace(t *testing.T) {
+	h := newHost(t)
+	free := freePorts(t, 3)
+	st := h.start(t, proxied(map[string]int{"db": free[0], "cache": free[1]}, "")).Services[0]
+	first, err := os.Stat(st.BootstrapFile)
+	check.NoError(t, err)
+	replaced := func() bool {
+		now, err := os.Stat(st.BootstrapFile)
+		check.NoError(t, err)
+		return !os.SameFile(first, now)
+	}
+	h.forget()
+	changed := proxied(map[string]int{"db": free[2], "cache": free[1]}, "")
+	w := h.start(t, changed)
+	if got := strings.Join(h.happened(), ", "); got != "register web, bootstrap web" {
+		t.Errorf("calls were made: %s", got)
+	}
+	told := h.consul.services()[st.ID].Service
+	if got := told.Upstreams(); len(got) != 2 || int(got[1].LocalBindPort) != free[2] {
+		t.Errorf("Consul has %+v", got)
+	}
+	if got := w.Services[0].Upstreams["db"]; !strings.HasSuffix(got, ":"+strconv.Itoa(free[2])) || replaced() {
+		t.Errorf("the upstream is at %s, the bootstrap replaced: %t", got, replaced())
+	}
+	for _, restarted := range []bool{false, true} {
+		if restarted {
+			h = h.restart(t)
+			h.running(t, "w")
+		}
+		other := func(port int) Spec {
+			s := proxied(map[string]int{"db": port}, "")
+			s.ID = "other"
+			return s
+		}
+		if _, err := h.Start(t.Context(), other(free[2]), Options{}); !errors.Is(err, ports.ErrTaken) {
+			t.Errorf("another workload gets the new upstream's port: %v", err)
+		}
+		h.start(t, other(free[0]))
+		h.stop(t, "other")
+	}
+	if n := h.countEvents("bootstrap-replaced"); n != 0 {
+		t.Errorf("%d bootstraps were replaced", n)
+	}
+
+	h.start(t, proxied(map[string]int{"cache": free[1]}, "udp://127.0.0.1:8125"))
+	if f := bootstrapOf(t, st); f.Statsd != "udp://127.0.0.1:8125" || !replaced() {
+		t.Errorf("the bootstrap has %v, replaced: %t", f.Statsd, replaced())
+	}
+	if n := h.countEvents("bootstrap-replaced"); n != 1 {
+		t.Errorf("%d bootstraps were replaced", n)
+	}
+	h.wellIdentified(t, h.running(t, "w").Services[0])
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+// A change that cannot be made changes nothing: the ports are those of before.
+func TestAProxyThatCannotBeChanged(t *testing.T) {
+	h := newHost(t)
+	free := freePorts(t, 2)
+	h.start(t, proxied(map[string]int{"db": free[0]}, ""))
+	taken := proxied(map[string]int{"db": free[1]}, "")
+	taken.ID = "x"
+	h.start(t, taken)
+	if _, err := h.Start(t.Context(), proxied(map[string]int{"db": free[1]}, ""), Options{}); !errors.Is(err,
+		ports.ErrTaken) {
+		t.Errorf("got %v", err)
+	}
+	same := func(s *Spec) *service.Connect { return s.Services[0].Connect }
+	for what, change := range map[string]func(s *Spec){
+		"admin":  func(s *Spec) { same(s).Admin = service.AdminNone },
+		"native": func(s *Spec) { s.Services[0].Connect = &service.Connect{Native: true}; s.Services[0].Port = "80" },
+	} {
+		s := proxied(map[string]int{"db": free[0]}, "")
+		change(&s)
+		if _, err := h.Start(t.Context(), s, Options{}); !errors.Is(err, ErrConflict) {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	if n := h.count("register web"); n != 2 {
+		t.Errorf("registered %d times", n)
+	}
+	h.start(t, proxied(map[string]int{"db": free[0]}, ""))
+	h.stop(t, "x")
+	h.stop(t, "w")
+	h.clean(t)
+}
+
+// An update changes what runs, whoever runs it, and starts nothing.
+func TestUpdate(t *testing.T) {
+	h := newHost(t)
+	s := proxied(nil, "udp://127.0.0.1:1")
+	update := Options{Update: true}
+	if _, err := h.Start(t.Context(), s, update); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of nothing: %v", err)
+	}
+	s.Exec = &Exec{Command: "from-the-command-line"}
+	if _, err := h.Start(t.Context(), s, Options{Owner: os.Getpid()}); err != nil {
+		t.Fatal(err)
+	}
+	changed := proxied(nil, "udp://127.0.0.1:2")
+	if _, err := h.Start(t.Context(), changed, Options{}); !errors.Is(err, ErrConflict) {
+		t.Errorf("a start: %v", err)
+	}
+	w, err := h.Start(t.Context(), changed, update)
+	check.NoError(t, err)
+	if w.OwnerPID != os.Getpid() || w.Spec.Exec == nil || bootstrapOf(t, w.Services[0]).Statsd != "udp://127.0.0.1:2" {
+		t.Errorf("it is %+v", w)
+	}
+	changed.User = "0"
+	if _, err := h.Start(t.Context(), changed, update); !errors.Is(err, ErrConflict) {
+		t.Errorf("of another user: %v", err)
+	}
+	h.stop(t, "w")
+	if _, err := h.Start(t.Context(), changed, update); !errors.Is(err, ErrNotFound) {
+		t.Errorf("of what has ended: %v", err)
+	}
+	h.clean(t)
+}
+
+// A host that ends in the middle of a change completes it, as does one whose Consul is away at first.
+func TestTheHostEndsInTheMiddleOfAChange(t *testing.T) {
+	s := proxied(nil, "udp://127.0.0.1:2")
+	for _, label := range []string{"register:before", "register:after", "bootstrap:before", "bootstrap:after"} {
+		for _, how := range []string{"closed", "refused"} {
+			t.Run(how+" at "+label, func(t *testing.T) {
+				h := newHost(t)
+				h.start(t, proxied(nil, "udp://127.0.0.1:1"))
+				if how == "closed" {
+					held := newGate()
+					h.on(label, 1, held.hold)
+					go func() { _, _ = h.Start(context.Background(), s, Options{}) }()
+					held.await(t)
+					h = h.restart(t)
+				} else {
+					h.on(label, 1, fail(codes.PermissionDenied))
+					_, _ = h.Start(t.Context(), s, Options{}) // it may be repeated before the answer
+					if n := h.countEvents("registration-failed"); n != 1 {
+						t.Errorf("%d events tell of the refusal", n)
+					}
+				}
+				w := h.eventually(t, "w", "changed", func(w Workload) bool {
+					return w.State == Running && w.Services[0].Message == "" && bootstrapOf(t, w.Services[0]).Statsd == "udp://127.0.0.1:2"
+				})
+				h.wellIdentified(t, w.Services[0])
+				h.stop(t, "w")
+				h.clean(t)
+			})
+		}
+	}
+}
