@@ -1,5 +1,5 @@
-// Command pannier is the agent of a host and the command line that talks to it. With the build tag client it is only the
-// latter, which starts in a third of the time and executes the whole program, pannier-agent, for what it cannot do.
+// Command pannier is the agent of a host and the command line that talks to it. With the build tag client it is only
+// the latter, which starts in a third of the time and executes the whole program, pannier-agent, for what it cannot do.
 package main
 
 import (

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 const (
@@ -22,10 +23,12 @@ const (
 
 // shapes are those of secrets whoever has made them: JSON Web Tokens in their encoded form (RFC 7519), whose header
 // and claims are JSON objects, and private keys in PEM (RFC 7468).
-var shapes = map[string]*regexp.Regexp{
-	"a JSON Web Token": regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}`),
-	"a private key":    regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`),
-}
+var shapes = sync.OnceValue(func() map[string]*regexp.Regexp {
+	return map[string]*regexp.Regexp{
+		"a JSON Web Token": regexp.MustCompile(`eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}`),
+		"a private key":    regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----`),
+	}
+})
 
 // secret is one that no file may have.
 type secret struct {
@@ -108,7 +111,7 @@ func spellings(value string) (all [][]byte) {
 
 // Reveals says whose secret a text has; empty: none that is known.
 func (b *Bundle) Reveals(content []byte) (whose string) {
-	for name, shape := range shapes {
+	for name, shape := range shapes() {
 		if shape.Match(content) {
 			return name
 		}
