@@ -114,8 +114,8 @@ var workloads = []mutant{
 		name:    "interrupted-without-effect",
 		promise: "a step that another's error interrupts is undone, whatever that error says of its own step",
 		file:    "host/internal/workload/run.go",
-		old:     "step.HadNoEffect(err) && !interrupted && ",
-		new:     "step.HadNoEffect(err) && (true || !interrupted) && ",
+		old:     "					interrupt(errAnotherStep)\n",
+		new:     "					interrupt(errors.Join(errAnotherStep, err))\n",
 		pkg:     workloadPkg, run: "^TestARefusedStepInterruptsAnother$",
 	},
 	{

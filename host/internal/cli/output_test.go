@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -65,12 +66,12 @@ func TestLiveProgress(t *testing.T) {
 	send("stage", "done", "")
 	p.note("a note")
 	send("publish", "failed", "no\x1bway")
+	p.explain(errors.New("the start failed: no\x1bway")) // which has the step's error
 	p.close()
 	p.close()
 	text := out.String()
 	for _, want := range []string{
-		"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n",
-		"publish v ... failed 1s (try 2): no\\u001bway\n",
+		"stage v ... done 1s (try 2)\n", "\x1b[2A\x1b[J", "a note\n", "publish v ... failed 1s (try 2)\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %q", want, text)
@@ -78,6 +79,11 @@ func TestLiveProgress(t *testing.T) {
 	}
 	if strings.Count(text, "done") != 1 || strings.Count(text, "failed") != 1 {
 		t.Errorf("an ended step was drawn again: %q", text)
+	}
+	send("publish", "failed", "no\x1bway")
+	p.explain(errors.New("the start failed"))
+	if want := "publish v ... failed 1s (try 2): no\\u001bway\n"; strings.Count(out.String(), want) != 1 {
+		t.Errorf("an error that the command's has not is missing: %q", out.String())
 	}
 }
 

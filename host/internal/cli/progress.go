@@ -27,6 +27,8 @@ type progress struct {
 	mu sync.Mutex
 	// steps that are still redrawn; ended ones are dropped from the front.
 	steps []*stepLine
+	// failed are the lines of failed steps.
+	failed []*stepLine
 	// drawn is the number of lines above the cursor to redraw.
 	drawn  int
 	stop   chan struct{}
@@ -36,6 +38,7 @@ type progress struct {
 type stepLine struct {
 	step  *hostv1.Step
 	since time.Time
+	brief bool // without the step's error, which is shown elsewhere
 }
 
 // undoNames are the names of steps' undos.
@@ -92,7 +95,10 @@ func (p *progress) step(s *hostv1.Step) {
 	defer p.mu.Unlock()
 	line := p.find(s)
 	before := line.step
-	line.step = s
+	line.step, line.brief = s, s.GetState() == "failed" // see explain
+	if line.brief {
+		p.failed = append(p.failed, line)
+	}
 	if p.live {
 		p.draw()
 		return
@@ -104,6 +110,27 @@ func (p *progress) step(s *hostv1.Step) {
 		return
 	}
 	fmt.Fprintln(p.w, line.text(false))
+}
+
+// explain shows the failed steps whose errors are not in err, with which the command ends.
+func (p *progress) explain(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	shown := message(err)
+	for _, line := range p.failed {
+		if strings.Contains(shown, line.step.GetError()) {
+			continue
+		}
+		shown += line.step.GetError()
+		p.erase()
+		line.brief = false
+		fmt.Fprintln(p.w, line.text(p.colored))
+		line.brief = true
+	}
+	p.failed = nil
+	if p.live {
+		p.draw()
+	}
 }
 
 // find returns the line of a step, and adds one for a new step.
@@ -208,7 +235,7 @@ func (l *stepLine) text(colored bool) string {
 	if s.GetAttempt() > 1 {
 		text += fmt.Sprintf(" (try %d)", s.GetAttempt())
 	}
-	if s.GetError() != "" {
+	if s.GetError() != "" && !l.brief {
 		text += ": " + printable(s.GetError())
 	}
 	if s.GetNote() != "" {

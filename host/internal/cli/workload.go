@@ -203,6 +203,9 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress,
 		w, _, err = receive(stream, p)
 		return err
 	})
+	if err != nil {
+		p.explain(err)
+	}
 	if err == nil && w == nil {
 		err = fmt.Errorf("the agent's answer to the start of %q has no workload in it", req.GetSpec().GetId())
 	}

@@ -42,7 +42,10 @@ func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error 
 	t.row("Namespace", w.GetSpec().GetNamespace())
 	t.row("Node", w.GetNode())
 	t.row("State", workloadState(w.GetState()))
-	t.row("Message", w.GetMessage())
+	said := w.GetMessage()
+	if w.GetRelease() == nil || said != w.GetRelease().GetError() {
+		t.row("Message", said)
+	}
 	if len(w.GetWaitsFor()) > 0 {
 		t.row("Waits for", strings.Join(w.GetWaitsFor(), ", "))
 		t.row("Waits since", age(w.GetWaitsSince()))
@@ -100,7 +103,7 @@ func (a *app) showWorkload(w *hostv1.Workload, holders ...*hostv1.Holder) error 
 		return err
 	}
 	for _, s := range w.GetSteps() {
-		line := stepLine{step: s, since: s.GetStartedAt().AsTime()}
+		line := stepLine{step: s, since: s.GetStartedAt().AsTime(), brief: strings.Contains(said, s.GetError())}
 		if _, err := fmt.Fprintln(a.out, line.text(a.colored(a.out))); err != nil {
 			return err
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 	"go.opentelemetry.io/otel/trace/noop"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/peer/onbehalf"
@@ -108,26 +107,48 @@ type chain struct {
 // forward does every action, in the order of the table.
 func (r *run) forward(ctx context.Context) error {
 	for _, group := range groups() {
-		sideBySide, ctx := errgroup.WithContext(ctx)
-		chains := r.chains(group)
-		var ended atomic.Int64
-		for _, c := range chains {
-			sideBySide.Go(func() error {
-				for _, a := range c.actions {
-					if !a.when(r, c.of) {
-						continue
-					}
-					if err := r.do(ctx, a, c.of); err != nil {
-						return err
-					}
-				}
-				if int(ended.Add(1)) < len(chains) {
-					return r.flush() // the others may take long
-				}
-				return nil
-			})
+		if err := r.sideBySide(ctx, r.chains(group)); err != nil {
+			return err
 		}
-		if err := sideBySide.Wait(); err != nil {
+	}
+	return nil
+}
+
+// errAnotherStep interrupts the steps beside one that failed. It has nothing of that one's error, which is not theirs
+// and may have had no effect.
+var errAnotherStep = errors.New("interrupted, since another step failed")
+
+// sideBySide does the actions of each chain. The first error interrupts the others.
+func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	var all sync.WaitGroup
+	var failed sync.Once
+	var ended atomic.Int64
+	for _, c := range chains {
+		all.Go(func() {
+			err := r.along(ctx, c)
+			if err == nil && int(ended.Add(1)) < len(chains) {
+				err = r.flush() // the others may take long
+			}
+			if err != nil {
+				failed.Do(func() {
+					first = err
+					interrupt(errAnotherStep)
+				})
+			}
+		})
+	}
+	all.Wait()
+	return first
+}
+
+func (r *run) along(ctx context.Context, c chain) error {
+	for _, a := range c.actions {
+		if !a.when(r, c.of) {
+			continue
+		}
+		if err := r.do(ctx, a, c.of); err != nil {
 			return err
 		}
 	}
@@ -227,9 +248,7 @@ func (r *run) do(ctx context.Context, a action, of subject) error {
 	failpoint.Here(a.name, "noted")
 	if err != nil {
 		end(StepFailed, err)
-		// An interrupted step's error has the cause, which is another step's error and may have had no effect.
-		interrupted := ctx.Err() != nil && errors.Is(err, context.Cause(ctx))
-		if step.HadNoEffect(err) && !interrupted && before == "" {
+		if step.HadNoEffect(err) && before == "" {
 			r.note(a, of, "")
 			return errors.Join(err, r.flush())
 		}

@@ -177,6 +177,14 @@ func TestMeshRefusedLogin(t *testing.T) {
 	m.nothingInMesh()
 	m.Refused(4, []string{refused, "was undone", "nothing of the workload is left"}, "workload", "start", spec)
 	m.nothingInMesh()
+	for _, args := range [][]string{{"workload", "start", spec}, {"workload", "status", "w"}} {
+		r := m.Try(args...)
+		for _, once := range []string{refused, `Consul "default"`, `identify service "web"`} {
+			if n := strings.Count(r.Stdout+r.Stderr, once); n != 1 {
+				t.Errorf("pannier %q says %q %d times:\n%s%s", args, once, n, r.Stdout, r.Stderr)
+			}
+		}
+	}
 }
 
 // The state of a token is what Consul says now, not what the host saw when it looked.

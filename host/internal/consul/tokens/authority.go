@@ -155,14 +155,10 @@ func (a *Authority) Read(ctx context.Context, consul, secret string) error {
 	if err != nil {
 		return err
 	}
-	err = a.Identity(ctx, consul, func(ctx context.Context, i identity.Identity) error {
+	return a.Identity(ctx, consul, func(ctx context.Context, i identity.Identity) error {
 		_, err := i.Read(ctx, c, secret)
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("read the token back from Consul %q: %w", consul, err)
-	}
-	return nil
 }
 
 // consul returns one of the agent's consul blocks.

@@ -39,7 +39,7 @@ func (a *Authority) Derive(ctx context.Context, t claim.Token) (derived claim.To
 		derived, secret, err = a.derive(ctx, noted)
 	}
 	if err != nil {
-		return claim.Token{}, "", fmt.Errorf("token for service %q of workload %q: %w", t.Service, t.Workload, err)
+		return claim.Token{}, "", err
 	}
 	return derived, secret, nil
 }

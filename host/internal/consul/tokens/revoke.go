@@ -3,7 +3,6 @@ package tokens
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -37,11 +36,8 @@ func (a *Authority) Revoke(ctx context.Context, t claim.Token, secret string) er
 		return err
 	}
 	gone, err := a.end(ctx, t, secret)
-	if err != nil {
-		return fmt.Errorf("revoke the token for service %q of workload %q: %w", t.Service, t.Workload, err)
-	}
-	if !gone || a.inDoubt(t.ID) {
-		return nil
+	if err != nil || !gone || a.inDoubt(t.ID) {
+		return err
 	}
 	failpoint.Here("token", "revoked")
 	_, err = a.Ledger.DeleteTokens(ctx, t.ID)

@@ -25,7 +25,7 @@ func (s *Steps) Identify(ctx context.Context, svc *Service) error {
 	bounded, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w, more than %s", step.ErrTooLong, bound))
 	defer cancel()
 	if err := s.identify(bounded, svc); err != nil {
-		return fmt.Errorf("identify %s with Consul %q: %w", svc, svc.Consul, err)
+		return fmt.Errorf("identify %s: %w", svc, err)
 	}
 	return nil
 }
@@ -233,7 +233,7 @@ func (s *Steps) revoke(ctx context.Context, svc *Service, t claim.Token) error {
 		return nil
 	}
 	if err := s.Tokens.Revoke(ctx, t, svc.secrets[t.ID]); err != nil {
-		err = fmt.Errorf("revoke the token of %s in Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("revoke the token of %s: %w", svc, err)
 		if err = s.leave(ctx, svc, "token", cmp.Or(t.Accessor, t.ID), err); err != nil {
 			return err
 		}

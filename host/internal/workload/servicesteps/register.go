@@ -24,7 +24,7 @@ func (s *Steps) Register(ctx context.Context, svc *Service) error {
 		return err
 	})
 	if err != nil {
-		err = fmt.Errorf("register %s in Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("register %s: %w", svc, err)
 		if refused {
 			return step.NoEffect(err)
 		}
@@ -40,7 +40,7 @@ func (s *Steps) Deregister(ctx context.Context, svc *Service) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Limits.Release)
 	defer cancel()
 	if err := s.Services.Deregister(ctx, svc.Consul, svc.ID); err != nil {
-		err = fmt.Errorf("deregister %s from Consul %q: %w", svc, svc.Consul, err)
+		err = fmt.Errorf("deregister %s: %w", svc, err)
 		if err = s.leave(ctx, svc, "registration", svc.ID, err); err != nil {
 			return err
 		}
