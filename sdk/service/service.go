@@ -13,9 +13,10 @@ type Consul struct {
 	Address string `json:"address,omitempty"`
 	// TokenFile holds the ACL token for registrations; empty: none is sent.
 	TokenFile string `json:"token_file,omitempty"`
-	CAFile    string `json:"ca_file,omitempty"`
-	CertFile  string `json:"cert_file,omitempty"`
-	KeyFile   string `json:"key_file,omitempty"`
+	// CAFile has the certificates of authorities; it, and GRPCCAFile, may be a directory of such files.
+	CAFile   string `json:"ca_file,omitempty"`
+	CertFile string `json:"cert_file,omitempty"`
+	KeyFile  string `json:"key_file,omitempty"`
 	// TLSServerName is the name that the certificate must have, instead of the host name.
 	TLSServerName string `json:"tls_server_name,omitempty"`
 	// GRPCAddress of the xDS server: "127.0.0.1:8502", "https://…:8503" or "unix:///…"; empty: the agent is asked

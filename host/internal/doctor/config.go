@@ -8,6 +8,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/internal/cabundle"
 )
 
 func (p *Patient) configuration(context.Context) []Finding {
@@ -33,11 +34,17 @@ func (p *Patient) certificates(context.Context) []Finding {
 		files = append(files, t.CAFile, t.CertFile)
 	}
 	for _, c := range p.Config.Consuls {
-		for _, f := range []string{c.CAFile, c.CertFile} {
-			if f != "" {
-				files = append(files, f)
-			}
+		if c.CertFile != "" {
+			files = append(files, c.CertFile)
 		}
+		if c.CAFile == "" {
+			continue
+		}
+		authorities, err := cabundle.Files(c.CAFile)
+		if err != nil {
+			authorities = []string{c.CAFile} // its check says why
+		}
+		files = append(files, authorities...)
 	}
 	if len(files) == 0 {
 		return skipped("none is configured")

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -161,7 +162,7 @@ func consulClient(c service.Consul) (*http.Client, string, error) {
 }
 
 func readRoots(file string) (*x509.CertPool, error) {
-	text, err := os.ReadFile(file)
+	text, err := cabundle.Read(file)
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -214,7 +215,7 @@ func (c *pooledConn) Close() error {
 func tlsConfig(c service.Consul) (*tls.Config, error) {
 	conf := &tls.Config{ServerName: c.TLSServerName, MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
+		pem, err := cabundle.Read(c.CAFile)
 		if err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "ca_file cannot be read: %v", err)
 		}

@@ -165,7 +165,7 @@ func TestTLS(t *testing.T) {
 		"no CA":      {func(c *service.Consul) { c.CAFile = "" }, "check ca_file"},
 		"no CA file": {
 			func(c *service.Consul) { c.CAFile = empty + "x" },
-			"ca_file cannot be read: open " + empty + "x",
+			"ca_file cannot be read: stat " + empty + "x",
 		},
 		"an empty CA file": {func(c *service.Consul) { c.CAFile = empty }, "has no PEM certificate"},
 		"another name":     {func(c *service.Consul) { c.TLSServerName = "other.test" }, "tls_server_name"},
@@ -188,6 +188,15 @@ func TestTLS(t *testing.T) {
 		named := good
 		named.TLSServerName = "server.dc1.consul"
 		wantCode(t, ask(t.Context(), p, named), codes.OK)
+	})
+	t.Run("a directory of CAs", func(t *testing.T) {
+		c := good
+		c.CAFile = t.TempDir()
+		wantCode(t, ask(t.Context(), p, c), codes.FailedPrecondition, "has no PEM certificate")
+		for name, path := range map[string]string{"a.pem": wrong.CAFile(), "b.pem": right.CAFile()} {
+			check.NoError(t, os.WriteFile(filepath.Join(c.CAFile, name), read(path), 0o600))
+		}
+		wantCode(t, ask(t.Context(), p, c), codes.OK)
 	})
 	t.Run("replaced", func(t *testing.T) {
 		ca := filepath.Join(t.TempDir(), "ca.pem")

@@ -96,9 +96,7 @@ func Bootstrap(p Proxy) ([]byte, error) {
 		if p.Admin.Port == 0 && strings.Contains(text, "AdminBind") {
 			return nil, invalid(keyTemplate, `it binds the admin API to a port, which needs connect { admin = "tcp" }`)
 		}
-		if b, err = fromTemplate(p, text, b); err != nil {
-			return nil, err
-		}
+		return fromTemplate(p, text, b)
 	}
 	return encode(b, "  ")
 }
@@ -126,6 +124,11 @@ func build(p Proxy) (*bootstrapv3.Bootstrap, error) {
 		StaticResources:  &bootstrapv3.Bootstrap_StaticResources{},
 		DynamicResources: dynamicResources(p.Token),
 	}
+	if name, err := settings(p.Config).text(keyNodeName); err != nil {
+		return nil, err
+	} else if name != "" {
+		b.Node.Metadata.Fields[nodeNameField] = structpb.NewStringValue(name)
+	}
 	agent, err := agentCluster(p.Server)
 	if err != nil {
 		return nil, err
@@ -141,6 +144,9 @@ func build(p Proxy) (*bootstrapv3.Bootstrap, error) {
 	}
 	return b, nil
 }
+
+// nodeNameField tells an xDS server on which node of the catalog the proxy is registered, where that is not its own.
+const nodeNameField = "node_name"
 
 func orDefault(name string) string {
 	if name == "" {
@@ -215,18 +221,31 @@ func validateOne(m proto.Message) error {
 const noLog = "/dev/null"
 
 func adminOf(p Proxy) (*bootstrapv3.Admin, error) {
-	log, err := adminLog(p.AccessLogs)
+	path, err := adminLogPath(p)
+	if err != nil {
+		return nil, err
+	}
+	log, err := adminLog(p.AccessLogs, path)
 	if err != nil {
 		return nil, err
 	}
 	return &bootstrapv3.Admin{AccessLog: []*accesslogv3.AccessLog{log}, Address: socketAddress(p.Admin)}, nil
 }
 
+// adminLogPath is the file of the admin API's access log where the proxy-defaults have none.
+func adminLogPath(p Proxy) (string, error) {
+	path, err := settings(p.Config).text(keyAdminLog)
+	if path == "" {
+		path = noLog
+	}
+	return path, err
+}
+
 // adminLog returns the access log of the admin API. It follows the proxy-defaults, as the listeners that come from
-// Consul do, under the name that Consul gives such a log.
-func adminLog(logs *AccessLogs) (*accesslogv3.AccessLog, error) {
+// Consul do, under the name that Consul gives such a log; otherwise it is at the path.
+func adminLog(logs *AccessLogs, path string) (*accesslogv3.AccessLog, error) {
 	if logs == nil || !logs.Enabled {
-		return accessLog("envoy.access_loggers.file", &filelogv3.FileAccessLog{Path: noLog})
+		return accessLog("envoy.access_loggers.file", &filelogv3.FileAccessLog{Path: path})
 	}
 	format, err := logFormat(logs)
 	if err != nil {

@@ -211,3 +211,58 @@ func TestNoAdmin(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestPrometheus checks what is wrong with the keys of a listener for Prometheus, and that one with a server of its own
+// needs no admin API.
+func TestPrometheus(t *testing.T) {
+	for name, tc := range map[string]struct {
+		key   string
+		value any
+		want  string
+	}{
+		"path":                 {keyPrometheusPath, "metrics", "starts with /"},
+		"port of the backend":  {keyPrometheusBackend, "http", "port from 1 to 65535"},
+		"backend of no port":   {keyPrometheusBackend, 0, "want a string"},
+		"a certificate alone":  {keyPrometheusCert, "/c.pem", keyPrometheusCAFile},
+		"an authority alone":   {keyPrometheusCAPath, "/cas", keyPrometheusKey},
+		"an authority by list": {keyPrometheusCAFile, []any{"/ca.pem"}, "want a string"},
+	} {
+		_, err := Bootstrap(proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", tc.key: tc.value}))
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", name, err, tc.want)
+		}
+		if _, err := Bootstrap(proxy(map[string]any{tc.key: tc.value})); err != nil {
+			t.Errorf("%s without a listener: %v", name, err)
+		}
+	}
+	p := proxy(map[string]any{keyPrometheusBind: "127.0.0.1:9102", keyPrometheusBackend: 20100.0})
+	p.Admin = Endpoint{}
+	out, err := Bootstrap(p)
+	check.NoError(t, err)
+	var got struct {
+		Static struct {
+			Clusters []struct{ Name string }
+		} `json:"static_resources"`
+	}
+	check.NoError(t, json.Unmarshal(out, &got))
+	if all := got.Static.Clusters; len(all) != 2 || all[1].Name != prometheusBackendName {
+		t.Errorf("the clusters are %v", all)
+	}
+}
+
+// TestFieldsOfLater checks that a template may have fields that only a later Envoy knows, and that the others are checked.
+func TestFieldsOfLater(t *testing.T) {
+	out, err := Bootstrap(proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
+	check.NoError(t, err)
+	if want := "{\n  \"node\": {\n    \"id\": \"web-sidecar-proxy\",\n    \"later\": 1\n  },\n  \"even\": [\n    \"later\"\n  ]\n}\n"; string(out) != want {
+		t.Errorf("got %s", out)
+	}
+	for _, text := range []string{
+		`{"later": 1, "node": {"id": 5}}`, `{"later": 1, "static_resources": {"clusters": {"name": ""}}}`,
+		`{"later": 1, "admin": {"address": {"socket_address": {"address": "a", "port_value": 70000}}}}`,
+	} {
+		if out, err := Bootstrap(proxy(map[string]any{keyTemplate: text})); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %s, %v", text, out, err)
+		}
+	}
+}

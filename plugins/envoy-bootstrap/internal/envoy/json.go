@@ -62,12 +62,14 @@ func uncarried(raw []byte) ([]byte, error) {
 
 // unmarshal reads JSON as Envoy's parser does, which accepts two things that protojson does not: one value for a
 // list of one, and messages of types that are unknown here but may be known to Envoy.
-func unmarshal(raw []byte, m proto.Message) error {
+func unmarshal(raw []byte, m proto.Message) error { return unmarshalAs(adapter{}, raw, m) }
+
+func unmarshalAs(a adapter, raw []byte, m proto.Message) error {
 	tree, err := decode(raw)
 	if err != nil {
 		return err
 	}
-	tree, err = adapt(tree, m.ProtoReflect().Descriptor())
+	tree, err = a.adapt(tree, m.ProtoReflect().Descriptor())
 	if err != nil {
 		return err
 	}
@@ -90,18 +92,24 @@ func decode(raw []byte) (any, error) {
 	return tree, nil
 }
 
-// adapt converts a message's JSON to JSON that protojson accepts.
-func adapt(v any, d protoreflect.MessageDescriptor) (any, error) {
+// adapter converts JSON to what protojson accepts.
+type adapter struct {
+	// known leaves out the fields that are unknown here.
+	known bool
+}
+
+// adapt converts a message's JSON.
+func (a adapter) adapt(v any, d protoreflect.MessageDescriptor) (any, error) {
 	object, ok := v.(map[string]any)
 	switch {
 	case !ok:
 		return v, nil
 	case d.FullName() == "google.protobuf.Any":
-		return adaptAny(object)
+		return a.adaptAny(object)
 	case wellKnown(d):
 		return v, nil
 	}
-	return v, adaptFields(object, d)
+	return v, a.adaptFields(object, d)
 }
 
 // wellKnown types have a special JSON form.
@@ -109,16 +117,19 @@ func wellKnown(d protoreflect.MessageDescriptor) bool {
 	return d.FullName().Parent() == "google.protobuf"
 }
 
-func adaptFields(object map[string]any, d protoreflect.MessageDescriptor) error {
+func (a adapter) adaptFields(object map[string]any, d protoreflect.MessageDescriptor) error {
 	for name, value := range object {
 		field := d.Fields().ByJSONName(name)
 		if field == nil {
 			field = d.Fields().ByTextName(name)
 		}
+		if field == nil && a.known {
+			delete(object, name)
+		}
 		if field == nil || value == nil {
 			continue // protojson reports unknown fields
 		}
-		adapted, err := adaptField(value, field)
+		adapted, err := a.adaptField(value, field)
 		if err != nil {
 			return err
 		}
@@ -127,14 +138,14 @@ func adaptFields(object map[string]any, d protoreflect.MessageDescriptor) error 
 	return nil
 }
 
-func adaptField(value any, field protoreflect.FieldDescriptor) (any, error) {
+func (a adapter) adaptField(value any, field protoreflect.FieldDescriptor) (any, error) {
 	var err error
 	switch {
 	case field.IsMap():
 		object, ok := value.(map[string]any)
 		if of := field.MapValue().Message(); ok && of != nil {
 			for k := range object {
-				if object[k], err = adapt(object[k], of); err != nil {
+				if object[k], err = a.adapt(object[k], of); err != nil {
 					return nil, err
 				}
 			}
@@ -146,19 +157,19 @@ func adaptField(value any, field protoreflect.FieldDescriptor) (any, error) {
 		}
 		if of := field.Message(); of != nil {
 			for i := range list {
-				if list[i], err = adapt(list[i], of); err != nil {
+				if list[i], err = a.adapt(list[i], of); err != nil {
 					return nil, err
 				}
 			}
 		}
 		return list, nil
 	case field.Message() != nil:
-		return adapt(value, field.Message())
+		return a.adapt(value, field.Message())
 	}
 	return value, nil
 }
 
-func adaptAny(object map[string]any) (any, error) {
+func (a adapter) adaptAny(object map[string]any) (any, error) {
 	url, _ := object["@type"].(string)
 	if url == "" {
 		return object, nil // protojson reports the error
@@ -171,7 +182,7 @@ func adaptAny(object map[string]any) (any, error) {
 	if wellKnown(t.Descriptor()) {
 		return object, nil
 	}
-	return object, adaptFields(object, t.Descriptor())
+	return object, a.adaptFields(object, t.Descriptor())
 }
 
 // unpack reverses what adaptAny did to messages of unknown types.

@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"cmp"
 	"encoding/json"
 	"net"
 	"slices"
@@ -30,6 +31,8 @@ const (
 	agentClusterName = "local_agent"
 	// selfAdminName is the cluster of the proxy's own admin API.
 	selfAdminName = "self_admin"
+	// prometheusBackendName is the cluster of a server that answers Prometheus in place of the admin API.
+	prometheusBackendName = "prometheus_backend"
 	// httpOptionsName is the extension that sets which HTTP version a cluster uses.
 	httpOptionsName = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 )
@@ -50,24 +53,27 @@ func agentCluster(s Server) (*clusterv3.Cluster, error) {
 	if !s.TLS {
 		return c, nil
 	}
-	conf, err := anypb.New(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+	c.TransportSocket, err = tlsSocket(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 		ValidationContextType: &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: &tlsv3.CertificateValidationContext{
 			TrustedCa: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: s.CA}},
 		}},
 	}})
+	return c, err
+}
+
+func tlsSocket(conf proto.Message) (*corev3.TransportSocket, error) {
+	packed, err := anypb.New(conf)
 	if err != nil {
 		return nil, err
 	}
-	c.TransportSocket = &corev3.TransportSocket{
-		Name:       "tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: conf},
-	}
-	return c, nil
+	return &corev3.TransportSocket{
+		Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed},
+	}, nil
 }
 
-// selfAdminCluster is the cluster of the proxy's own admin API.
-func selfAdminCluster(admin Endpoint) (*clusterv3.Cluster, error) {
-	c, err := staticCluster(selfAdminName, socketAddress(admin), &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
+// http1Cluster is a cluster of a server that speaks HTTP/1.
+func http1Cluster(name string, at Endpoint) (*clusterv3.Cluster, error) {
+	c, err := staticCluster(name, socketAddress(at), &httpv3.HttpProtocolOptions_ExplicitHttpConfig{
 		ProtocolConfig: &httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions{HttpProtocolOptions: &corev3.Http1ProtocolOptions{}},
 	})
 	if err != nil {
@@ -122,11 +128,15 @@ type adminEndpoint struct {
 	match *routev3.RouteMatch
 	// path is its path in the admin API.
 	path string
+	// backend is the port of another server that answers in place of the admin API; 0: none does.
+	backend uint32
+	// tls of the listener; nil: plain HTTP.
+	tls *tlsv3.DownstreamTlsContext
 }
 
 // addEndpoints adds listeners for metrics, statistics and readiness, if configured.
 func addEndpoints(b *bootstrapv3.Bootstrap, p Proxy) error {
-	prometheus, err := bindOf(p, keyPrometheusBind)
+	prometheus, err := prometheusOf(b, p)
 	if err != nil {
 		return err
 	}
@@ -135,17 +145,14 @@ func addEndpoints(b *bootstrapv3.Bootstrap, p Proxy) error {
 		return err
 	}
 	for _, e := range []adminEndpoint{
-		{"envoy_prometheus_metrics", prometheus, exactly("/metrics"), "/stats/prometheus"},
-		{"envoy_metrics", stats, below("/stats"), "/stats"},
-		{"envoy_ready", p.Ready, exactly("/ready"), "/ready"},
+		prometheus,
+		{name: "envoy_metrics", bind: stats, match: below("/stats"), path: "/stats"},
+		{name: "envoy_ready", bind: p.Ready, match: exactly("/ready"), path: "/ready"},
 	} {
 		if e.bind == (Endpoint{}) {
 			continue
 		}
-		if p.Admin == (Endpoint{}) {
-			return status.Errorf(codes.InvalidArgument, "the listener %s needs the proxy's admin API, and it has none", e.name)
-		}
-		if err := addSelfAdmin(b, p.Admin); err != nil {
+		if err := addBackend(b, p, e); err != nil {
 			return err
 		}
 		l, err := e.listener()
@@ -174,19 +181,34 @@ func bindOf(p Proxy, key string) (Endpoint, error) {
 	return Endpoint{Address: host, Port: uint32(n)}, nil
 }
 
-// addSelfAdmin adds the cluster of the admin API once: Envoy refuses two clusters with the same name, and the
-// operator may have configured one.
-func addSelfAdmin(b *bootstrapv3.Bootstrap, admin Endpoint) error {
+// addBackend adds the cluster behind an endpoint once: Envoy refuses two clusters with the same name, and the operator
+// may have configured one.
+func addBackend(b *bootstrapv3.Bootstrap, p Proxy, e adminEndpoint) error {
+	name, at := e.cluster(), p.Admin
+	if e.backend != 0 {
+		at = Endpoint{Address: cmp.Or(p.Admin.Address, "127.0.0.1"), Port: e.backend}
+	}
+	if at == (Endpoint{}) {
+		return status.Errorf(codes.InvalidArgument, "the listener %s needs the proxy's admin API, and it has none", e.name)
+	}
 	if slices.ContainsFunc(b.StaticResources.Clusters,
-		func(c *clusterv3.Cluster) bool { return c.GetName() == selfAdminName }) {
+		func(c *clusterv3.Cluster) bool { return c.GetName() == name }) {
 		return nil
 	}
-	c, err := selfAdminCluster(admin)
+	c, err := http1Cluster(name, at)
 	if err != nil {
 		return err
 	}
 	b.StaticResources.Clusters = append(b.StaticResources.Clusters, c)
 	return nil
+}
+
+// cluster is the name of the one behind the endpoint.
+func (e adminEndpoint) cluster() string {
+	if e.backend != 0 {
+		return prometheusBackendName
+	}
+	return selfAdminName
 }
 
 func exactly(path string) *routev3.RouteMatch {
@@ -212,7 +234,7 @@ func (e adminEndpoint) listener() (*listenerv3.Listener, error) {
 				Domains: []string{"*"},
 				Routes: []*routev3.Route{
 					{Match: e.match, Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: selfAdminName},
+						ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: e.cluster()},
 						PrefixRewrite:    e.path,
 					}}},
 					{
@@ -230,13 +252,17 @@ func (e adminEndpoint) listener() (*listenerv3.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	chain := &listenerv3.FilterChain{Filters: []*listenerv3.Filter{{
+		Name:       "envoy.filters.network.http_connection_manager",
+		ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: manager},
+	}}}
+	if e.tls != nil {
+		if chain.TransportSocket, err = tlsSocket(e.tls); err != nil {
+			return nil, err
+		}
+	}
 	return &listenerv3.Listener{
-		Name:    e.name + "_listener",
-		Address: socketAddress(e.bind),
-		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
-			Name:       "envoy.filters.network.http_connection_manager",
-			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: manager},
-		}}}},
+		Name: e.name + "_listener", Address: socketAddress(e.bind), FilterChains: []*listenerv3.FilterChain{chain},
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -39,7 +40,7 @@ type GRPC struct {
 const standIn = "00000000-0000-0000-0000-000000000000"
 
 // fromTemplate makes the bootstrap from an operator's template and the parts of our own bootstrap.
-func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) (*bootstrapv3.Bootstrap, error) {
+func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) ([]byte, error) {
 	t, err := template.New(keyTemplate).Parse(text)
 	if err != nil {
 		return nil, invalid(keyTemplate, "%v", err)
@@ -62,17 +63,38 @@ func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) (*bootstrapv
 	return b, nil
 }
 
-func render(t *template.Template, args templateArgs) (*bootstrapv3.Bootstrap, error) {
+// render checks what the template gives. Fields that are unknown here are kept, since the operator's Envoy may know them:
+// the result is then the text of the template.
+func render(t *template.Template, args templateArgs) ([]byte, error) {
 	var text bytes.Buffer
 	if err := t.Execute(&text, args); err != nil {
 		return nil, invalid(keyTemplate, "%v", err)
 	}
 	b := &bootstrapv3.Bootstrap{}
-	return b, fragment(keyTemplate, text.Bytes(), b)
+	err := fragment(keyTemplate, text.Bytes(), b)
+	if err == nil {
+		return encode(b, "  ")
+	}
+	b = &bootstrapv3.Bootstrap{}
+	if unmarshalAs(adapter{known: true}, text.Bytes(), b) != nil || validate(b) != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	err = json.Indent(&out, bytes.TrimSpace(text.Bytes()), "", "  ")
+	out.WriteByte('\n')
+	return out.Bytes(), err
 }
 
 func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 	j := &joiner{}
+	s, err := scrapeOf(p)
+	if err != nil {
+		return templateArgs{}, err
+	}
+	log, err := adminLogPath(p)
+	if err != nil {
+		return templateArgs{}, err
+	}
 	args := templateArgs{
 		GRPC: GRPC{
 			AgentAddress: p.Server.Endpoint.Address, AgentPort: portText(
@@ -81,7 +103,7 @@ func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 		ProxyCluster: p.Service, ProxyID: p.ID, ProxySourceService: p.Service,
 		AgentCAPEM:            strings.ReplaceAll(p.Server.CA, "\n", `\n`),
 		LocalAgentClusterName: agentClusterName,
-		AdminAccessLogPath:    noLog, AdminBindAddress: p.Admin.Address, AdminBindPort: portText(p.Admin),
+		AdminAccessLogPath:    log, AdminBindAddress: p.Admin.Address, AdminBindPort: portText(p.Admin),
 		StaticClustersJSON:  join(j, own.GetStaticResources().GetClusters()[1:]), // templates make the first one themselves
 		StaticListenersJSON: join(j, own.GetStaticResources().GetListeners()),
 		StatsSinksJSON:      join(j, own.GetStatsSinks()),
@@ -89,7 +111,10 @@ func argsOf(p Proxy, own *bootstrapv3.Bootstrap) (templateArgs, error) {
 		StatsFlushInterval:  strings.Trim(j.text(own.GetStatsFlushInterval()), `"`),
 		TracingConfigJSON:   j.text(own.GetTracing()), //nolint:staticcheck // SA1019: Consul's key is about this field
 		Namespace:           p.Namespace, Partition: p.Partition, Datacenter: p.Datacenter,
-		PrometheusScrapePath: "/metrics",
+		PrometheusScrapePath: s.path, PrometheusBackendPort: s.backend,
+		PrometheusCAFile: s.caFile, PrometheusCAPath: s.caPath, PrometheusCertFile: s.certFile, PrometheusKeyFile: s.keyFile,
+		StaticSecretsJSON: join(j, own.GetStaticResources().GetSecrets()),
+		NodeName:          own.GetNode().GetMetadata().GetFields()[nodeNameField].GetStringValue(),
 	}
 	if p.AccessLogs != nil && p.AccessLogs.Enabled {
 		for _, log := range own.GetAdmin().GetAccessLog() {
@@ -138,6 +163,18 @@ const (
 	keyStaticListeners = "envoy_extra_static_listeners_json"
 	keyCollectorDir    = "envoy_telemetry_collector_bind_socket_dir"
 	keyTemplate        = "envoy_bootstrap_json_tpl"
+)
+
+// Keys that only Pannier has, for what are flags of Consul's command.
+const (
+	keyPrometheusBackend = "envoy_prometheus_backend_port"
+	keyPrometheusPath    = "envoy_prometheus_scrape_path"
+	keyPrometheusCAFile  = "envoy_prometheus_ca_file"
+	keyPrometheusCAPath  = "envoy_prometheus_ca_path"
+	keyPrometheusCert    = "envoy_prometheus_cert_file"
+	keyPrometheusKey     = "envoy_prometheus_key_file"
+	keyNodeName          = "envoy_node_name"
+	keyAdminLog          = "envoy_admin_access_log_path"
 )
 
 // settings is a proxy's configuration. As in Consul, a key's case does not matter, and a number or a bool may

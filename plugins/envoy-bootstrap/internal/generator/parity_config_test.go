@@ -59,6 +59,15 @@ const (
   "dynamic_resources": {"ads_config": {"api_type": "GRPC", "transport_api_version": "V3",
     "grpc_services": {"initial_metadata": [{"key": "x-consul-token", "value": "{{ .Token }}"}], "envoy_grpc": {"cluster_name": "{{ .LocalAgentClusterName }}"}}}}
 }`
+	// futureTemplate has fields that are unknown here, one of them in a message.
+	futureTemplate = `{
+  "admin": {
+    "access_log_path": "/dev/null",
+    "address": {"socket_address": {"address": "{{ .AdminBindAddress }}", "port_value": {{ .AdminBindPort }}}}
+  },
+  "node": {"cluster": "{{ .ProxyCluster }}", "id": "{{ .ProxyID }}", "mood": "good"},
+  "custom": ["a", {"b": "{{ .Datacenter }}"}]
+}`
 	// wholeTemplate uses every feature of templates.
 	wholeTemplate = `{
   "admin": {
@@ -171,7 +180,18 @@ func keyConfigs() map[string]map[string]any {
 			"envoy_telemetry_collector_bind_socket_dir": "/run/collector",
 			"envoy_extra_static_clusters_json":          zipkinCluster, "envoy_prometheus_bind_addr": "0.0.0.0:9102",
 		},
-		"bare template":            {"envoy_bootstrap_json_tpl": bareTemplate},
+		"bare template":                        {"envoy_bootstrap_json_tpl": bareTemplate},
+		"template of fields that nobody knows": {"envoy_bootstrap_json_tpl": futureTemplate},
+		"one of everything": {
+			"envoy_extra_static_clusters_json":  `{"name": "a"}`,
+			"envoy_extra_static_listeners_json": `{"name": "b"}`,
+			"envoy_extra_stats_sinks_json":      `{"name": "c"}`,
+		},
+		"two of everything": {
+			"envoy_extra_static_clusters_json":  `{"name": "a"}, {"name": "b"}`,
+			"envoy_extra_static_listeners_json": `{"name": "c"},{"name": "d"}`,
+			"envoy_extra_stats_sinks_json":      `{"name": "e"} , { "name": "f" }`,
+		},
 		"whole template":           {"envoy_bootstrap_json_tpl": wholeTemplate},
 		"keys in capitals":         {"Envoy_Statsd_URL": "udp://127.0.0.1:9125"},
 		"everything":               everything,

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +22,8 @@ import (
 // TestParity generates the bootstrap of every row with our code and with Consul's own command. They may
 // differ only as listed in the table of differences, and every entry of that table must be needed by a row.
 func TestParity(t *testing.T) {
-	used := map[string]bool{}
+	used := map[string][]string{} // the rows that need a difference
+	names := map[string]bool{}
 	rows := 0
 	for _, on := range []struct {
 		name string
@@ -34,6 +37,7 @@ func TestParity(t *testing.T) {
 			c := consul.Start(t, on.opts)
 			for _, r := range on.rows {
 				rows++
+				names[r.name] = true
 				t.Run(r.name, func(t *testing.T) { r.compare(t, c, used) })
 			}
 		})
@@ -43,10 +47,11 @@ func TestParity(t *testing.T) {
 	}
 	if !t.Failed() {
 		for _, d := range differences {
-			if !used[d.name] {
+			if len(used[d.name]) == 0 {
 				t.Errorf("no row needs the difference %q", d.name)
 			}
 		}
+		checkCases(t, names, used)
 	}
 }
 
@@ -61,17 +66,26 @@ type row struct {
 	token func(*testing.T, *consul.Cluster) string
 	// consul changes how Consul is reached.
 	consul func(*service.Consul)
-	// flags are the command's additional flags.
+	// flags are the command's additional flags, and own the keys of the proxy's configuration that stand for some of
+	// them; Consul ignores these.
 	flags []string
+	own   map[string]any
+	// by changes how the command gets its input.
+	by    func(cmd *exec.Cmd, secret, tokenFile string)
 	admin bootstrap.Bind
 	ready bootstrap.Bind
 }
 
-func (r row) compare(t *testing.T, c *consul.Cluster, used map[string]bool) {
+func (r row) compare(t *testing.T, c *consul.Cluster, used map[string][]string) {
 	for name, value := range r.env {
 		t.Setenv(name, value)
 	}
 	r.setDefaults(t, c)
+	if r.own != nil {
+		all := maps.Clone(r.own)
+		maps.Copy(all, r.service.Proxy.Config)
+		r.service.Proxy.Config = all
+	}
 	register(t, c, r.service)
 	r.settle(t, c)
 	var secret, tokenFile string
@@ -94,10 +108,10 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string]bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	theirs := r.command(t, c, at, secret, admin)
+	theirs := r.command(t, c, at, secret, tokenFile, admin)
 	for _, d := range diffBootstraps(t, theirs, ours) {
 		if name := explain(r.name, d.path); name != "" {
-			used[name] = true
+			used[name] = append(used[name], r.name)
 			continue
 		}
 		t.Errorf("%s\nConsul: %v\nours:   %v", d.path, d.theirs, d.ours)
@@ -105,16 +119,20 @@ func (r row) compare(t *testing.T, c *consul.Cluster, used map[string]bool) {
 }
 
 // command returns the output of Consul's own command.
-func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret string, admin bootstrap.Bind) []byte {
+func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret, tokenFile string,
+	admin bootstrap.Bind,
+) []byte {
 	t.Helper()
 	args := []string{
 		"connect", "envoy", "-bootstrap", "-proxy-id", r.service.ID,
 		"-admin-bind", net.JoinHostPort(admin.Address, strconv.Itoa(admin.Port)),
 	}
 	for flag, value := range map[string]string{
-		"-grpc-addr": at.GRPCAddress, "-grpc-ca-file": at.GRPCCAFile,
-		"-ca-file": at.CAFile,
+		"-grpc-addr": at.GRPCAddress, "-grpc-ca-file": at.GRPCCAFile, "-ca-file": at.CAFile,
 	} {
+		if info, err := os.Stat(value); err == nil && info.IsDir() {
+			flag = strings.Replace(flag, "-file", "-path", 1)
+		}
 		if value != "" {
 			args = append(args, flag, value)
 		}
@@ -123,7 +141,11 @@ func (r row) command(t *testing.T, c *consul.Cluster, at service.Consul, secret 
 		args = append(args, "-envoy-ready-bind-address", r.ready.Address, "-envoy-ready-bind-port",
 			strconv.Itoa(r.ready.Port))
 	}
-	out, err := c.Command(secret, append(args, r.flags...)...).Output()
+	cmd := c.Command(secret, append(args, r.flags...)...)
+	if r.by != nil {
+		r.by(cmd, secret, tokenFile)
+	}
+	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
@@ -323,7 +345,7 @@ func plainRows() []row {
 		rows = append(rows, row{name: name, service: web(), defaults: &api.ProxyConfigEntry{AccessLogs: logs}})
 	}
 	rows = append(rows, configured(keyConfigs())...)
-	return rows
+	return append(rows, flagRows()...)
 }
 
 func secureRows() []row {

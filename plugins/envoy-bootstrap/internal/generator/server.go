@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/internal/cabundle"
 	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/envoy"
 	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/bootstrap"
@@ -143,7 +143,7 @@ func (g *Generator) askAddress(ctx context.Context, c service.Consul, token stri
 }
 
 func readCA(path string) (string, error) {
-	pem, err := os.ReadFile(path)
+	pem, err := cabundle.Read(path)
 	if err != nil {
 		return "", status.Errorf(codes.FailedPrecondition, "the xDS server's CA file cannot be read: %v", err)
 	}
