@@ -38,6 +38,7 @@ type keeper struct {
 	// cut cancels the sync in progress, and over is closed when it has ended; nil: none.
 	cut      context.CancelCauseFunc
 	over     chan struct{}
+	touched  bool // since the last sync began: it must not wait for a change of the catalog
 	problems map[activity]string
 	// conflicts says, by id, whose registration stands in the place of an instance.
 	conflicts map[string]string
@@ -110,6 +111,7 @@ func (k *keeper) change(ctx context.Context, fn func()) error {
 func (k *keeper) touch() (over <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.touched = true
 	signal(k.wakeSync)
 	signal(k.wakeBeat)
 	if k.cut == nil {
@@ -119,19 +121,20 @@ func (k *keeper) touch() (over <-chan struct{}) {
 	return k.over
 }
 
-// begin returns the context of one sync, which any later change cancels, and a function that ends it. Its list
-// includes all earlier changes.
-func (k *keeper) begin(ctx context.Context) (_ context.Context, end func()) {
+// begin returns the context of one sync, which any later change cancels, whether there was a change since the one
+// before, and a function that ends it. Its list includes all earlier changes.
+func (k *keeper) begin(ctx context.Context) (_ context.Context, touched bool, end func()) {
 	ctx, cut := context.WithCancelCause(ctx)
 	over := make(chan struct{})
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.cut, k.over = cut, over
+	touched, k.touched = k.touched, false
 	select {
 	case <-k.wakeSync:
 	default:
 	}
-	return ctx, func() {
+	return ctx, touched, func() {
 		cut(nil)
 		close(over)
 		k.mu.Lock()

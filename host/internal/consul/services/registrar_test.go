@@ -224,7 +224,7 @@ func TestAChangeThatFails(t *testing.T) {
 func TestCancelledCallReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, _ := build(newPlugin(), []string{"default"})
-		_, end := r.keepers["default"].begin(t.Context())
+		_, _, end := r.keepers["default"].begin(t.Context())
 		defer end()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

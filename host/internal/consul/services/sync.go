@@ -35,7 +35,6 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 		case ctx.Err() != nil:
 			return
 		case changed:
-			index = 0 // the index belongs to another list
 			alive = rest(ctx, -1, k.wakeSync)
 		case err != nil:
 			k.report(syncing, err)
@@ -59,8 +58,11 @@ func (k *keeper) keep(ctx context.Context, owner registration.Owner) {
 func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint64) (next uint64, n int, changed bool,
 	err error,
 ) {
-	ctx, end := k.begin(ctx)
+	ctx, touched, end := k.begin(ctx)
 	defer end()
+	if touched {
+		index = 0 // it belongs to another list
+	}
 	req := registration.SyncRequest{Owner: owner, Instances: k.instances()}
 	for n := range req.Instances {
 		req.Instances[n].Owner = owner
