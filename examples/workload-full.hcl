@@ -56,6 +56,7 @@ workload "report" {
     tags                = ["v2", "node-${node.name}"]
     canary_tags         = ["canary"]
     enable_tag_override = false
+    intentions          = ["dashboard"] # who may call it; the node's token needs intentions = "write"
     on_update           = "require_healthy" # Nomad's; without effect
     meta {
       workload = "${workload.namespace}/${workload.id}"

@@ -82,6 +82,21 @@ func (s *server) Heartbeat(ctx context.Context,
 	return &registrationv1.HeartbeatResponse{}, s.impl.Heartbeat(ctx, service.ConsulFromProto(req.GetConsul()), beats)
 }
 
+func (s *server) SetIntentions(ctx context.Context,
+	req *registrationv1.SetIntentionsRequest,
+) (*registrationv1.SetIntentionsResponse, error) {
+	impl, ok := sdk.As[Intender](s.impl)
+	if !ok {
+		return nil, status.Error(codes.Unimplemented, "the plugin has no intentions")
+	}
+	i, err := instanceFrom(req.GetInstance())
+	if err != nil {
+		return nil, err
+	}
+	return &registrationv1.SetIntentionsResponse{},
+		impl.SetIntentions(ctx, service.ConsulFromProto(req.GetConsul()), i)
+}
+
 // NewClient returns the host's client of a registration plugin. Errors are the plugin's gRPC status errors,
 // unchanged.
 func NewClient(conn grpc.ClientConnInterface) Registration {
@@ -139,6 +154,17 @@ func (c *client) Heartbeat(ctx context.Context, consul service.Consul, beats []B
 		m.Beats = append(m.Beats, &registrationv1.Beat{Id: b.ID, Healthy: b.Healthy, Output: b.Output})
 	}
 	_, err := c.rpc.Heartbeat(ctx, m)
+	return err
+}
+
+// SetIntentions implements Intender. Unimplemented: the plugin does not.
+func (c *client) SetIntentions(ctx context.Context, consul service.Consul, i Instance) error {
+	instance, err := instanceTo(i)
+	if err != nil {
+		return err
+	}
+	_, err = c.rpc.SetIntentions(ctx,
+		&registrationv1.SetIntentionsRequest{Consul: consul.ToProto(), Instance: instance})
 	return err
 }
 

@@ -42,6 +42,15 @@ type OwnerDeregisterer interface {
 	DeregisterOf(ctx context.Context, c service.Consul, owner Owner, id string) error
 }
 
+// Intender is for plugins whose catalog says who may call a service. Optional.
+type Intender interface {
+	// SetIntentions makes the catalog allow what the instances of a service ask for together, this one with its
+	// Service.Intentions, and nothing else; without any, what it has asked for before is taken back. The host calls it
+	// before Register and after Deregister, and Sync restores what it has written. AlreadyExists: others have said who
+	// may call the service, and that is left alone.
+	SetIntentions(ctx context.Context, c service.Consul, i Instance) error
+}
+
 // Owner identifies who registers. Only what carries the owner's mark may be changed or removed.
 type Owner struct {
 	Cluster string // Pannier's cluster
@@ -82,6 +91,8 @@ const (
 	Registered Action = "registered"
 	Removed    Action = "removed"
 	Conflict   Action = "conflict"
+	// IntentionsConflict: others have said who may call the service, and that was left alone.
+	IntentionsConflict Action = "intentions-conflict"
 )
 
 // Beat is the health of one instance's process.

@@ -59,7 +59,13 @@ type Service struct {
 	// IdentityOnly is set for an identity of the workload that is no service: from the agent's identity block that
 	// Consul names. It is not registered, and has only a name.
 	IdentityOnly bool `json:"identity_only,omitempty"`
+	// Intentions are the services of the mesh that may call this one, AnyService for all; empty: it says nothing about
+	// that.
+	Intentions []string `json:"intentions,omitempty"`
 }
+
+// AnyService stands for all services in Service.Intentions.
+const AnyService = "*"
 
 // Weights of a service in DNS answers.
 type Weights struct {

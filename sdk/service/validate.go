@@ -71,6 +71,33 @@ func (v *validator) service(at field, s *Service) {
 	if s.Connect != nil {
 		v.connect(at.in("connect"), s)
 	}
+	v.intentions(at.in("intentions"), s)
+}
+
+// maxIntentions keeps what many hosts ask for together within an entry of Consul.
+const maxIntentions = 64
+
+func (v *validator) intentions(at field, s *Service) {
+	switch {
+	case s.Intentions == nil:
+		return
+	case len(s.Intentions) == 0:
+		v.fail(at, "at least one service is required; leave it out to say nothing about callers")
+	case len(s.Intentions) > maxIntentions:
+		v.fail(at, "has %d services, %d are allowed", len(s.Intentions), maxIntentions)
+	case s.Connect == nil || s.Connect.Gateway != nil:
+		v.fail(at, "are of a service in the mesh, with connect { sidecar_service {} } or native")
+	}
+	seen := map[string]bool{}
+	for _, name := range s.Intentions {
+		if name != AnyService {
+			v.serviceName(at, name, true)
+		}
+		if seen[name] {
+			v.fail(at, "%q is there twice", name)
+		}
+		seen[name] = true
+	}
 }
 
 // These limits are Consul's (agent/structs).

@@ -8,6 +8,20 @@ const (
 // workloads are planted bugs of a workload's steps on its node.
 var workloads = []mutant{
 	{
+		name: "open-before-intentions", promise: "a service with intentions is registered only while they are written",
+		file: "host/internal/consul/services/registrar.go",
+		old:  "			if err := k.setIntentions(ctx, c, i); err != nil {\n",
+		new:  "			if err := k.setIntentions(ctx, c, i); status.Code(err) == codes.Unavailable {\n",
+		pkg:  "./host/internal/consul/services", run: "^TestAPluginWithoutIntentions$",
+	},
+	{
+		name: "intentions-left", promise: "what a service has said about its callers is taken back when it ends",
+		file: "host/internal/workload/servicesteps/register.go",
+		old:  "	if !intended {\n",
+		new:  "	if !intended || svc.Registered == nil {\n",
+		pkg:  workloadPkg, run: "^TestIntentionsOfAFailedStart$",
+	},
+	{
 		name: "credential-of-any-unit", promise: "only the units that a workload's spec names get its secrets as credentials",
 		file: "host/internal/workload/credentials.go",
 		old:  "slices.Contains(i.rec.Spec.Units, unit); named {",

@@ -39,11 +39,11 @@ func (a *app) setupCommand() *cobra.Command {
 
 // setupFlags are those of setup consul.
 type setupFlags struct {
-	paths                                            []string
-	name                                             string
-	login, minted, gateways, dryRun, checks, destroy bool
-	services                                         []string
-	jwksURL, jwksCA                                  string
+	paths                                                        []string
+	name                                                         string
+	login, minted, gateways, intentions, dryRun, checks, destroy bool
+	services                                                     []string
+	jwksURL, jwksCA                                              string
 }
 
 func (a *app) setupConsul() *cobra.Command {
@@ -80,6 +80,7 @@ Consul cannot fetch the keys.`,
 	flags.BoolVar(&f.login, "login", false, "services get their tokens by login")
 	flags.BoolVar(&f.minted, "minted", false, "services get minted tokens")
 	flags.BoolVar(&f.gateways, "gateways", false, "the host's token may write what ingress and terminating gateways need")
+	flags.BoolVar(&f.intentions, "intentions", false, "the host's token may say who may call a service")
 	flags.StringArrayVar(&f.services, "services", nil, "which services a namespace's workloads may be by login, as "+
 		"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
 	flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
@@ -109,6 +110,7 @@ type setupInput struct {
 	SidsTokenFile string              `json:"sids_token_file"`
 	SidsConfig    json.RawMessage     `json:"sids_config,omitempty"`
 	Gateways      bool                `json:"gateways"`
+	Intentions    bool                `json:"intentions"`
 	Keys          []string            `json:"keys"`
 	NoKeys        string              `json:"no_keys"`
 	JWKSURL       string              `json:"jwks_url"`
@@ -168,8 +170,8 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 // input makes the plugin's input of the flags, the configuration and the environment.
 func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
 	in := setupInput{
-		Mode: "apply", Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways, Node: cfg.Name,
-		JWKSURL: f.jwksURL,
+		Mode: "apply", Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways,
+		Intentions: f.intentions, Node: cfg.Name, JWKSURL: f.jwksURL,
 	}
 	if f.dryRun {
 		in.Mode = "dry-run"

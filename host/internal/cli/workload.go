@@ -69,7 +69,7 @@ func (a *app) workloadUpdate() *cobra.Command {
 	return &cobra.Command{
 		Use: "update SPEC", Short: "Change the services of a running workload",
 		Long: `Register the services of a workload that runs here again, as the spec has them now:
-upstreams, the configuration of proxies, tags, meta, checks and weights. A proxy whose
+upstreams, proxies' configuration, intentions, tags, meta, checks and weights. A proxy whose
 bootstrap changes with them gets another file, and is started again by pannier workload
 run. The workload and its program run on. What else differs is refused, but for exec.`,
 		Example: "pannier workload update web.hcl",

@@ -37,7 +37,7 @@ var nomadBlocks = map[string]fields{
 
 // oursAlone are keys of these blocks that Nomad lacks.
 var oursAlone = []string{
-	"service.consul", "service.check.address", "service.connect.admin", "service.connect.gateway.api",
+	"service.consul", "service.intentions", "service.check.address", "service.connect.admin", "service.connect.gateway.api",
 	"service.connect.sidecar_service.proxy.mesh_gateway", "service.connect.sidecar_service.proxy.expose.checks",
 }
 

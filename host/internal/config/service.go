@@ -19,7 +19,7 @@ var (
 	serviceFields = fields{
 		attrs: []string{
 			"name", "provider", "port", "address", "address_mode", "tags", "canary_tags",
-			"enable_tag_override", "consul", "cluster", "kind", "on_update",
+			"enable_tag_override", "consul", "cluster", "kind", "on_update", "intentions",
 		},
 		maps:   []string{"meta", "canary_meta", "tagged_addresses"},
 		blocks: []string{"check", "connect", "weights"},
@@ -128,6 +128,7 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 	if block := in.one("connect"); block != nil {
 		s.Connect = r.connect(in.inner(block, connectFields), at+"/connect")
 	}
+	in.plain().strings("intentions", &s.Intentions)
 	in.kind(s.Connect)
 	in.onUpdate()
 	r.gatewayPort(&s)

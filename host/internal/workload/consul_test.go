@@ -40,6 +40,8 @@ type consul struct {
 type consulState struct {
 	Tokens   map[string]given // by accessor
 	Services map[string]registration.Instance
+	// Intentions have the callers that each instance lets in.
+	Intentions map[string][]string
 }
 
 // given is one of Consul's tokens.
@@ -51,7 +53,9 @@ type given struct {
 func openConsul(file string, l *ledger, h *hooks, wrong func(string, ...any)) (*consul, error) {
 	c := &consul{
 		hooks: h, ledger: l, file: file, wrong: wrong,
-		state: consulState{Tokens: map[string]given{}, Services: map[string]registration.Instance{}},
+		state: consulState{
+			Tokens: map[string]given{}, Services: map[string]registration.Instance{}, Intentions: map[string][]string{},
+		},
 	}
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,7 +185,13 @@ var errNoBlock = errors.New("the agent has no consul block")
 
 func (c *consul) Register(ctx context.Context, _ string, i registration.Instance) (proxyID string, err error) {
 	err = c.call(ctx, "register", i.Service.Name, func() error {
-		return c.change(func(s *consulState) error { s.Services[i.ID] = i; return nil })
+		return c.change(func(s *consulState) error {
+			s.Services[i.ID] = i
+			if len(i.Service.Intentions) > 0 {
+				s.Intentions[i.ID] = i.Service.Intentions
+			}
+			return nil
+		})
 	})
 	if i.Service.Proxied() {
 		proxyID = i.ID + "-sidecar-proxy"
@@ -194,6 +204,23 @@ func (c *consul) Deregister(ctx context.Context, _, id string) error {
 	return c.call(ctx, "deregister", name, func() error {
 		return c.change(func(s *consulState) error { delete(s.Services, id); return nil })
 	})
+}
+
+func (c *consul) SetIntentions(ctx context.Context, _ string, i registration.Instance) error {
+	return c.call(ctx, "intentions", i.Service.Name, func() error {
+		return c.change(func(s *consulState) error {
+			if s.Intentions[i.ID] = i.Service.Intentions; len(i.Service.Intentions) == 0 {
+				delete(s.Intentions, i.ID)
+			}
+			return nil
+		})
+	})
+}
+
+func (c *consul) intentions() map[string][]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.state.Intentions)
 }
 
 // file is the bootstrap file that Bootstrap makes.

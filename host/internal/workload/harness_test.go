@@ -338,7 +338,7 @@ func (h *host) clean(t *testing.T) {
 // cleanOfServices checks that nothing is left of services: no token, intent, registration, file or port.
 func (h *host) cleanOfServices(t *testing.T) {
 	t.Helper()
-	for _, left := range []any{h.consul.tokens(), h.consul.services(), h.ledger.tokens()} {
+	for _, left := range []any{h.consul.tokens(), h.consul.services(), h.consul.intentions(), h.ledger.tokens()} {
 		if reflect.ValueOf(left).Len() > 0 {
 			t.Errorf("left behind: %+v", left)
 		}

@@ -34,7 +34,7 @@ func (s Spec) fixed() Spec {
 	for n := range s.Services {
 		v := &s.Services[n]
 		v.Tags, v.CanaryTags, v.Meta, v.CanaryMeta = nil, nil, nil, nil
-		v.Checks, v.Weights, v.EnableTagOverride = nil, nil, false
+		v.Checks, v.Weights, v.EnableTagOverride, v.Intentions = nil, nil, false, nil
 		v.Connect = fixedConnect(v.Connect)
 	}
 	return s
@@ -69,7 +69,7 @@ func differences(was, is Spec) string {
 		{"volumes", was.Volumes, is.Volumes},
 		{"exec", was.Exec, is.Exec},
 		{
-			"services (other than tags, meta, checks, weights, enable_tag_override, sidecar_service and a gateway's proxy)",
+			"services (other than tags, meta, checks, weights, enable_tag_override, intentions, sidecar_service and a gateway's proxy)",
 			was.Services, is.Services,
 		},
 		{"ports", was.Ports, is.Ports},

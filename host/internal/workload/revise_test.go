@@ -26,6 +26,7 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 		"checks":   func(s *Spec) { s.Services[0].Checks = []service.Check{processCheck} },
 		"weights":  func(s *Spec) { s.Services[0].Weights = &service.Weights{Passing: 3} },
 		"override": func(s *Spec) { s.Services[0].EnableTagOverride = true },
+		"callers":  func(s *Spec) { s.Services[0].Intentions = []string{"api"} },
 		"canary":   func(s *Spec) { s.Services[0].CanaryTags, s.Canary = []string{"c"}, true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -63,6 +64,9 @@ func TestServicesAreChangedInPlace(t *testing.T) {
 			if got := h.consul.services()["pannier:here:default:w:web"].Service; !reflect.DeepEqual(got.Tags,
 				before.Spec.Services[0].Tags) || got.Weights != nil || len(got.Meta) > 0 {
 				t.Errorf("back it is %+v", got)
+			}
+			if left := h.consul.intentions(); len(left) > 0 {
+				t.Errorf("back it still lets in %v", left)
 			}
 			h.stop(t, "w")
 			h.clean(t)

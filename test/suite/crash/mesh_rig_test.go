@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/consul/api"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/consul"
@@ -40,7 +41,7 @@ func newMesh(t, all *testing.T) *mesh {
 	}
 	c := consul.Start(all, consul.Options{ACL: true, TLS: true})
 	c.Policy(t, "node",
-		`service_prefix "" { policy = "write" } node_prefix "" { policy = "read" } agent_prefix "" { policy = "read" }`)
+		`service_prefix "" { policy = "write" intentions = "write" } node_prefix "" { policy = "read" } agent_prefix "" { policy = "read" }`)
 	c.Policy(t, "sids", `acl = "write"`)
 	m := &mesh{consul: c, proxy: c.Proxy(all, 0)}
 	m.blocks = consul.Config(m.proxy.Service(c.Service("", c.TokenFile(all, c.Token(t, "node"))))) +
@@ -58,6 +59,7 @@ func (r *rig) services() string {
   service "web" {
     port = 9000
     tags = ["crash"]
+    intentions = ["api"]
     check {
       type     = "tcp"
       interval = "1h"
@@ -116,13 +118,25 @@ func (r *rig) lookAtMesh(s state) {
 			named(fmt.Sprintf("%s, with %d identities and %d policies", one.Description, len(one.ServiceIdentities),
 				len(one.Policies))))
 	}
+	entries, _, err := client.ConfigEntries().List(api.ServiceIntentions, nil)
+	if err != nil {
+		r.t.Fatalf("list the intentions: %v", err)
+	}
+	for _, one := range entries {
+		for _, source := range one.(*api.ServiceIntentionsConfigEntry).Sources {
+			line := fmt.Sprintf("%s of %s for %s, held by %v", source.Action, one.GetName(), source.Name, one.GetMeta())
+			s["intentions in Consul"] = append(s["intentions in Consul"], line)
+		}
+	}
 	var ledger struct{ Tokens []map[string]any }
 	r.decode(&ledger, "token", "list", "-o", "json")
 	for _, one := range ledger.Tokens {
 		s["tokens in the ledger"] = append(s["tokens in the ledger"], plain(one))
 	}
 	s["secrets"] = r.secrets()
-	for _, about := range []string{"services in Consul", "checks in Consul", "tokens in Consul", "tokens in the ledger"} {
+	for _, about := range []string{
+		"services in Consul", "checks in Consul", "intentions in Consul", "tokens in Consul", "tokens in the ledger",
+	} {
 		slices.Sort(s[about])
 		s[about] = append(s[about], fmt.Sprintf("%d in all", len(s[about]))) // so that none is a line too
 	}
@@ -132,7 +146,9 @@ func (r *rig) lookAtMesh(s state) {
 // left nothing.
 func (r *rig) observeMesh(t *testing.T) {
 	t.Helper()
-	for about, made := range map[string]int{"services in Consul": 2, "tokens in the ledger": 1} {
+	for about, made := range map[string]int{
+		"services in Consul": 2, "intentions in Consul": 2, "tokens in the ledger": 1,
+	} {
 		// Each list has a line with its length.
 		if len(r.running[about]) != made+1 || len(r.stopped[about]) != 1 {
 			t.Fatalf("%s: running %q, stopped %q", about, r.running[about], r.stopped[about])

@@ -29,12 +29,14 @@ func meshed(t *testing.T, m *matrix) {
 // The requests to Consul of a start, and those of a stop.
 var (
 	meshUp = []request{
+		{"intend", "consul-services", consul.Match{Method: http.MethodPut, Path: "/v1/config"}},
 		{"register", "consul-services", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/register"}},
 		{"mint", "sids", consul.Match{Method: http.MethodPut, Path: "/v1/acl/token"}},
 		{"read back", "sids", consul.Match{Method: http.MethodGet, Path: "/v1/acl/token/self"}},
 		{"look for the sidecar", "envoy-bootstrap", consul.Match{Method: http.MethodGet, Path: "/v1/agent/service/"}},
 	}
 	meshDown = []request{
+		{"close", "consul-services", consul.Match{Method: http.MethodDelete, Path: "/v1/config/service-intentions/"}},
 		{"deregister", "consul-services", consul.Match{Method: http.MethodPut, Path: "/v1/agent/service/deregister/"}},
 		{"revoke", "sids", consul.Match{Method: http.MethodDelete, Path: "/v1/acl/token/"}},
 	}

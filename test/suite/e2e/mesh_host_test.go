@@ -37,7 +37,10 @@ const (
 // The minimal Consul policies that Pannier needs, as in docs/consul.md.
 const (
 	nodePolicy = `
-service_prefix "" { policy = "write" }
+service_prefix "" {
+  policy     = "write"
+  intentions = "write"
+}
 node_prefix "" { policy = "read" }
 agent_prefix "" { policy = "read" }
 mesh = "write"
@@ -224,6 +227,10 @@ func (m *mesh) nothingInMesh(lost ...string) {
 	m.Eventually("nothing is left of the services", func() error {
 		if s := m.consul.Services(m.t); len(s) > 0 {
 			return fmt.Errorf("Consul has the services %v", s)
+		}
+		if e, _, err := m.consul.Client(m.consul.Management).ConfigEntries().List(api.ServiceIntentions, nil); err != nil ||
+			len(e) > 0 {
+			return fmt.Errorf("Consul has the intentions %v, %w", e, err)
 		}
 		if t := without(slices.Collect(maps.Keys(m.siTokens())), lost); len(t) > 0 {
 			return fmt.Errorf("Consul has the tokens %q", t)

@@ -20,12 +20,13 @@ import (
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // TestIntentions runs two workloads with Consul's own proxy as their sidecars, each with its own token. They
-// talk by mTLS, and only if an intention allows it.
+// talk by mTLS, and only if an intention allows it: that of db's spec, or what others have written in its place.
 func TestIntentions(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -37,23 +38,14 @@ func TestIntentions(t *testing.T) {
           upstreams {
             destination_name = "db"
             local_bind_port  = %d
-          }`, upstream))
-	db := runInMesh(t, m, "db", program, ca, "")
+          }`, upstream), "")
+	db := runInMesh(t, m, "db", program, ca, "", `intentions = ["web"]`)
 	serve(t, m.workload("db").GetPorts()["app"], "the rows")
 
 	ask := func() (string, error) { return get(fmt.Sprintf("http://127.0.0.1:%d/", upstream)) }
-	intend := func(action api.IntentionAction) {
-		t.Helper()
-		_, _, err := m.consul.Client(m.consul.Management).ConfigEntries().Set(&api.ServiceIntentionsConfigEntry{
-			Kind: api.ServiceIntentions, Name: "db", Sources: []*api.SourceIntention{{Name: "web", Action: action}},
-		}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	entries := m.consul.Client(m.consul.Management).ConfigEntries()
 	allowed := func() {
 		t.Helper()
-		intend(api.IntentionActionAllow)
 		m.Eventually("the intention lets it through", func() error {
 			got, err := ask()
 			if err == nil && got != "the rows" {
@@ -63,13 +55,31 @@ func TestIntentions(t *testing.T) {
 		})
 	}
 	allowed()
-	intend(api.IntentionActionDeny)
+	_, _, err := entries.Set(&api.ServiceIntentionsConfigEntry{
+		Kind: api.ServiceIntentions, Name: "db", Sources: []*api.SourceIntention{{Name: "web", Action: "deny"}},
+	}, nil)
+	check.NoError(t, err)
 	m.Eventually("the intention denies it", func() error {
 		if got, err := ask(); err == nil {
 			return fmt.Errorf("it went through: %q", got)
 		}
 		return nil
 	})
+	resync := func() { // the catalog of the node changes
+		m.Run("workload", "start", m.meshWorkload("other", "  service \"other\" {}"))
+		m.Run("workload", "stop", "other")
+	}
+	resync()
+	m.Eventually("the intentions of others are reported", func() error {
+		if text := m.service("db").GetMessage(); !strings.Contains(text, "not Pannier's") ||
+			!strings.Contains(m.Run("events"), "intentions-conflict") {
+			return fmt.Errorf("the status says %q", text)
+		}
+		return nil
+	})
+	_, err = entries.Delete(api.ServiceIntentions, "db", nil)
+	check.NoError(t, err)
+	resync()
 	allowed()
 	refusedWithoutCertificate(t, m.workload("db").GetPorts()["proxy"])
 
@@ -151,7 +161,8 @@ func proxyProgram(t *testing.T, m *mesh) (program, ca string) {
 }
 
 // runInMesh runs a workload in the foreground, with a proxy as its sidecar, until the end of the test.
-func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd {
+// service has further lines of its service block.
+func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy, service string) *exec.Cmd {
 	t.Helper()
 	spec := m.meshWorkload(name, fmt.Sprintf(`
   network {
@@ -160,6 +171,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
   }
   service %q {
     port = "app"
+    %s
     connect {
       sidecar_service {
         port = "proxy"
@@ -176,7 +188,7 @@ func runInMesh(t *testing.T, m *mesh, name, program, ca, proxy string) *exec.Cmd
       CONSUL_CACERT    = %q
     }
   }
-`, name, proxy, program, m.reach.Address, ca))
+`, name, service, proxy, program, m.reach.Address, ca))
 	cmd := m.Command("workload", "run", spec, "--", "sh", "-c", "echo up; exec sleep infinity")
 	path := m.Path(name + ".log") // with the proxy's output
 	log, err := os.Create(path)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -41,13 +42,29 @@ type plugin struct {
 	beatAt  []time.Time
 	onSync  func(a registration.Action, id string) // what a sync does
 	others  map[string]bool                        // the ids that another owner has
+	closed  map[string]bool                        // the ids whose intentions are somebody else's
+	allowed map[string][]string                    // the intentions
 }
 
 func newPlugin() *plugin {
 	return &plugin{
 		catalog: map[string]registration.Instance{}, changed: make(chan struct{}), fail: map[string]error{},
-		index: 1,
+		index: 1, allowed: map[string][]string{},
 	}
+}
+
+// SetIntentions implements registration.Intender.
+func (p *plugin) SetIntentions(_ context.Context, c service.Consul, i registration.Instance) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.failure("intentions", c); err != nil {
+		return err
+	}
+	if _, there := p.catalog[i.ID]; there && p.allowed[i.ID] == nil {
+		return status.Error(codes.Internal, "it was registered before its intentions were written")
+	}
+	p.allowed[i.ID] = i.Service.Intentions
+	return nil
 }
 
 func (p *plugin) failure(call string, c service.Consul) error {
@@ -164,6 +181,10 @@ func (p *plugin) Sync(ctx context.Context, c service.Consul, req registration.Sy
 		if p.others[i.ID] {
 			changes = append(changes, registration.Change{ID: i.ID, Action: registration.Conflict, Reason: "it is another's"})
 			continue
+		}
+		if p.closed[i.ID] {
+			changes = append(changes,
+				registration.Change{ID: i.ID, Action: registration.IntentionsConflict, Reason: "others say who calls it"})
 		}
 		if _, ok := p.catalog[i.ID]; !ok {
 			change(i.ID, &i, registration.Registered)

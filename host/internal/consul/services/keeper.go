@@ -40,8 +40,9 @@ type keeper struct {
 	over     chan struct{}
 	touched  bool // since the last sync began: it must not wait for a change of the catalog
 	problems map[activity]string
-	// conflicts says, by id, whose registration stands in the place of an instance.
-	conflicts map[string]string
+	// conflicts says, by id, whose registration stands in the place of an instance, and for which the intentions are
+	// somebody else's.
+	conflicts map[registration.Action]map[string]string
 }
 
 // activity names what can fail independently.
@@ -57,6 +58,7 @@ func newKeeper(r *Registrar, name string, c service.Consul) *keeper {
 		r: r, name: name, consul: c,
 		wakeSync: make(chan struct{}, 1), wakeBeat: make(chan struct{}, 1),
 		held: map[string]registration.Instance{}, gone: map[string]bool{}, problems: map[activity]string{},
+		conflicts: map[registration.Action]map[string]string{},
 	}
 }
 
@@ -188,27 +190,30 @@ func (k *keeper) report(what activity, err error) {
 	}
 }
 
-// conflict logs and publishes once each instance whose id somebody else has in this Consul.
-func (k *keeper) conflict(found map[string]string) {
+// conflict logs and publishes once each instance whose id, or whose intentions, are somebody else's in this Consul.
+func (k *keeper) conflict(what registration.Action, found map[string]string) {
+	text := "a service is not registered: its id is another host's"
+	if what == registration.IntentionsConflict {
+		text = "the intentions of a service are not as its spec has them: others have written them"
+	}
 	k.mu.Lock()
-	before := k.conflicts
-	k.conflicts = found
+	before := k.conflicts[what]
+	k.conflicts[what] = found
 	k.mu.Unlock()
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		if _, known := before[id]; known {
 			continue
 		}
-		k.r.cfg.Log.Warn("a service is not registered: its id is another host's", "consul", k.name, "id", id, "reason",
-			found[id])
-		k.event("conflict", id, fmt.Sprintf("in Consul %q: %s", k.name, found[id]))
+		k.r.cfg.Log.Warn(text, "consul", k.name, "id", id, "reason", found[id])
+		k.event(string(what), id, fmt.Sprintf("in Consul %q: %s", k.name, found[id]))
 	}
 }
 
-// conflictOf says whose registration stands in the place of an instance; empty: none.
-func (k *keeper) conflictOf(id string) string {
+// conflictOf says what stands in the place of an instance, or of its intentions; empty: nothing.
+func (k *keeper) conflictOf(what registration.Action, id string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.conflicts[id]
+	return k.conflicts[what][id]
 }
 
 func (k *keeper) event(kind, subject, message string) {

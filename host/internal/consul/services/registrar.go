@@ -7,7 +7,9 @@
 //   - A sync never removes an instance that is just being registered, and never restores one that is just being
 //     deregistered: Register and Deregister take effect when they are called, and cancel a sync that uses the
 //     old list.
-//   - What another host has registered under an id is neither changed nor removed; it is reported once, as an event.
+//   - What another host has registered under an id is neither changed nor removed, nor what others have said about
+//     callers of a service; it is reported once, as an event.
+//   - A service with intentions is registered only while they are written.
 //   - While nothing changes, a Consul gets only one blocking query after the other.
 //   - An unreachable Consul is reported once, in the log and as an event, and retried with increasing pauses. It
 //     does not delay the sync of other Consuls.
@@ -15,6 +17,7 @@
 package services
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -23,6 +26,8 @@ import (
 	"sync"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/errcode"
@@ -124,11 +129,58 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 		return "", err
 	}
 	err = r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) (err error) {
-		proxyID, err = c.Register(ctx, k.consul, i)
+		if len(i.Service.Intentions) > 0 { // first, so that nobody calls it without them
+			if err := k.setIntentions(ctx, c, i); err != nil {
+				return err
+			}
+		}
+		if proxyID, err = c.Register(ctx, k.consul, i); err != nil && len(i.Service.Intentions) > 0 {
+			return status.Error(afterIntentions(status.Code(err)), status.Convert(err).Message())
+		}
 		return err
 	})
 	k.registered(i, err)
 	return proxyID, err
+}
+
+// afterIntentions is the code of a registration that has failed when its intentions were written: it must be undone,
+// also where the registration itself was refused.
+func afterIntentions(code codes.Code) codes.Code {
+	switch code {
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
+		return codes.Internal
+	default:
+		return code
+	}
+}
+
+// SetIntentions makes what Consul says about callers of a service include the instance's intentions, or none of them
+// without any. Register does so itself for an instance with intentions.
+func (r *Registrar) SetIntentions(ctx context.Context, consul string, i registration.Instance) (err error) {
+	k, err := r.keeper(consul)
+	if err != nil {
+		return err
+	}
+	if i.Owner, err = r.owner(ctx); err != nil {
+		return err
+	}
+	return r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
+		return k.setIntentions(ctx, c, i)
+	})
+}
+
+// setIntentions fails with FailedPrecondition if the plugin has no intentions: to register the service would let
+// anybody call it.
+func (k *keeper) setIntentions(ctx context.Context, c registration.Registration, i registration.Instance) error {
+	err := status.Error(codes.Unimplemented, "")
+	if able, ok := c.(registration.Intender); ok {
+		err = able.SetIntentions(ctx, k.consul, i)
+	}
+	if status.Code(err) == codes.Unimplemented {
+		return status.Errorf(codes.FailedPrecondition, "the registration plugin of Consul %q has no intentions: install a "+
+			"newer one, or leave intentions out of service %q", k.name, i.Service.Name)
+	}
+	return err
 }
 
 // Deregister removes an instance with its sidecar. It succeeds if the instance does not exist, or is another owner's.
@@ -182,12 +234,13 @@ func (r *Registrar) Problems() map[string]string {
 	return all
 }
 
-// Conflict says whose registration stands in the place of an instance; empty: none.
+// Conflict says whose registration or intentions stand in the place of an instance's; empty: none.
 func (r *Registrar) Conflict(consul, id string) string {
-	if k := r.keepers[consul]; k != nil {
-		return k.conflictOf(id)
+	k := r.keepers[consul]
+	if k == nil {
+		return ""
 	}
-	return ""
+	return cmp.Or(k.conflictOf(registration.Conflict, id), k.conflictOf(registration.IntentionsConflict, id))
 }
 
 // Run keeps all Consuls in sync until ctx ends. Services stay registered then. A host without consul blocks has

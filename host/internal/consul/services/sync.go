@@ -75,18 +75,20 @@ func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint6
 		next, changes, err = c.Sync(ctx, k.consul, req)
 		return err
 	})
-	conflicts := map[string]string{}
+	conflicts := map[registration.Action]map[string]string{registration.Conflict: {}, registration.IntentionsConflict: {}}
 	for _, c := range changes {
-		if c.Action == registration.Conflict {
-			conflicts[c.ID] = c.Reason
+		if found := conflicts[c.Action]; found != nil {
+			found[c.ID] = c.Reason
 			continue
 		}
 		k.r.cfg.Log.Info("a service was brought in sync", "consul", k.name, "id", c.ID, "action", c.Action, "reason",
 			c.Reason)
 		k.event(string(c.Action), c.ID, fmt.Sprintf("service %s was %s in Consul %q: %s", c.ID, c.Action, k.name, c.Reason))
 	}
-	if err == nil {
-		k.conflict(conflicts)
+	for what, found := range conflicts {
+		if err == nil {
+			k.conflict(what, found)
+		}
 	}
 	return next, len(req.Instances), errors.Is(context.Cause(ctx), errChanged), err
 }
@@ -129,7 +131,7 @@ func (k *keeper) beat(ctx context.Context) {
 func (k *keeper) heartbeat(ctx context.Context, timeout time.Duration, checked map[string]bool) error {
 	var beats []registration.Beat
 	for _, b := range k.r.cfg.Beats()[k.name] {
-		if checked[b.ID] && k.conflictOf(b.ID) == "" {
+		if checked[b.ID] && k.conflictOf(registration.Conflict, b.ID) == "" {
 			beats = append(beats, b)
 		}
 	}

@@ -15,12 +15,19 @@ import (
 // Register registers the service and its sidecar in Consul, as the spec has them now.
 func (s *Steps) Register(ctx context.Context, svc *Service) error {
 	var i registration.Instance
-	svc.workload.View(func() { i = svc.instance(svc.Service) })
+	revoked := false // its intentions
+	svc.workload.View(func() {
+		i = svc.instance(svc.Service)
+		revoked = len(i.Service.Intentions) == 0 && svc.intended()
+	})
 	var proxyID string
 	refused := true // each time
 	err := s.Limits.Retry.Retry(ctx, s.Limits.Register, step.Retryable, func(ctx context.Context) (err error) {
 		proxyID, err = s.Services.Register(ctx, svc.Consul, i)
 		refused = refused && step.Definite(err)
+		if err == nil && revoked {
+			return s.Services.SetIntentions(ctx, svc.Consul, i)
+		}
 		return err
 	})
 	if err != nil {
@@ -45,9 +52,33 @@ func (s *Steps) Deregister(ctx context.Context, svc *Service) error {
 			return err
 		}
 	}
+	if err := s.revokeIntentions(ctx, svc); err != nil {
+		return err
+	}
 	svc.workload.Update(func() { svc.Registered, svc.ProxyID = nil, "" })
 	s.Services.Changed()
 	return nil
+}
+
+// revokeIntentions takes back what a service that is not registered any more has said about its callers.
+func (s *Steps) revokeIntentions(ctx context.Context, svc *Service) error {
+	var i registration.Instance
+	intended := false
+	svc.workload.View(func() { i, intended = svc.instance(svc.Service), svc.intended() })
+	if !intended {
+		return nil
+	}
+	i.Service.Intentions = nil
+	if err := s.Services.SetIntentions(ctx, svc.Consul, i); err != nil {
+		err = fmt.Errorf("take back the intentions of %s in Consul %q: %w", svc, svc.Consul, err)
+		return s.leave(ctx, svc, "intentions", svc.Name, err)
+	}
+	return nil
+}
+
+// intended reports that Consul may have intentions of the service. The workload's lock is held.
+func (s *Service) intended() bool {
+	return len(s.Service.Intentions) > 0 || s.Registered != nil && len(s.Registered.Intentions) > 0
 }
 
 // Instance is the service as it is registered in Consul. It must be registered, and the

@@ -65,6 +65,9 @@ type Services interface {
 	Register(ctx context.Context, consul string, i registration.Instance) (proxyID string, err error)
 	// Deregister removes an instance; one that is not registered is success.
 	Deregister(ctx context.Context, consul, id string) error
+	// SetIntentions makes Consul allow callers of the service what the instance asks for; without intentions, what
+	// it has asked for before is taken back. Register does the former itself.
+	SetIntentions(ctx context.Context, consul string, i registration.Instance) error
 	// Bootstrap makes the file that a service's proxy is started with.
 	Bootstrap(ctx context.Context, consul string, req bootstrap.Request) ([]byte, error)
 	// Changed says that the instances of this node (workload.Manager.Instances) have changed.

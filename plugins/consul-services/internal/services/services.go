@@ -17,6 +17,8 @@
 //     So its services stay until somebody deregisters them, and if it exists it registers them again;
 //   - what Consul returns for one of our registrations compares as equal to it (compare.go), whatever Consul and
 //     its central configuration add, so that a service is not registered again and again;
+//   - a service's intentions are one entry that all its instances share, on whichever hosts: it is changed only if it
+//     is as it was read (shares.go);
 //   - no authoritative state is kept here. The node's name and the last seen tags of services with
 //     EnableTagOverride are caches that may be lost.
 //
@@ -32,6 +34,13 @@
 // and, for ingress and terminating gateways, whose config entries are written:
 //
 //	mesh = "write"
+//
+// and, for services with intentions:
+//
+//	service_prefix "" {
+//		policy     = "write"
+//		intentions = "write"
+//	}
 package services
 
 import (
@@ -57,11 +66,13 @@ type Services struct {
 	mu    sync.Mutex
 	nodes map[service.Consul]string              // the names of the agents' nodes
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
+	clean map[service.Consul]bool                // no intentions of this owner can be left there
 }
 
 var (
 	_ registration.Registration      = (*Services)(nil)
 	_ registration.OwnerDeregisterer = (*Services)(nil)
+	_ registration.Intender          = (*Services)(nil)
 )
 
 // New makes a Services without connections.
@@ -70,6 +81,7 @@ func New() *Services {
 		pool:  consul.NewPool(),
 		nodes: map[service.Consul]string{},
 		tags:  map[service.Consul]map[string][]string{},
+		clean: map[service.Consul]bool{},
 	}
 }
 
@@ -209,7 +221,8 @@ func (a *agent) deregister(ctx context.Context, id string) error {
 
 // neededPolicy is what the host's token has to permit.
 const neededPolicy = `a policy with service_prefix "" { policy = "write" }, node_prefix "" { policy = "read" } and ` +
-	`agent_prefix "" { policy = "read" }, and mesh = "write" for gateways`
+	`agent_prefix "" { policy = "read" }, mesh = "write" for gateways, and intentions = "write" in service_prefix for ` +
+	`intentions`
 
 // error is consul.Error. If the host's token is unknown or lacks a permission, the error names the token's file
 // and the required policy.

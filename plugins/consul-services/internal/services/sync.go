@@ -40,6 +40,9 @@ func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.
 		return 0, nil, err
 	}
 	index, err := p.run(ctx, req.Index, req.Wait)
+	if err == nil {
+		err = p.repairIntentions(ctx, req.Instances)
+	}
 	if err != nil {
 		return 0, nil, err
 	}

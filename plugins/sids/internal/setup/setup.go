@@ -54,6 +54,7 @@ type Input struct {
 	SidsTokenFile string          `json:"sids_token_file"`
 	SidsConfig    json.RawMessage `json:"sids_config,omitempty"`
 	Gateways      bool            `json:"gateways"`
+	Intentions    bool            `json:"intentions"`
 	// Keys are the agent's public keys in PEM. With JWKSURL, Consul fetches them there, by the certificates JWKSCA.
 	Keys    []string `json:"keys"`
 	NoKeys  string   `json:"no_keys"` // why there are none
@@ -175,14 +176,16 @@ func (s *setup) enabled(ctx context.Context) (bool, error) {
 
 func (s *setup) establish(ctx context.Context) error {
 	steps := []func(context.Context) error{
-		func(ctx context.Context) error { return s.policy(ctx, nodePolicy, s.nodeRules()...) },
+		func(ctx context.Context) error { return s.policy(ctx, nodePolicy, s.nodeRules) },
 		func(ctx context.Context) error {
 			return s.token(ctx, "pannier on "+s.Node, nodePolicy, s.NodeTokenFile)
 		},
 	}
 	if s.Minted {
 		steps = append(steps,
-			func(ctx context.Context) error { return s.policy(ctx, sidsPolicy, sidsRules) },
+			func(ctx context.Context) error {
+				return s.policy(ctx, sidsPolicy, func(string) string { return sidsRules })
+			},
 			func(ctx context.Context) error {
 				return s.token(ctx, "pannier sids on "+s.Node, sidsPolicy, s.SidsTokenFile)
 			})

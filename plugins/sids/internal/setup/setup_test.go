@@ -345,11 +345,43 @@ func TestSecondHost(t *testing.T) {
 }
 
 // TestForeign refuses objects of others, and then changes nothing.
+// The policy is for all hosts: what one of them needs stays.
+func TestNodeRights(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	entries := func(kind string) error {
+		secret, err := os.ReadFile(w.in.NodeTokenFile)
+		check.NoError(t, err)
+		entry := map[string]any{"Kind": kind, "Name": "db", "Sources": []map[string]string{{"Name": "web", "Action": "allow"}}}
+		if kind == api.TerminatingGateway {
+			entry = map[string]any{"Kind": kind, "Name": "db", "Services": []map[string]string{{"Name": "web"}}}
+		}
+		_, err = w.Client(strings.TrimSpace(string(secret))).Raw().Write("/v1/config", entry, nil, nil)
+		return err
+	}
+	w.must(w.in)
+	if entries(api.ServiceIntentions) == nil || entries(api.TerminatingGateway) == nil {
+		t.Error("the token may write what nobody asked for")
+	}
+	for _, right := range []func(in *Input){
+		func(in *Input) { in.Gateways = true }, func(in *Input) { in.Intentions = true }, func(*Input) {},
+	} {
+		other := w.host("n2")
+		right(&other)
+		w.must(other)
+	}
+	check.NoError(t, entries(api.ServiceIntentions))
+	check.NoError(t, entries(api.TerminatingGateway))
+	if steps, _ := w.must(w.in); steps["policy "+nodePolicy] != "is there" {
+		t.Errorf("steps: %v", steps)
+	}
+}
+
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	for what, prepare := range map[string]func(w *world) error{
 		"policy pannier-node": func(w *world) error {
-			_, _, err := w.acl.PolicyCreate(&api.ACLPolicy{Name: nodePolicy, Description: "mine", Rules: nodeRules}, nil)
+			_, _, err := w.acl.PolicyCreate(&api.ACLPolicy{Name: nodePolicy, Description: "mine", Rules: nodeRights{}.rules()}, nil)
 			return err
 		},
 		"auth method pannier": func(w *world) error {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/hashicorp/consul/api"
@@ -21,30 +20,37 @@ const (
 	nodePolicy = "pannier-node"
 	sidsPolicy = "pannier-sids"
 
-	nodeRules = `service_prefix "" {
-  policy = "write"
-}
-node_prefix "" {
-  policy = "read"
-}
-agent_prefix "" {
-  policy = "read"
-}
-`
-	gatewayRules = nodeRules + "mesh = \"write\"\n"
-	sidsRules    = "acl = \"write\"\n"
+	sidsRules = "acl = \"write\"\n"
 )
 
-// nodeRules are the texts that the node's policy may have; the first one is written. The policy is for all hosts, and
-// some may have gateways.
-func (s *setup) nodeRules() []string {
-	if s.Gateways {
-		return []string{gatewayRules}
+// nodeRights are what the node's policy may allow besides.
+type nodeRights struct{ gateways, intentions bool }
+
+func (r nodeRights) rules() string {
+	services, mesh := "", ""
+	if r.intentions {
+		services = "  intentions = \"write\"\n"
 	}
-	return []string{nodeRules, gatewayRules}
+	if r.gateways {
+		mesh = "mesh = \"write\"\n"
+	}
+	return "service_prefix \"\" {\n  policy = \"write\"\n" + services + "}\nnode_prefix \"\" {\n  policy = \"read\"\n}\n" +
+		"agent_prefix \"\" {\n  policy = \"read\"\n}\n" + mesh
 }
 
-func (s *setup) policy(ctx context.Context, name string, rules ...string) error {
+// nodeRules are the rules of the node's policy, in place of those that it has. The policy is for all hosts: what
+// another one needs stays.
+func (s *setup) nodeRules(has string) string {
+	for _, other := range []nodeRights{{}, {gateways: true}, {intentions: true}, {gateways: true, intentions: true}} {
+		if has == other.rules() {
+			return nodeRights{s.Gateways || other.gateways, s.Intentions || other.intentions}.rules()
+		}
+	}
+	return nodeRights{s.Gateways, s.Intentions}.rules()
+}
+
+// policy makes sure of a policy; rules returns what its rules should be, in place of those that it has.
+func (s *setup) policy(ctx context.Context, name string, rules func(has string) string) error {
 	object := "policy " + name
 	is, _, err := s.acl.PolicyReadByName(name, s.reading(ctx))
 	if absent(err) {
@@ -55,7 +61,7 @@ func (s *setup) policy(ctx context.Context, name string, rules ...string) error 
 	}
 	if is == nil {
 		return s.settle(object, "is missing", "made", func() error {
-			_, _, err := s.acl.PolicyCreate(&api.ACLPolicy{Name: name, Description: mark, Rules: rules[0]}, s.writing(ctx))
+			_, _, err := s.acl.PolicyCreate(&api.ACLPolicy{Name: name, Description: mark, Rules: rules("")}, s.writing(ctx))
 			return err
 		})
 	}
@@ -63,13 +69,13 @@ func (s *setup) policy(ctx context.Context, name string, rules ...string) error 
 		return foreign(object)
 	}
 	fault := ""
-	if !slices.Contains(rules, is.Rules) {
+	if is.Rules != rules(is.Rules) {
 		fault = "differs in its rules"
 	} else if len(is.Datacenters) > 0 {
 		fault = "is for some datacenters only"
 	}
 	return s.settle(object, fault, "updated", func() error {
-		is.Rules, is.Datacenters = rules[0], nil
+		is.Rules, is.Datacenters = rules(is.Rules), nil
 		_, _, err := s.acl.PolicyUpdate(is, s.writing(ctx))
 		return err
 	})

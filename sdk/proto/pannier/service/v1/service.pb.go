@@ -202,7 +202,9 @@ type Service struct {
 	Consul string `protobuf:"bytes,13,opt,name=consul,proto3" json:"consul,omitempty"`
 	// identity_only: it is no service but an identity of the workload, from the agent's identity block that consul
 	// names. It is not registered, and has only a name.
-	IdentityOnly  bool `protobuf:"varint,14,opt,name=identity_only,json=identityOnly,proto3" json:"identity_only,omitempty"`
+	IdentityOnly bool `protobuf:"varint,14,opt,name=identity_only,json=identityOnly,proto3" json:"identity_only,omitempty"`
+	// intentions are the services of the mesh that may call this one, "*" for all; empty: it says nothing about that.
+	Intentions    []string `protobuf:"bytes,15,rep,name=intentions,proto3" json:"intentions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -333,6 +335,13 @@ func (x *Service) GetIdentityOnly() bool {
 		return x.IdentityOnly
 	}
 	return false
+}
+
+func (x *Service) GetIntentions() []string {
+	if x != nil {
+		return x.Intentions
+	}
+	return nil
 }
 
 type Weights struct {
@@ -2022,7 +2031,7 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\tnamespace\x18\v \x01(\tR\tnamespace\x12\x1c\n" +
 	"\tpartition\x18\f \x01(\tR\tpartition\x12\x1f\n" +
 	"\vauth_method\x18\r \x01(\tR\n" +
-	"authMethod\"\xb0\x06\n" +
+	"authMethod\"\xd0\x06\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\x12\x18\n" +
@@ -2040,7 +2049,10 @@ const file_pannier_service_v1_service_proto_rawDesc = "" +
 	"\aconnect\x18\v \x01(\v2\x1b.pannier.service.v1.ConnectR\aconnect\x125\n" +
 	"\aweights\x18\f \x01(\v2\x1b.pannier.service.v1.WeightsR\aweights\x12\x16\n" +
 	"\x06consul\x18\r \x01(\tR\x06consul\x12#\n" +
-	"\ridentity_only\x18\x0e \x01(\bR\fidentityOnly\x1a7\n" +
+	"\ridentity_only\x18\x0e \x01(\bR\fidentityOnly\x12\x1e\n" +
+	"\n" +
+	"intentions\x18\x0f \x03(\tR\n" +
+	"intentions\x1a7\n" +
 	"\tMetaEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +

@@ -485,7 +485,8 @@ func (x *SyncResponse) GetChanges() []*Change {
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// action is registered, removed, or conflict: the id has the marks of another owner, and was left alone.
+	// action is registered, removed, conflict: the id has the marks of another owner, and was left alone, or
+	// intentions-conflict: others have said who may call the service, and that was left alone.
 	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	// reason such as "missing" or "tags".
 	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -693,6 +694,94 @@ func (*HeartbeatResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_plugin_registration_v1_registration_proto_rawDescGZIP(), []int{11}
 }
 
+type SetIntentionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consul        *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
+	Instance      *Instance              `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetIntentionsRequest) Reset() {
+	*x = SetIntentionsRequest{}
+	mi := &file_pannier_plugin_registration_v1_registration_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetIntentionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetIntentionsRequest) ProtoMessage() {}
+
+func (x *SetIntentionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_registration_v1_registration_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetIntentionsRequest.ProtoReflect.Descriptor instead.
+func (*SetIntentionsRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_registration_v1_registration_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SetIntentionsRequest) GetConsul() *v1.Consul {
+	if x != nil {
+		return x.Consul
+	}
+	return nil
+}
+
+func (x *SetIntentionsRequest) GetInstance() *Instance {
+	if x != nil {
+		return x.Instance
+	}
+	return nil
+}
+
+type SetIntentionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetIntentionsResponse) Reset() {
+	*x = SetIntentionsResponse{}
+	mi := &file_pannier_plugin_registration_v1_registration_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetIntentionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetIntentionsResponse) ProtoMessage() {}
+
+func (x *SetIntentionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_registration_v1_registration_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetIntentionsResponse.ProtoReflect.Descriptor instead.
+func (*SetIntentionsResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_registration_v1_registration_proto_rawDescGZIP(), []int{13}
+}
+
 var File_pannier_plugin_registration_v1_registration_proto protoreflect.FileDescriptor
 
 const file_pannier_plugin_registration_v1_registration_proto_rawDesc = "" +
@@ -737,13 +826,18 @@ const file_pannier_plugin_registration_v1_registration_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\ahealthy\x18\x02 \x01(\bR\ahealthy\x12\x16\n" +
 	"\x06output\x18\x03 \x01(\tR\x06output\"\x13\n" +
-	"\x11HeartbeatResponse2\xce\x03\n" +
+	"\x11HeartbeatResponse\"\x90\x01\n" +
+	"\x14SetIntentionsRequest\x122\n" +
+	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12D\n" +
+	"\binstance\x18\x02 \x01(\v2(.pannier.plugin.registration.v1.InstanceR\binstance\"\x17\n" +
+	"\x15SetIntentionsResponse2\xcc\x04\n" +
 	"\x13RegistrationService\x12m\n" +
 	"\bRegister\x12/.pannier.plugin.registration.v1.RegisterRequest\x1a0.pannier.plugin.registration.v1.RegisterResponse\x12s\n" +
 	"\n" +
 	"Deregister\x121.pannier.plugin.registration.v1.DeregisterRequest\x1a2.pannier.plugin.registration.v1.DeregisterResponse\x12a\n" +
 	"\x04Sync\x12+.pannier.plugin.registration.v1.SyncRequest\x1a,.pannier.plugin.registration.v1.SyncResponse\x12p\n" +
-	"\tHeartbeat\x120.pannier.plugin.registration.v1.HeartbeatRequest\x1a1.pannier.plugin.registration.v1.HeartbeatResponseBTZRgithub.com/pannier/pannier/sdk/proto/pannier/plugin/registration/v1;registrationv1b\x06proto3"
+	"\tHeartbeat\x120.pannier.plugin.registration.v1.HeartbeatRequest\x1a1.pannier.plugin.registration.v1.HeartbeatResponse\x12|\n" +
+	"\rSetIntentions\x124.pannier.plugin.registration.v1.SetIntentionsRequest\x1a5.pannier.plugin.registration.v1.SetIntentionsResponseBTZRgithub.com/pannier/pannier/sdk/proto/pannier/plugin/registration/v1;registrationv1b\x06proto3"
 
 var (
 	file_pannier_plugin_registration_v1_registration_proto_rawDescOnce sync.Once
@@ -757,49 +851,55 @@ func file_pannier_plugin_registration_v1_registration_proto_rawDescGZIP() []byte
 	return file_pannier_plugin_registration_v1_registration_proto_rawDescData
 }
 
-var file_pannier_plugin_registration_v1_registration_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_pannier_plugin_registration_v1_registration_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_pannier_plugin_registration_v1_registration_proto_goTypes = []any{
-	(*Owner)(nil),              // 0: pannier.plugin.registration.v1.Owner
-	(*Instance)(nil),           // 1: pannier.plugin.registration.v1.Instance
-	(*RegisterRequest)(nil),    // 2: pannier.plugin.registration.v1.RegisterRequest
-	(*RegisterResponse)(nil),   // 3: pannier.plugin.registration.v1.RegisterResponse
-	(*DeregisterRequest)(nil),  // 4: pannier.plugin.registration.v1.DeregisterRequest
-	(*DeregisterResponse)(nil), // 5: pannier.plugin.registration.v1.DeregisterResponse
-	(*SyncRequest)(nil),        // 6: pannier.plugin.registration.v1.SyncRequest
-	(*SyncResponse)(nil),       // 7: pannier.plugin.registration.v1.SyncResponse
-	(*Change)(nil),             // 8: pannier.plugin.registration.v1.Change
-	(*HeartbeatRequest)(nil),   // 9: pannier.plugin.registration.v1.HeartbeatRequest
-	(*Beat)(nil),               // 10: pannier.plugin.registration.v1.Beat
-	(*HeartbeatResponse)(nil),  // 11: pannier.plugin.registration.v1.HeartbeatResponse
-	(*v1.Service)(nil),         // 12: pannier.service.v1.Service
-	(*v1.Consul)(nil),          // 13: pannier.service.v1.Consul
+	(*Owner)(nil),                 // 0: pannier.plugin.registration.v1.Owner
+	(*Instance)(nil),              // 1: pannier.plugin.registration.v1.Instance
+	(*RegisterRequest)(nil),       // 2: pannier.plugin.registration.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 3: pannier.plugin.registration.v1.RegisterResponse
+	(*DeregisterRequest)(nil),     // 4: pannier.plugin.registration.v1.DeregisterRequest
+	(*DeregisterResponse)(nil),    // 5: pannier.plugin.registration.v1.DeregisterResponse
+	(*SyncRequest)(nil),           // 6: pannier.plugin.registration.v1.SyncRequest
+	(*SyncResponse)(nil),          // 7: pannier.plugin.registration.v1.SyncResponse
+	(*Change)(nil),                // 8: pannier.plugin.registration.v1.Change
+	(*HeartbeatRequest)(nil),      // 9: pannier.plugin.registration.v1.HeartbeatRequest
+	(*Beat)(nil),                  // 10: pannier.plugin.registration.v1.Beat
+	(*HeartbeatResponse)(nil),     // 11: pannier.plugin.registration.v1.HeartbeatResponse
+	(*SetIntentionsRequest)(nil),  // 12: pannier.plugin.registration.v1.SetIntentionsRequest
+	(*SetIntentionsResponse)(nil), // 13: pannier.plugin.registration.v1.SetIntentionsResponse
+	(*v1.Service)(nil),            // 14: pannier.service.v1.Service
+	(*v1.Consul)(nil),             // 15: pannier.service.v1.Consul
 }
 var file_pannier_plugin_registration_v1_registration_proto_depIdxs = []int32{
 	0,  // 0: pannier.plugin.registration.v1.Instance.owner:type_name -> pannier.plugin.registration.v1.Owner
-	12, // 1: pannier.plugin.registration.v1.Instance.service:type_name -> pannier.service.v1.Service
-	13, // 2: pannier.plugin.registration.v1.RegisterRequest.consul:type_name -> pannier.service.v1.Consul
+	14, // 1: pannier.plugin.registration.v1.Instance.service:type_name -> pannier.service.v1.Service
+	15, // 2: pannier.plugin.registration.v1.RegisterRequest.consul:type_name -> pannier.service.v1.Consul
 	1,  // 3: pannier.plugin.registration.v1.RegisterRequest.instance:type_name -> pannier.plugin.registration.v1.Instance
-	13, // 4: pannier.plugin.registration.v1.DeregisterRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 4: pannier.plugin.registration.v1.DeregisterRequest.consul:type_name -> pannier.service.v1.Consul
 	0,  // 5: pannier.plugin.registration.v1.DeregisterRequest.owner:type_name -> pannier.plugin.registration.v1.Owner
-	13, // 6: pannier.plugin.registration.v1.SyncRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 6: pannier.plugin.registration.v1.SyncRequest.consul:type_name -> pannier.service.v1.Consul
 	0,  // 7: pannier.plugin.registration.v1.SyncRequest.owner:type_name -> pannier.plugin.registration.v1.Owner
 	1,  // 8: pannier.plugin.registration.v1.SyncRequest.instances:type_name -> pannier.plugin.registration.v1.Instance
 	8,  // 9: pannier.plugin.registration.v1.SyncResponse.changes:type_name -> pannier.plugin.registration.v1.Change
-	13, // 10: pannier.plugin.registration.v1.HeartbeatRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 10: pannier.plugin.registration.v1.HeartbeatRequest.consul:type_name -> pannier.service.v1.Consul
 	10, // 11: pannier.plugin.registration.v1.HeartbeatRequest.beats:type_name -> pannier.plugin.registration.v1.Beat
-	2,  // 12: pannier.plugin.registration.v1.RegistrationService.Register:input_type -> pannier.plugin.registration.v1.RegisterRequest
-	4,  // 13: pannier.plugin.registration.v1.RegistrationService.Deregister:input_type -> pannier.plugin.registration.v1.DeregisterRequest
-	6,  // 14: pannier.plugin.registration.v1.RegistrationService.Sync:input_type -> pannier.plugin.registration.v1.SyncRequest
-	9,  // 15: pannier.plugin.registration.v1.RegistrationService.Heartbeat:input_type -> pannier.plugin.registration.v1.HeartbeatRequest
-	3,  // 16: pannier.plugin.registration.v1.RegistrationService.Register:output_type -> pannier.plugin.registration.v1.RegisterResponse
-	5,  // 17: pannier.plugin.registration.v1.RegistrationService.Deregister:output_type -> pannier.plugin.registration.v1.DeregisterResponse
-	7,  // 18: pannier.plugin.registration.v1.RegistrationService.Sync:output_type -> pannier.plugin.registration.v1.SyncResponse
-	11, // 19: pannier.plugin.registration.v1.RegistrationService.Heartbeat:output_type -> pannier.plugin.registration.v1.HeartbeatResponse
-	16, // [16:20] is the sub-list for method output_type
-	12, // [12:16] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	15, // 12: pannier.plugin.registration.v1.SetIntentionsRequest.consul:type_name -> pannier.service.v1.Consul
+	1,  // 13: pannier.plugin.registration.v1.SetIntentionsRequest.instance:type_name -> pannier.plugin.registration.v1.Instance
+	2,  // 14: pannier.plugin.registration.v1.RegistrationService.Register:input_type -> pannier.plugin.registration.v1.RegisterRequest
+	4,  // 15: pannier.plugin.registration.v1.RegistrationService.Deregister:input_type -> pannier.plugin.registration.v1.DeregisterRequest
+	6,  // 16: pannier.plugin.registration.v1.RegistrationService.Sync:input_type -> pannier.plugin.registration.v1.SyncRequest
+	9,  // 17: pannier.plugin.registration.v1.RegistrationService.Heartbeat:input_type -> pannier.plugin.registration.v1.HeartbeatRequest
+	12, // 18: pannier.plugin.registration.v1.RegistrationService.SetIntentions:input_type -> pannier.plugin.registration.v1.SetIntentionsRequest
+	3,  // 19: pannier.plugin.registration.v1.RegistrationService.Register:output_type -> pannier.plugin.registration.v1.RegisterResponse
+	5,  // 20: pannier.plugin.registration.v1.RegistrationService.Deregister:output_type -> pannier.plugin.registration.v1.DeregisterResponse
+	7,  // 21: pannier.plugin.registration.v1.RegistrationService.Sync:output_type -> pannier.plugin.registration.v1.SyncResponse
+	11, // 22: pannier.plugin.registration.v1.RegistrationService.Heartbeat:output_type -> pannier.plugin.registration.v1.HeartbeatResponse
+	13, // 23: pannier.plugin.registration.v1.RegistrationService.SetIntentions:output_type -> pannier.plugin.registration.v1.SetIntentionsResponse
+	19, // [19:24] is the sub-list for method output_type
+	14, // [14:19] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_registration_v1_registration_proto_init() }
@@ -813,7 +913,7 @@ func file_pannier_plugin_registration_v1_registration_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_registration_v1_registration_proto_rawDesc), len(file_pannier_plugin_registration_v1_registration_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

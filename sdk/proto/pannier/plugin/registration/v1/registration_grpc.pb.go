@@ -21,10 +21,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	RegistrationService_Register_FullMethodName   = "/pannier.plugin.registration.v1.RegistrationService/Register"
-	RegistrationService_Deregister_FullMethodName = "/pannier.plugin.registration.v1.RegistrationService/Deregister"
-	RegistrationService_Sync_FullMethodName       = "/pannier.plugin.registration.v1.RegistrationService/Sync"
-	RegistrationService_Heartbeat_FullMethodName  = "/pannier.plugin.registration.v1.RegistrationService/Heartbeat"
+	RegistrationService_Register_FullMethodName      = "/pannier.plugin.registration.v1.RegistrationService/Register"
+	RegistrationService_Deregister_FullMethodName    = "/pannier.plugin.registration.v1.RegistrationService/Deregister"
+	RegistrationService_Sync_FullMethodName          = "/pannier.plugin.registration.v1.RegistrationService/Sync"
+	RegistrationService_Heartbeat_FullMethodName     = "/pannier.plugin.registration.v1.RegistrationService/Heartbeat"
+	RegistrationService_SetIntentions_FullMethodName = "/pannier.plugin.registration.v1.RegistrationService/SetIntentions"
 )
 
 // RegistrationServiceClient is the client API for RegistrationService service.
@@ -49,6 +50,10 @@ type RegistrationServiceClient interface {
 	Sync(ctx context.Context, in *SyncRequest, opts ...grpc.CallOption) (*SyncResponse, error)
 	// Heartbeat reports the health of processes to the checks of type process.
 	Heartbeat(ctx context.Context, in *HeartbeatRequest, opts ...grpc.CallOption) (*HeartbeatResponse, error)
+	// SetIntentions makes the catalog allow callers of a service what its instances ask for together, this one with
+	// service.intentions; without any, what it has asked for before is taken back. It comes before Register and after
+	// Deregister. AlreadyExists: others have said who may call the service. Unimplemented: the plugin has no intentions.
+	SetIntentions(ctx context.Context, in *SetIntentionsRequest, opts ...grpc.CallOption) (*SetIntentionsResponse, error)
 }
 
 type registrationServiceClient struct {
@@ -99,6 +104,16 @@ func (c *registrationServiceClient) Heartbeat(ctx context.Context, in *Heartbeat
 	return out, nil
 }
 
+func (c *registrationServiceClient) SetIntentions(ctx context.Context, in *SetIntentionsRequest, opts ...grpc.CallOption) (*SetIntentionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetIntentionsResponse)
+	err := c.cc.Invoke(ctx, RegistrationService_SetIntentions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RegistrationServiceServer is the server API for RegistrationService service.
 // All implementations must embed UnimplementedRegistrationServiceServer
 // for forward compatibility.
@@ -121,6 +136,10 @@ type RegistrationServiceServer interface {
 	Sync(context.Context, *SyncRequest) (*SyncResponse, error)
 	// Heartbeat reports the health of processes to the checks of type process.
 	Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error)
+	// SetIntentions makes the catalog allow callers of a service what its instances ask for together, this one with
+	// service.intentions; without any, what it has asked for before is taken back. It comes before Register and after
+	// Deregister. AlreadyExists: others have said who may call the service. Unimplemented: the plugin has no intentions.
+	SetIntentions(context.Context, *SetIntentionsRequest) (*SetIntentionsResponse, error)
 	mustEmbedUnimplementedRegistrationServiceServer()
 }
 
@@ -142,6 +161,9 @@ func (UnimplementedRegistrationServiceServer) Sync(context.Context, *SyncRequest
 }
 func (UnimplementedRegistrationServiceServer) Heartbeat(context.Context, *HeartbeatRequest) (*HeartbeatResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Heartbeat not implemented")
+}
+func (UnimplementedRegistrationServiceServer) SetIntentions(context.Context, *SetIntentionsRequest) (*SetIntentionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetIntentions not implemented")
 }
 func (UnimplementedRegistrationServiceServer) mustEmbedUnimplementedRegistrationServiceServer() {}
 func (UnimplementedRegistrationServiceServer) testEmbeddedByValue()                             {}
@@ -236,6 +258,24 @@ func _RegistrationService_Heartbeat_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RegistrationService_SetIntentions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetIntentionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RegistrationServiceServer).SetIntentions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RegistrationService_SetIntentions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RegistrationServiceServer).SetIntentions(ctx, req.(*SetIntentionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RegistrationService_ServiceDesc is the grpc.ServiceDesc for RegistrationService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -258,6 +298,10 @@ var RegistrationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Heartbeat",
 			Handler:    _RegistrationService_Heartbeat_Handler,
+		},
+		{
+			MethodName: "SetIntentions",
+			Handler:    _RegistrationService_SetIntentions_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
