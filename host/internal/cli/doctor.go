@@ -4,6 +4,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,6 +79,27 @@ func (a *app) patient(client *api.Client, paths []string) doctor.Patient {
 		return p
 	}
 	p.Config, p.ConfigErr = config.Load(config.Source{Paths: paths, BinDir: filepath.Dir(exe)})
+	p.CheckSetup = func(ctx context.Context, consul string) (steps []doctor.SetupStep, err error) {
+		f := setupFlags{paths: paths, name: consul, checks: true}
+		in, err := f.input(p.Config)
+		if err != nil {
+			return nil, err
+		}
+		if in.Token == "" {
+			return nil, doctor.ErrNoManagement
+		}
+		report, err := a.setUp(ctx, p.Config, in)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range report.Steps {
+			steps = append(steps, doctor.SetupStep(s))
+		}
+		if report.Error != "" {
+			err = errors.New(report.Error)
+		}
+		return steps, err
+	}
 	return p
 }
 

@@ -118,15 +118,18 @@ type setupInput struct {
 	Services      map[string][]string `json:"services"`
 }
 
+// setupStep is one object: what it is, and what was found and done. Wrong: it is not as it should be.
+type setupStep struct {
+	Object string `json:"object"`
+	Text   string `json:"text"`
+	Wrong  bool   `json:"wrong,omitempty"`
+}
+
 // setupReport is its output.
 type setupReport struct {
-	Steps []struct {
-		Object string `json:"object"`
-		Text   string `json:"text"`
-		Wrong  bool   `json:"wrong,omitempty"`
-	} `json:"steps"`
-	Config string `json:"config,omitempty"`
-	Error  string `json:"error,omitempty"`
+	Steps  []setupStep `json:"steps"`
+	Config string      `json:"config,omitempty"`
+	Error  string      `json:"error,omitempty"`
 }
 
 func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
@@ -145,6 +148,15 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 	if err != nil {
 		return err
 	}
+	report, err := a.setUp(ctx, cfg, in)
+	if err != nil {
+		return err
+	}
+	return a.showSetup(report)
+}
+
+// setUp completes the plugin's input and runs it.
+func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput) (report setupReport, err error) {
 	checksum := ""
 	for _, p := range cfg.Plugins {
 		if p.Name == setupPlugin {
@@ -153,18 +165,14 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 	}
 	binary, err := install.Find(cfg.PluginDir, setupPlugin, checksum, cfg.PluginSigning)
 	if err != nil {
-		return err
+		return report, err
 	}
 	if !in.Minted && !in.Destroy && in.JWKSURL == "" {
 		if in.Keys, err = publicKeys(ctx, cfg.Socket); err != nil {
 			in.NoKeys = err.Error()
 		}
 	}
-	report, err := a.runSids(ctx, binary, in)
-	if err != nil {
-		return err
-	}
-	return a.showSetup(report)
+	return a.runSids(ctx, binary, in)
 }
 
 // input makes the plugin's input of the flags, the configuration and the environment.

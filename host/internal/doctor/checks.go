@@ -28,6 +28,7 @@ var checks = []check{
 	{"configuration", (*Patient).configuration},
 	{"certificates", (*Patient).certificates},
 	{"Consul", (*Patient).consul},
+	{"Consul's ACLs", (*Patient).consulACLs},
 	// The agent.
 	{"agent", (*Patient).agent},
 	{"plugins", (*Patient).plugins},

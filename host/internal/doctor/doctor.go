@@ -49,6 +49,8 @@ type Patient struct {
 	ConfigErr error
 	// Client calls the agent.
 	Client *api.Client
+	// CheckSetup is pannier setup consul -check of a consul block; ErrNoManagement: nothing lets it read Consul's ACLs.
+	CheckSetup func(ctx context.Context, consul string) ([]SetupStep, error)
 	// Fix mends what can be mended without risk.
 	Fix bool
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,6 +59,20 @@ func TestSetUpByOneCommand(t *testing.T) {
 				t.Errorf("a check after: %d, %s", code, out)
 			}
 
+			m.doctorOfACLs("", "skipped", "CONSUL_HTTP_TOKEN")
+			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
+			acl := c.Client(c.Management).ACL()
+			policy, _, err := acl.PolicyReadByName("pannier-node", nil)
+			check.NoError(t, err)
+			policy.Rules = `service_prefix "" { policy = "read" }`
+			_, _, err = acl.PolicyUpdate(policy, nil)
+			check.NoError(t, err)
+			m.doctorOfACLs(c.Management, "warn", "policy pannier-node")
+			if out, code := m.setUp(); code != 0 {
+				t.Errorf("it is not mended: %d, %s", code, out)
+			}
+			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
+
 			spec := m.meshWorkload("w", sidecarService("web", ""))
 			m.Run("workload", "start", spec)
 			checkTokenInConsul(t, m, m.service("w"))
@@ -67,9 +82,25 @@ func TestSetUpByOneCommand(t *testing.T) {
 			if out, code := m.setUp("-destroy"); code != 0 || !strings.Contains(out, "policy pannier-node: is there: removed\n") {
 				t.Errorf("%d, %s", code, out)
 			}
+			m.doctorOfACLs(c.Management, "skipped", "has not made them")
 			if _, err := os.Stat(m.Path("consul.token")); err == nil {
 				t.Error("the token's file is left")
 			}
 		})
+	}
+}
+
+// doctorOfACLs checks what pannier doctor says of Consul's ACLs, with a token of Consul.
+func (m *mesh) doctorOfACLs(token, status, why string) {
+	m.t.Helper()
+	cmd := m.Command("doctor", "-config", m.Path("agent.hcl"), "-o", "json")
+	cmd.Env = append(cmd.Env, "CONSUL_HTTP_TOKEN="+token)
+	out, _ := cmd.Output() // the code is of all checks
+	var all []finding
+	check.NoError(m.t, json.Unmarshal(out, &all))
+	i := slices.IndexFunc(all, func(f finding) bool { return f.Check == "Consul's ACLs" })
+	if i < 0 || all[i].Status != status || !strings.Contains(all[i].Why, why) ||
+		(status == "warn") != (all[i].Command == "pannier setup consul -consul default") {
+		m.t.Errorf("pannier doctor does not say that they are %s, %q: %s", status, why, out)
 	}
 }
