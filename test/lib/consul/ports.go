@@ -8,12 +8,12 @@ import (
 
 // Ports of one server, on 127.0.0.1. Options decide which of HTTP, HTTPS, GRPC and GRPCTLS are open.
 type Ports struct {
-	HTTP, HTTPS, GRPC, GRPCTLS, RPC, SerfLAN int
+	HTTP, HTTPS, GRPC, GRPCTLS, RPC, SerfLAN, DNS int
 }
 
 func (p Ports) config(opts Options) map[string]any {
 	ports := map[string]any{
-		"dns": -1, "serf_wan": -1, "serf_lan": p.SerfLAN, "server": p.RPC,
+		"dns": p.DNS, "serf_wan": -1, "serf_lan": p.SerfLAN, "server": p.RPC,
 		"http": p.HTTP, "https": -1, "grpc": p.GRPC, "grpc_tls": -1,
 	}
 	if opts.TLS {
@@ -52,5 +52,5 @@ func freePorts(t testing.TB) Ports {
 		t.Fatal("find a free port: none is free for both TCP and UDP")
 		return 0
 	}
-	return Ports{HTTP: pick(), HTTPS: pick(), GRPC: pick(), GRPCTLS: pick(), RPC: pick(), SerfLAN: pick()}
+	return Ports{HTTP: pick(), HTTPS: pick(), GRPC: pick(), GRPCTLS: pick(), RPC: pick(), SerfLAN: pick(), DNS: pick()}
 }
