@@ -211,6 +211,7 @@ bench-compare: ## Say what got worse between two results of make bench (OLD="a.j
 .PHONY: lint
 lint: ## Check the Go code, its import rules and the protobuf files
 	"$$(tools/tool golangci-lint)" run $(PACKAGES)
+	"$$(tools/tool golangci-lint)" run --build-tags client --tests=false ./host/cmd/pannier ./host/internal/cli
 	"$$(tools/tool buf)" lint
 
 .PHONY: proto

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -15,30 +14,6 @@ import (
 
 // completeTimeout bounds how long a shell waits for the agent's ids.
 const completeTimeout = time.Second
-
-func (a *app) completionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "completion bash|zsh|fish", Short: "Write a completion script for a shell",
-		Long: `Write a completion script for a shell to standard output. It completes ids too, when the
-agent can be reached.`,
-		Example: `source <(pannier completion bash)
-pannier completion zsh > "${fpath[1]}/_pannier"
-pannier completion fish > ~/.config/fish/completions/pannier.fish`,
-		Args: exactly("the shell"), ValidArgs: []string{"bash", "zsh", "fish"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			root := cmd.Root()
-			switch args[0] {
-			case "bash":
-				return root.GenBashCompletionV2(a.out, true)
-			case "zsh":
-				return root.GenZshCompletion(a.out)
-			case "fish":
-				return root.GenFishCompletion(a.out, true)
-			}
-			return &usageError{err: fmt.Errorf("shell %q is not one of bash, zsh, fish", args[0]), command: cmd.CommandPath()}
-		},
-	}
-}
 
 // lister asks the agent for ids, of a namespace if they have one.
 type lister func(ctx context.Context, client *api.Client, namespace string) ([]string, error)
