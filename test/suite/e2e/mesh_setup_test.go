@@ -73,7 +73,16 @@ func TestSetUpByOneCommand(t *testing.T) {
 			}
 			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
 
-			spec := m.meshWorkload("w", sidecarService("web", ""))
+			spec := m.meshWorkload("w", strings.Replace(sidecarService("web", ""), "port = 9000",
+				"port = 9000\n    intentions = [\"api\"]", 1))
+			if out, err := m.Command("workload", "start", spec).CombinedOutput(); err == nil ||
+				!strings.Contains(string(out), `intentions = "write" in service_prefix`) {
+				t.Errorf("without the right: %v, %s", err, out)
+			}
+			if out, code := m.setUp("-intentions"); code != 0 {
+				t.Errorf("%d, %s", code, out)
+			}
+			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
 			m.Run("workload", "start", spec)
 			checkTokenInConsul(t, m, m.service("w"))
 			m.Run("workload", "stop", spec)
