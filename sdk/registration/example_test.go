@@ -79,7 +79,12 @@ func Example() {
 		return
 	}
 	_, changes, err := host.Sync(ctx, service.Consul{}, registration.SyncRequest{Instances: []registration.Instance{api}})
-	fmt.Println(changes, err)
+	for _, c := range changes {
+		fmt.Println(c.ID, c.Action, c.Reason)
+	}
+	fmt.Println(err)
 	// Output:
-	// [{api-1 registered missing} {web-1 removed not wanted}] <nil>
+	// api-1 registered missing
+	// web-1 removed not wanted
+	// <nil>
 }

@@ -67,7 +67,9 @@ func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*re
 	index, changes, err := s.impl.Sync(ctx, service.ConsulFromProto(req.GetConsul()), sync)
 	res := &registrationv1.SyncResponse{Index: index}
 	for _, c := range changes {
-		res.Changes = append(res.Changes, &registrationv1.Change{Id: c.ID, Action: string(c.Action), Reason: c.Reason})
+		res.Changes = append(res.Changes, &registrationv1.Change{
+			Id: c.ID, Action: string(c.Action), Reason: c.Reason, ProxyDigest: c.ProxyDigest,
+		})
 	}
 	return res, err
 }
@@ -143,7 +145,9 @@ func (c *client) Sync(ctx context.Context, consul service.Consul, req SyncReques
 	res, err := c.rpc.Sync(ctx, m)
 	var changes []Change
 	for _, c := range res.GetChanges() {
-		changes = append(changes, Change{ID: c.GetId(), Action: Action(c.GetAction()), Reason: c.GetReason()})
+		changes = append(changes, Change{
+			ID: c.GetId(), Action: Action(c.GetAction()), Reason: c.GetReason(), ProxyDigest: c.GetProxyDigest(),
+		})
 	}
 	return res.GetIndex(), changes, err
 }
@@ -175,7 +179,7 @@ func instanceTo(i Instance) (*registrationv1.Instance, error) {
 	}
 	return &registrationv1.Instance{
 		Id: i.ID, Owner: ownerTo(i.Owner), Namespace: i.Namespace, Workload: i.Workload,
-		Service: s,
+		Service: s, ProxyDigest: i.ProxyDigest,
 	}, nil
 }
 
@@ -186,7 +190,7 @@ func instanceFrom(m *registrationv1.Instance) (Instance, error) {
 	}
 	return Instance{
 		ID: m.GetId(), Owner: ownerFrom(m.GetOwner()), Namespace: m.GetNamespace(), Workload: m.GetWorkload(),
-		Service: s,
+		Service: s, ProxyDigest: m.GetProxyDigest(),
 	}, nil
 }
 

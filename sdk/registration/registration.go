@@ -66,6 +66,9 @@ type Instance struct {
 	Namespace string
 	Workload  string
 	Service   service.Service
+	// ProxyDigest is the one that the host knows of its proxy's configuration (Change), or another text; empty: Sync
+	// reports none.
+	ProxyDigest string
 }
 
 // SyncRequest says what the catalog should contain.
@@ -76,11 +79,13 @@ type SyncRequest struct {
 	Wait      time.Duration // bounds the wait; 0: do not wait
 }
 
-// Change is one change that Sync made, or did not make because of a conflict.
+// Change is one change that Sync made, or did not make because of a conflict, or has found.
 type Change struct {
 	ID     string
 	Action Action
 	Reason string // such as "missing" or "tags"
+	// ProxyDigest is set where it was Reconfigured.
+	ProxyDigest string
 }
 
 // Action is what was done to an instance.
@@ -93,6 +98,9 @@ const (
 	Conflict   Action = "conflict"
 	// IntentionsConflict: others have said who may call the service, and that was left alone.
 	IntentionsConflict Action = "intentions-conflict"
+	// Reconfigured: the catalog's configuration of the instance's proxy, with what Consul's proxy-defaults add, has another
+	// digest than the instance. It is reported each time; a plugin need not do it.
+	Reconfigured Action = "reconfigured"
 )
 
 // Beat is the health of one instance's process.

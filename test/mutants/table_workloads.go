@@ -50,6 +50,13 @@ var workloads = []mutant{
 		pkg:  workloadPkg, run: "^TestTheHostEndsInTheMiddleOfAChange$",
 	},
 	{
+		name: "proxy-defaults-ignored", promise: "a running proxy's bootstrap follows the proxy-defaults in Consul",
+		file: "host/internal/workload/services.go",
+		old:  "			s.Remake++\n			if err := i.write(); err != nil {\n",
+		new:  "			if err := i.write(); err != nil {\n",
+		pkg:  workloadPkg, run: "^TestAProxyIsReconfiguredInConsul$",
+	},
+	{
 		name: "intent-not-written", promise: "what a failed start needs to be undone is in the journal before it is done",
 		file: "host/internal/workload/run.go",
 		old:  "	if before == \"\" {\n		if a.note != nil {\n",

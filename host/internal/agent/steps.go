@@ -102,7 +102,10 @@ func (a *agent) newConsul(ledger tokens.Ledger) error {
 		},
 		Instances: func() map[string][]registration.Instance { return a.workloads.Instances() },
 		Beats:     func() map[string][]registration.Beat { return a.workloads.Beats() },
-		Events:    a.events, Log: a.log.Named("services"),
+		Reconfigured: func(consul, id, digest string) {
+			a.workloads.Reconfigured(consul, id, digest)
+		},
+		Events: a.events, Log: a.log.Named("services"),
 	})
 	return nil
 }

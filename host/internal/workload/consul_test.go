@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type consulState struct {
 	Services map[string]registration.Instance
 	// Intentions have the callers that each instance lets in.
 	Intentions map[string][]string
+	Statsd     string // of the proxy-defaults
 }
 
 // given is one of Consul's tokens.
@@ -242,8 +244,13 @@ func (c *consul) Bootstrap(ctx context.Context, _ string, req bootstrap.Request)
 			return status.Error(codes.FailedPrecondition, err.Error())
 		}
 		f := file{Request: req, Token: string(secret)}
+		c.mu.Lock()
+		if f.Statsd = any(c.state.Statsd); c.state.Statsd == "" {
+			f.Statsd = nil
+		}
+		c.mu.Unlock()
 		if s := i.Service.Connect.SidecarService; s != nil && s.Proxy != nil {
-			f.Statsd = s.Proxy.Config["envoy_statsd_url"]
+			f.Statsd = cmp.Or(s.Proxy.Config["envoy_statsd_url"], f.Statsd)
 		}
 		made, err = json.Marshal(f)
 		return err

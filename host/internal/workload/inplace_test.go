@@ -167,6 +167,47 @@ func TestUpdate(t *testing.T) {
 	h.clean(t)
 }
 
+// What Consul adds to the configuration of a proxy is in its bootstrap, also when the host was away meanwhile.
+func TestAProxyIsReconfiguredInConsul(t *testing.T) {
+	h := newHost(t)
+	st := h.start(t, proxied(nil, "")).Services[0]
+	proxyDefaults := func(statsd, digest string) {
+		check.NoError(t, h.consul.change(func(s *consulState) error { s.Statsd = statsd; return nil }))
+		h.Reconfigured("default", st.ID, digest)
+	}
+	asked := func() string { return h.Instances()["default"][0].ProxyDigest }
+	if asked() == "" {
+		t.Error("no digest is asked for")
+	}
+	changed := func(statsd string) {
+		t.Helper()
+		h.eventually(t, "w", "changed", func(w Workload) bool { return bootstrapOf(t, st).Statsd == statsd })
+	}
+	proxyDefaults("udp://127.0.0.1:1", "first") // it is not known what the bootstrap was made with
+	changed("udp://127.0.0.1:1")
+	if got := asked(); got != "first" {
+		t.Errorf("the digest is %q", got)
+	}
+	proxyDefaults("udp://127.0.0.1:2", "second")
+	changed("udp://127.0.0.1:2")
+	h.Reconfigured("default", st.ID, "second")
+	h.Reconfigured("east", st.ID, "third")
+	h.Reconfigured("default", "other", "third")
+
+	held := newGate()
+	h.on("bootstrap:before", 1, held.hold)
+	proxyDefaults("udp://127.0.0.1:3", "third")
+	held.await(t)
+	h = h.restart(t)
+	changed("udp://127.0.0.1:3")
+	if got := asked(); got != "third" {
+		t.Errorf("the digest is %q", got)
+	}
+	h.stop(t, "w")
+	h.Reconfigured("default", st.ID, "fourth")
+	h.clean(t)
+}
+
 // A host that ends in the middle of a change completes it, as does one whose Consul is away at first.
 func TestTheHostEndsInTheMiddleOfAChange(t *testing.T) {
 	s := proxied(nil, "udp://127.0.0.1:2")

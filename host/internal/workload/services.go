@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -21,6 +22,34 @@ func (m *Manager) Instances() map[string][]registration.Instance {
 		})
 	}
 	return out
+}
+
+// Reconfigured says that Consul's configuration of a service's proxy, with what the proxy-defaults add, has another digest
+// than Instances says. The bootstrap is made again, unless it will be made with this configuration anyway, or a host that
+// knew no digests has made it: a new host restarts no proxy.
+func (m *Manager) Reconfigured(consul, id, digest string) {
+	for _, i := range m.all() {
+		i.eachRegistered(func(s *servicesteps.Service) {
+			if s.Consul != consul || s.ID != id || s.ProxyDigest == digest {
+				return
+			}
+			before := s.ProxyDigest
+			s.ProxyDigest, i.unsaved = digest, true
+			if before == "" && (i.resumed || s.BootstrapSum == "") {
+				return // the journal gets it with the next write
+			}
+			s.Remake++
+			if err := i.write(); err != nil {
+				s.ProxyDigest = before // it is reported again
+				s.Remake--
+				m.log.Warn("the journal cannot be written; a change of a proxy's configuration is not taken over yet", "workload",
+					i.ref, "service", s.Name, "error", err)
+				return
+			}
+			failpoint.Here("service", "reconfigured")
+			i.askRevision()
+		})
+	}
 }
 
 // Beats are the health of the processes behind the services that have a check of the type process,

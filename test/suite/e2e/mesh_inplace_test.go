@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/xds"
@@ -80,6 +82,51 @@ func TestMeshChangesInPlace(t *testing.T) {
 	if got := strings.Join(strings.Fields(r.read("order")), " "); got != "sidecar program sidecar" {
 		t.Errorf("they ended in the order %q; output:\n%s", got, &r.out)
 	}
+	m.nothingInMesh()
+}
+
+// The proxy-defaults in Consul change, while the agent runs, when it is killed, and while it is down: the bootstrap is made
+// again and the sidecar restarted, but not where they change nothing of it.
+func TestMeshProxyDefaultsInPlace(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, minted, "")
+	m.Pannier = testbin.BuildTags(t, "host/cmd/pannier", "failpoint")
+	m.Env = append(m.Env, "PANNIER_FAILPOINT="+m.Path("crash"))
+	m.open()
+	r := runBeside(t, m, "")
+	file := m.service("w").GetBootstrapFile()
+	defaults := func(config map[string]any) {
+		t.Helper()
+		_, _, err := m.consul.Client(m.consul.Management).ConfigEntries().Set(&api.ProxyConfigEntry{
+			Kind: api.ProxyDefaults, Name: api.ProxyConfigGlobal, Config: config,
+		}, nil)
+		check.NoError(t, err)
+	}
+	replaced := func(url string, starts int) {
+		t.Helper()
+		m.Eventually("the sidecar has read the new bootstrap", func() error {
+			if got := metricsOf(t, file); !slices.Equal(got, []string{url}) {
+				return fmt.Errorf("the bootstrap sends metrics to %q", got)
+			}
+			if n := strings.Count(r.read("starts"), "\n"); n != starts {
+				return fmt.Errorf("it was started %d times", n)
+			}
+			return nil
+		})
+	}
+	defaults(map[string]any{"envoy_statsd_url": "udp://192.0.2.1:1"})
+	replaced("192.0.2.1:1", 2)
+	defaults(map[string]any{"envoy_statsd_url": "udp://192.0.2.1:1", "protocol": "http"})
+	m.Kill()
+	defaults(map[string]any{"envoy_statsd_url": "udp://192.0.2.1:2", "protocol": "http"})
+	m.Start()
+	replaced("192.0.2.1:2", 3)
+	m.Write("crash", "service:reconfigured\n")
+	defaults(map[string]any{"envoy_statsd_url": "udp://192.0.2.1:3"})
+	m.AwaitEnd()
+	m.Start()
+	replaced("192.0.2.1:3", 4)
+	r.end(t)
 	m.nothingInMesh()
 }
 

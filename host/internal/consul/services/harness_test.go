@@ -44,6 +44,7 @@ type plugin struct {
 	others  map[string]bool                        // the ids that another owner has
 	closed  map[string]bool                        // the ids whose intentions are somebody else's
 	allowed map[string][]string                    // the intentions
+	digests map[string]string                      // of proxies, by the instance's id
 }
 
 func newPlugin() *plugin {
@@ -178,6 +179,9 @@ func (p *plugin) Sync(ctx context.Context, c service.Consul, req registration.Sy
 	want := map[string]bool{}
 	for _, i := range req.Instances {
 		want[i.ID] = true
+		if d := p.digests[i.ID]; d != i.ProxyDigest && i.ProxyDigest != "" {
+			changes = append(changes, registration.Change{ID: i.ID, Action: registration.Reconfigured, ProxyDigest: d})
+		}
 		if p.others[i.ID] {
 			changes = append(changes, registration.Change{ID: i.ID, Action: registration.Conflict, Reason: "it is another's"})
 			continue
@@ -219,6 +223,8 @@ type world struct {
 	mu        sync.Mutex
 	instances map[string][]registration.Instance
 	beats     map[string][]registration.Beat
+
+	reconfigured []string // as "consul id digest"
 }
 
 func (w *world) set(consul string, instances ...registration.Instance) {
@@ -284,6 +290,16 @@ func build(p *plugin, consuls []string) (*Registrar, *world) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return w.beats
+		},
+		Reconfigured: func(consul, id, digest string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.reconfigured = append(w.reconfigured, consul+" "+id+" "+digest)
+			for n := range w.instances[consul] {
+				if w.instances[consul][n].ID == id {
+					w.instances[consul][n].ProxyDigest = digest
+				}
+			}
 		},
 		Events: events.New(0), Log: hclog.New(&hclog.LoggerOptions{Output: io.Discard}),
 	}

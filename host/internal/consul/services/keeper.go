@@ -151,13 +151,17 @@ func (k *keeper) instances() []registration.Instance {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	want, listed := make([]registration.Instance, 0, len(known)), map[string]bool{}
+	digests := map[string]string{} // those of the workloads are the current ones
 	for _, i := range known {
-		listed[i.ID] = true
+		listed[i.ID], digests[i.ID] = true, i.ProxyDigest
 		if _, newer := k.held[i.ID]; !newer && !k.gone[i.ID] {
 			want = append(want, i)
 		}
 	}
 	for _, i := range k.held {
+		if listed[i.ID] {
+			i.ProxyDigest = digests[i.ID]
+		}
 		want = append(want, i)
 	}
 	for id := range k.gone {

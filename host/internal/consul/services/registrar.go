@@ -55,9 +55,11 @@ type Config struct {
 	// registered them. It need not include what goes through Register and Deregister.
 	Instances func() map[string][]registration.Instance
 	// Beats returns the current health of the instances' processes, by Consul.
-	Beats  func() map[string][]registration.Beat
-	Events *events.Bus
-	Log    hclog.Logger
+	Beats func() map[string][]registration.Beat
+	// Reconfigured says that the configuration of an instance's proxy in a Consul has another digest than Instances says.
+	Reconfigured func(consul, id, digest string)
+	Events       *events.Bus
+	Log          hclog.Logger
 }
 
 // ErrUnknownConsul says that the agent has no consul block of that name.

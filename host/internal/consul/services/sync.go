@@ -81,6 +81,10 @@ func (k *keeper) sync(ctx context.Context, owner registration.Owner, index uint6
 			found[c.ID] = c.Reason
 			continue
 		}
+		if c.Action == registration.Reconfigured {
+			k.r.cfg.Reconfigured(k.name, c.ID, c.ProxyDigest)
+			continue
+		}
 		k.r.cfg.Log.Info("a service was brought in sync", "consul", k.name, "id", c.ID, "action", c.Action, "reason",
 			c.Reason)
 		k.event(string(c.Action), c.ID, fmt.Sprintf("service %s was %s in Consul %q: %s", c.ID, c.Action, k.name, c.Reason))

@@ -296,3 +296,31 @@ func TestConflicts(t *testing.T) {
 		}
 	})
 }
+
+// A proxy that has another configuration in Consul is reported once, also where it was registered after the workloads
+// were listed, and is no change of the service.
+func TestReconfigured(t *testing.T) {
+	p := newPlugin()
+	web := instance("web")
+	web.ProxyDigest = "unknown"
+	p.digests = map[string]string{"web": "one"}
+	run(t, p, []registration.Instance{web}, func(t *testing.T, r *Registrar, w *world) {
+		if _, err := r.Register(t.Context(), "default", web); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		p.mu.Lock()
+		p.digests["web"] = "two"
+		p.write("web", &web)
+		p.mu.Unlock()
+		time.Sleep(time.Hour)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if want := []string{"default web one", "default web two"}; !slices.Equal(w.reconfigured, want) {
+			t.Errorf("reported %q, want %q", w.reconfigured, want)
+		}
+		if events := told(r); slices.Contains(events, "reconfigured web") {
+			t.Errorf("the events are %q", events)
+		}
+	})
+}

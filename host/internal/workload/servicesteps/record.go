@@ -40,6 +40,8 @@ type Record struct {
 	BootstrapSum string `json:"bootstrap_sum,omitempty"` // set by bootstrap
 	// Remake counts the changes after which the bootstrap is to be made again; 0: none.
 	Remake int `json:"remake,omitempty"`
+	// ProxyDigest is that of the proxy's configuration in Consul which the host knows; empty: none yet.
+	ProxyDigest string `json:"proxy_digest,omitempty"`
 }
 
 // NewRecord is the record of a resolved service that no step was taken for yet.

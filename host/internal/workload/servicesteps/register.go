@@ -1,6 +1,7 @@
 package servicesteps
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -87,7 +88,11 @@ func (s *Service) Instance() registration.Instance { return s.instance(*s.Regist
 
 func (s *Service) instance(as service.Service) registration.Instance {
 	ref := s.workload.Ref()
-	return registration.Instance{ID: s.ID, Namespace: ref.Namespace, Workload: ref.ID, Service: as}
+	i := registration.Instance{ID: s.ID, Namespace: ref.Namespace, Workload: ref.ID, Service: as}
+	if s.proxied {
+		i.ProxyDigest = cmp.Or(s.ProxyDigest, "unknown")
+	}
+	return i
 }
 
 func (s *Service) String() string {

@@ -3,11 +3,15 @@ package services
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/hashicorp/consul/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -77,7 +81,7 @@ func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint6
 	}
 	seen, index, err := p.agent.catalog(ctx, p.node, index, wait)
 	if err == nil && seen.alive && p.compare(seen).none() {
-		p.keepTags(seen)
+		p.matched(seen)
 		return index, nil
 	}
 	if err != nil && status.Code(err) != codes.Unavailable {
@@ -91,7 +95,7 @@ func (p *pass) run(ctx context.Context, index uint64, wait time.Duration) (uint6
 		return 0, err
 	}
 	if p.compare(seen).none() {
-		p.keepTags(seen)
+		p.matched(seen)
 		return index, nil
 	}
 	if err := p.repairAgent(ctx, seen); err != nil {
@@ -180,7 +184,7 @@ func (p *pass) settle(ctx context.Context) (uint64, error) {
 		}
 		d := p.compare(seen)
 		if d.none() {
-			p.keepTags(seen)
+			p.matched(seen)
 			return index, nil
 		}
 		if n := d.count(); best < 0 || n < best {
@@ -207,6 +211,32 @@ func (p *pass) unsettled(d *differences) error {
 	return status.Errorf(codes.Unavailable,
 		"Consul %q (%s): the catalog does not keep what is written to it for %d services, such as %q (%s); the Consul agent's log may say why",
 		p.agent.consul.Name, p.agent.consul.Address, d.count(), id, reason)
+}
+
+// matched takes what is of interest from a catalog that matches.
+func (p *pass) matched(seen *view) {
+	p.keepTags(seen)
+	for id, w := range p.wanted {
+		have := seen.services[w.proxyID()]
+		if known := w.instance.ProxyDigest; id != w.instance.ID || known == "" || have == nil || have.Proxy == nil {
+			continue
+		} else if now := proxyDigest(have.Proxy); now != known {
+			p.note(id, registration.Reconfigured, "proxy")
+			if c := p.done[id]; c.Action == registration.Reconfigured { // else the next pass reports it
+				c.ProxyDigest = now
+				p.done[id] = c
+			}
+		}
+	}
+}
+
+// proxyDigest is of what of a proxy's configuration is not on its stream. Consul adds the proxy-defaults to it.
+func proxyDigest(p *api.AgentServiceConnectProxyConfig) string {
+	text, err := json.Marshal([]any{p.Config, p.AccessLogs})
+	if err != nil {
+		return "" // it came as JSON
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(text))
 }
 
 func (p *pass) note(id string, action registration.Action, reason string) {

@@ -546,3 +546,60 @@ func TestAnotherOwner(t *testing.T) {
 		t.Errorf("Consul has %v", left)
 	}
 }
+
+// TestReconfigured changes the proxy-defaults while a pass waits: it reports the digest of each proxy that they change, and
+// as long as the host has another one.
+func TestReconfigured(t *testing.T) {
+	t.Parallel()
+	r := start(t, policy, consul.Options{})
+	web, plain := instance("web", sidecar()), instance("plain")
+	r.register(t, web, plain)
+	r.settled(t, web, plain)
+	r.quiet(t, web, plain) // nobody asks
+	web.ProxyDigest, plain.ProxyDigest = "unknown", "unknown"
+	pass := func(index uint64) (uint64, []registration.Change) {
+		t.Helper()
+		index, changes, err := r.Sync(bounded(t, time.Minute), r.consul, registration.SyncRequest{
+			Owner: owner, Instances: []registration.Instance{web, plain}, Index: index, Wait: 30 * time.Second,
+		})
+		check.NoError(t, err)
+		return index, changes
+	}
+	reported := func(index uint64) uint64 {
+		t.Helper()
+		var changes []registration.Change
+		before := web.ProxyDigest
+		check.Eventually(t, "it is reported", func() bool {
+			index, changes = pass(index)
+			return len(changes) > 0
+		})
+		if _, again := pass(0); !reflect.DeepEqual(again, changes) {
+			t.Errorf("first %+v, then %+v", changes, again)
+		}
+		c := changes[0]
+		if len(changes) > 1 || c.ID != web.ID || c.Action != registration.Reconfigured || c.ProxyDigest == before {
+			t.Errorf("it reports %+v", changes)
+		}
+		web.ProxyDigest = c.ProxyDigest
+		r.quiet(t, web, plain)
+		return index
+	}
+	index := reported(0)
+	first := web.ProxyDigest
+	for _, e := range []*api.ProxyConfigEntry{
+		{Config: map[string]any{"envoy_statsd_url": "udp://127.0.0.1:1"}},
+		{AccessLogs: &api.AccessLogsConfig{Enabled: true}},
+	} {
+		e.Kind, e.Name = api.ProxyDefaults, api.ProxyConfigGlobal
+		_, _, err := r.admin.ConfigEntries().Set(e, nil)
+		check.NoError(t, err)
+		index = reported(index)
+	}
+	if _, err := r.admin.ConfigEntries().Delete(api.ProxyDefaults, api.ProxyConfigGlobal, nil); err != nil {
+		t.Fatal(err)
+	}
+	reported(index)
+	if web.ProxyDigest != first {
+		t.Errorf("without proxy-defaults the digest is %s, and was %s", web.ProxyDigest, first)
+	}
+}

@@ -82,11 +82,13 @@ func (x *Owner) GetNode() string {
 type Instance struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// id in Consul, unique on its agent.
-	Id            string      `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Owner         *Owner      `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	Namespace     string      `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Workload      string      `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
-	Service       *v1.Service `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	Id        string      `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Owner     *Owner      `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Namespace string      `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Workload  string      `protobuf:"bytes,4,opt,name=workload,proto3" json:"workload,omitempty"`
+	Service   *v1.Service `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	// proxy_digest is the one that the host knows of its proxy's configuration, or another text; empty: Sync reports none.
+	ProxyDigest   string `protobuf:"bytes,6,opt,name=proxy_digest,json=proxyDigest,proto3" json:"proxy_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -154,6 +156,13 @@ func (x *Instance) GetService() *v1.Service {
 		return x.Service
 	}
 	return nil
+}
+
+func (x *Instance) GetProxyDigest() string {
+	if x != nil {
+		return x.ProxyDigest
+	}
+	return ""
 }
 
 type RegisterRequest struct {
@@ -481,15 +490,19 @@ func (x *SyncResponse) GetChanges() []*Change {
 	return nil
 }
 
-// Change is one change that Sync made.
+// Change is one change that Sync made or found.
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// action is registered, removed, conflict: the id has the marks of another owner, and was left alone, or
-	// intentions-conflict: others have said who may call the service, and that was left alone.
+	// action is registered, removed, conflict: the id has the marks of another owner, and was left alone,
+	// intentions-conflict: others have said who may call the service, and that was left alone, or reconfigured: the
+	// configuration of its proxy in Consul, with what the central configuration adds, has another digest than the
+	// instance's.
 	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
 	// reason such as "missing" or "tags".
-	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// proxy_digest, where it was reconfigured.
+	ProxyDigest   string `protobuf:"bytes,4,opt,name=proxy_digest,json=proxyDigest,proto3" json:"proxy_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -541,6 +554,13 @@ func (x *Change) GetAction() string {
 func (x *Change) GetReason() string {
 	if x != nil {
 		return x.Reason
+	}
+	return ""
+}
+
+func (x *Change) GetProxyDigest() string {
+	if x != nil {
+		return x.ProxyDigest
 	}
 	return ""
 }
@@ -789,13 +809,14 @@ const file_pannier_plugin_registration_v1_registration_proto_rawDesc = "" +
 	"1pannier/plugin/registration/v1/registration.proto\x12\x1epannier.plugin.registration.v1\x1a pannier/service/v1/service.proto\"5\n" +
 	"\x05Owner\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12\x12\n" +
-	"\x04node\x18\x02 \x01(\tR\x04node\"\xc8\x01\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"\xeb\x01\n" +
 	"\bInstance\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12;\n" +
 	"\x05owner\x18\x02 \x01(\v2%.pannier.plugin.registration.v1.OwnerR\x05owner\x12\x1c\n" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkload\x18\x04 \x01(\tR\bworkload\x125\n" +
-	"\aservice\x18\x05 \x01(\v2\x1b.pannier.service.v1.ServiceR\aservice\"\x8b\x01\n" +
+	"\aservice\x18\x05 \x01(\v2\x1b.pannier.service.v1.ServiceR\aservice\x12!\n" +
+	"\fproxy_digest\x18\x06 \x01(\tR\vproxyDigest\"\x8b\x01\n" +
 	"\x0fRegisterRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12D\n" +
 	"\binstance\x18\x02 \x01(\v2(.pannier.plugin.registration.v1.InstanceR\binstance\"-\n" +
@@ -814,11 +835,12 @@ const file_pannier_plugin_registration_v1_registration_proto_rawDesc = "" +
 	"\await_ms\x18\x05 \x01(\x03R\x06waitMs\"f\n" +
 	"\fSyncResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12@\n" +
-	"\achanges\x18\x02 \x03(\v2&.pannier.plugin.registration.v1.ChangeR\achanges\"H\n" +
+	"\achanges\x18\x02 \x03(\v2&.pannier.plugin.registration.v1.ChangeR\achanges\"k\n" +
 	"\x06Change\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\tR\x06action\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x82\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12!\n" +
+	"\fproxy_digest\x18\x04 \x01(\tR\vproxyDigest\"\x82\x01\n" +
 	"\x10HeartbeatRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12:\n" +
 	"\x05beats\x18\x02 \x03(\v2$.pannier.plugin.registration.v1.BeatR\x05beats\"H\n" +
