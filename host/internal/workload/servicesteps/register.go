@@ -154,13 +154,14 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 // Renew makes the bootstrap of a running workload's service again where that was asked for. The file is replaced if it
 // differs.
 func (s *Steps) Renew(ctx context.Context, svc *Service) error {
+	wanted := false
+	svc.workload.View(func() { wanted = svc.Remake > 0 })
+	if !wanted {
+		return nil // also while its files are kept busy by a Consul that is away
+	}
 	svc.files.Lock()
 	defer svc.files.Unlock()
-	before, wanted := "", false
-	svc.workload.View(func() { before, wanted = svc.BootstrapSum, svc.Remake > 0 })
-	if !wanted {
-		return nil
-	}
+	before := svc.BootstrapSum
 	if err := s.Bootstrap(ctx, svc); err != nil {
 		return err
 	}
