@@ -187,6 +187,11 @@ traces {
   endpoint = "http://127.0.0.1:4318"
 }
 
+# Leaves out the metrics of single volumes, on hosts with very many. Each volume has some by default.
+metrics {
+  volumes = false
+}
+
 # Encrypts this host's copy of the ledger: head -c 32 /dev/urandom | base64
 ledger_encryption {
   key_file = "/etc/pannier/ledger.key" # default: in clear

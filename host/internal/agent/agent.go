@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver"
@@ -60,6 +61,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	a := &agent{
 		cfg: cfg, version: version, log: log, logs: logs, recent: recent, started: time.Now(), driversUp: make(chan struct{}),
 		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level, manager: manager,
+		metrics: prometheus.NewRegistry(),
 	}
 	a.blocks.Store(cfg)
 	if before != nil {
@@ -162,6 +164,7 @@ type agent struct {
 	upgrading sync.Mutex      // held by an upgrade
 	next      chan *successor // the program that is to replace this one
 	outcome   atomic.Pointer[handover.Outcome]
+	metrics   *prometheus.Registry
 	manager   *servicemanager.Manager   // nil: none has started this agent
 	yieldLead func(ctx context.Context) // makes another server lead, if this one does; nil: there is none
 

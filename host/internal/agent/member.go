@@ -187,6 +187,7 @@ func (m *member) fenced(ref claim.WorkloadRef, since boottime.Instant) string {
 // memberConfig is the API's configuration of a cluster's agent.
 func (m *member) memberConfig() apiserver.Config {
 	cfg := m.apiConfig()
+	m.measureMember()
 	cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = m.servers.Router, m.discovery, m.port, m.certs
 	return cfg
 }

@@ -11,8 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/credentials"
@@ -187,8 +185,9 @@ func (a *agent) openWorkloads(ctx context.Context) (err error) {
 func (a *agent) watchConditions(ctx context.Context) error {
 	m := &conditions.Monitor{
 		Node: a.cfg.Name, Mounted: a.workloads.Mounted, Ask: a.controllers.ConditionsHere,
-		Events: a.events, Log: a.log.Named("conditions"),
+		NoVolumes: !a.cfg.VolumeMetrics, Events: a.events, Log: a.log.Named("conditions"),
 	}
+	a.metrics.MustRegister(m)
 	a.closers.loop(ctx, m.Run)
 	return nil
 }
@@ -220,7 +219,7 @@ func (a *agent) apiConfig() apiserver.Config {
 	cfg := apiserver.Config{
 		Socket: a.cfg.Socket, CredentialsSocket: a.cfg.CredentialsSocket(), Group: a.cfg.SocketGroup,
 		HTTPAddress: net.JoinHostPort(a.cfg.BindAddr, strconv.Itoa(a.cfg.HTTPPort)),
-		Logger:      a.log.Named("api"), Metrics: prometheus.NewRegistry(),
+		Logger:      a.log.Named("api"), Metrics: a.metrics,
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
 		Reload: a.reload, Diagnosis: a.diagnosis, Monitor: a.monitor,
@@ -229,7 +228,8 @@ func (a *agent) apiConfig() apiserver.Config {
 		Workloads: a.workloads, Services: a.services, Tokens: a.tokens,
 		Events: a.events, Sealer: a.sealer, AuditPath: a.cfg.AuditPath,
 	}
-	cfg.Metrics.MustRegister(a.hosting, a.plugins)
+	a.metrics.MustRegister(a.hosting, a.plugins, a.workloads)
+	a.measureHost()
 	return cfg
 }
 

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,8 +96,14 @@ var (
 	pluginDesc         = desc("plugin_running", "Whether a plugin is running.", "plugin")
 	pluginRestartsDesc = desc("plugin_restarts_total", "Restarts of a plugin since the agent started.", "plugin")
 	leaderDesc         = desc("ledger_leader", "Whether this agent leads the cluster.")
-	indexDesc          = desc("ledger_applied_index", "Index of the last log entry in this agent's ledger.")
-	sizeDesc           = desc("ledger_size_bytes", "Size of this agent's ledger on disk.")
+	nodesDesc          = desc("nodes", "Nodes in the ledger by status.", "status")
+	oldestDesc         = desc("claim_release_stalled_seconds",
+		"How long the claim that has waited longest for the next step of its release has done so; 0: none waits.")
+	termDesc      = desc("ledger_term", "The ledger's term, which grows with each election.")
+	toleranceDesc = desc("ledger_failure_tolerance",
+		"How many more servers may fail before the ledger takes no changes; only the leader knows.")
+	indexDesc = desc("ledger_applied_index", "Index of the last log entry in this agent's ledger.")
+	sizeDesc  = desc("ledger_size_bytes", "Size of this agent's ledger on disk.")
 )
 
 // collectTimeout bounds reading the ledger for one scrape.
@@ -108,7 +115,8 @@ type collector struct{ *Server }
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		volumesDesc, claimsDesc, workloadsDesc, releasesDesc, triesDesc, driverDesc, driverRestartsDesc, pluginDesc,
-		pluginRestartsDesc, consulDesc, tokensDesc, leaderDesc, indexDesc, sizeDesc,
+		pluginRestartsDesc, consulDesc, tokensDesc, leaderDesc, termDesc, toleranceDesc, indexDesc, sizeDesc, nodesDesc,
+		oldestDesc,
 	} {
 		ch <- d
 	}
@@ -146,10 +154,16 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	stats := c.cfg.Ledger.Stats()
 	gauge(leaderDesc, bit(stats.Leader))
+	gauge(termDesc, float64(stats.Term))
 	gauge(indexDesc, float64(stats.AppliedIndex))
 	gauge(sizeDesc, float64(stats.Size))
 	ctx, cancel := context.WithTimeout(c.running, collectTimeout)
 	defer cancel()
+	if stats.Leader && c.cfg.Raft != nil {
+		if peers, err := c.cfg.Raft.Peers(ctx); err == nil {
+			gauge(toleranceDesc, float64(failureTolerance(peers)))
+		}
+	}
 	n, err := c.counts.read(ctx, c.cfg.Ledger)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded): // the ledger is not ready yet
@@ -161,6 +175,14 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		for state, n := range n.claims {
 			gauge(claimsDesc, float64(n), string(state))
 		}
+		for status, n := range n.nodes {
+			gauge(nodesDesc, float64(n), string(status))
+		}
+		stalled := 0.0
+		if !n.stalled.IsZero() {
+			stalled = max(time.Since(n.stalled).Seconds(), 0)
+		}
+		gauge(oldestDesc, stalled)
 	}
 }
 
@@ -176,6 +198,8 @@ type ledgerCounts struct {
 	volumes int
 	tokens  int
 	claims  map[claim.State]int // for every state
+	nodes   map[claim.NodeStatus]int
+	stalled time.Time // when the claim whose release has waited longest made its last step; zero: none waits
 }
 
 func (c ledgerCounts) total() (all, releasing int) {
@@ -215,7 +239,9 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 	if c.last.claims != nil && c.index == index {
 		return c.last, nil
 	}
-	now := ledgerCounts{claims: map[claim.State]int{}}
+	now := ledgerCounts{claims: map[claim.State]int{}, nodes: map[claim.NodeStatus]int{
+		claim.NodeReady: 0, claim.NodeDisconnected: 0, claim.NodeDown: 0,
+	}}
 	for _, s := range claim.States {
 		if s != claim.Freed {
 			now.claims[s] = 0
@@ -233,6 +259,16 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 		}
 		for _, c := range claims {
 			now.claims[c.State]++
+			if c.State.Releasing() && (now.stalled.IsZero() || c.ModifiedAt.Before(now.stalled)) {
+				now.stalled = c.ModifiedAt
+			}
+		}
+		nodes, err := tx.Nodes()
+		if err != nil {
+			return err
+		}
+		for _, n := range nodes {
+			now.nodes[cmp.Or(n.Status, claim.NodeReady)]++
 		}
 		tokens, err := tx.Tokens("")
 		now.tokens = len(tokens)

@@ -115,10 +115,19 @@ func (s operatorService) AutopilotHealth(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	voters, well := 0, 0
-	resp := &hostv1.AutopilotHealthResponse{Healthy: true, Peers: shownPeers(peers)}
+	resp := &hostv1.AutopilotHealthResponse{
+		Healthy: true, Peers: shownPeers(peers), FailureTolerance: int64(failureTolerance(peers)),
+	}
 	for _, p := range peers {
 		resp.Healthy = resp.Healthy && p.Healthy
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// failureTolerance is how many more voters may fail before there is no majority.
+func failureTolerance(peers []cluster.Peer) int {
+	voters, well := 0, 0
+	for _, p := range peers {
 		if p.Voter {
 			voters++
 			if p.Healthy {
@@ -126,9 +135,7 @@ func (s operatorService) AutopilotHealth(ctx context.Context,
 			}
 		}
 	}
-	// A majority of the voters is needed.
-	resp.FailureTolerance = int64(max(well-(voters/2+1), 0))
-	return connect.NewResponse(resp), nil
+	return max(well-(voters/2+1), 0)
 }
 
 // snapshotChunk is the size of a snapshot's messages, in bytes.

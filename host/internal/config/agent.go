@@ -58,6 +58,8 @@ type Agent struct {
 	AuditPath string `key:"audit"`
 	// TracesEndpoint is the base URL of the OTLP/HTTP collector of traces; empty: there is none.
 	TracesEndpoint string `key:"traces"`
+	// VolumeMetrics says that each mounted volume has metrics of its own.
+	VolumeMetrics bool `key:"metrics"`
 	// Plugins by name. Plugins in the directory without an entry run with the defaults.
 	Plugins []Plugin
 	// PluginSigning says whose plugins are run.
@@ -314,6 +316,7 @@ func defaults() *Agent {
 		Server:             Server{Enabled: true, BootstrapExpect: 1, Liveness: lease.Default},
 		Autopilot:          defaultAutopilot,
 		ACL:                ACL{SocketRoot: true},
+		VolumeMetrics:      true,
 		LeavePluginsOnStop: true,
 		GC: GC{
 			Interval:          5 * time.Minute,

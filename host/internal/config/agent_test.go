@@ -63,8 +63,8 @@ func TestAgentDefaults(t *testing.T) {
 			CleanupDeadServers: true, LastContactThreshold: 200 * time.Millisecond,
 			ServerStabilizationTime: 10 * time.Second,
 		},
-		ACL: ACL{SocketRoot: true},
-		GC:  GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour, 24 * time.Hour},
+		VolumeMetrics: true, ACL: ACL{SocketRoot: true},
+		GC: GC{5 * time.Minute, 5 * time.Minute, 24 * time.Hour, 24 * time.Hour, 24 * time.Hour},
 	}
 	if !reflect.DeepEqual(a, want) {
 		t.Fatalf("got  %+v\nwant %+v", a, want)

@@ -52,6 +52,7 @@ var (
 	aclFields       = fields{attrs: []string{"enabled", "socket_root"}}
 	auditFields     = fields{attrs: []string{"path"}}
 	tracesFields    = fields{attrs: []string{"endpoint"}}
+	metricsFields   = fields{attrs: []string{"volumes"}}
 	autopilotFields = fields{attrs: []string{
 		"cleanup_dead_servers", "last_contact_threshold",
 		"server_stabilization_time", "min_quorum",
@@ -93,6 +94,9 @@ func (l *loader) clusterBlocks(s *section, dir string) {
 	}
 	if block := s.one("traces"); block != nil {
 		s.inner(block, tracesFields).httpURL("endpoint", &a.TracesEndpoint)
+	}
+	if block := s.one("metrics"); block != nil {
+		s.inner(block, metricsFields).boolean("volumes", &a.VolumeMetrics)
 	}
 	l.autopilot(s)
 	if block := s.one("ledger_encryption"); block != nil {

@@ -170,6 +170,7 @@ var rootFields = fields{
 	},
 	blocks: []string{
 		"ports", "server", "gc", "tls", "acl", "audit", "autopilot", "ledger_encryption", "plugin_signing", "traces",
+		"metrics",
 	},
 	labelled: []string{"plugin", "csi_driver", "identity"},
 	named:    []string{"consul"},

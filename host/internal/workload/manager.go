@@ -65,6 +65,7 @@ type Manager struct {
 	reconciled chan struct{} // closed when the ledger was compared with the journal
 
 	failedTries atomic.Int64
+	took        stepMetrics
 	mountTable  mountTable
 
 	mu        sync.Mutex
@@ -111,6 +112,7 @@ func New(node string, layout mounts.Layout, j *journal.Journal, log hclog.Logger
 		bootID: process.BootID(), limits: defaultLimits,
 		reconciled: make(chan struct{}),
 		workloads:  map[claim.WorkloadRef]*instance{},
+		took:       newStepMetrics(),
 		volumes: &volumesteps.Steps{
 			Node: node, Layout: layout, Journal: j, Ledger: deps.Ledger, Lease: deps.Lease, Controller: deps.Controller,
 			Calls: deps.Calls, Secrets: deps.Secrets, ReadSecret: deps.ReadSecret, Events: deps.Events, Log: log,

@@ -45,26 +45,26 @@ const (
 )
 
 // beginStep notes that a step has begun, also in the trace, and returns its context and the function that ends it.
-func (i *instance) beginStep(ctx context.Context, name string, of subject, undo bool,
+func (r *run) beginStep(ctx context.Context, name string, of subject, undo bool,
 ) (_ context.Context, end func(state StepState, err error)) {
-	ctx, span := i.beginSpan(ctx, name, of, undo)
+	ctx, span := r.beginSpan(ctx, name, of, undo)
 	at := time.Now()
 	begun := Step{Name: name, Undo: undo}
 	of.label(&begun)
 	set := func(change func(s *Step)) {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		n := slices.IndexFunc(i.steps, func(s Step) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		n := slices.IndexFunc(r.steps, func(s Step) bool {
 			return s.Name == name && s.Volume == begun.Volume && s.Service == begun.Service && s.Undo == undo
 		})
 		if n < 0 {
-			n = len(i.steps)
-			i.steps = append(i.steps, begun)
+			n = len(r.steps)
+			r.steps = append(r.steps, begun)
 		}
-		change(&i.steps[n])
-		i.seq++
-		i.steps[n].seq = i.seq
-		i.changed.Notify()
+		change(&r.steps[n])
+		r.seq++
+		r.steps[n].seq = r.seq
+		r.changed.Notify()
 	}
 	set(func(s *Step) {
 		s.State, s.StartedAt, s.Took = StepRunning, at, 0
@@ -72,6 +72,7 @@ func (i *instance) beginStep(ctx context.Context, name string, of subject, undo 
 	})
 	return ctx, func(state StepState, err error) {
 		tracing.End(span, err)
+		r.m.took.observe(name, undo, err, time.Since(at))
 		set(func(s *Step) {
 			s.State, s.Took, s.Error, s.Note = state, time.Since(at), "", ""
 			if err != nil {

@@ -1,7 +1,8 @@
 // Package conditions watches the condition of the volumes that are mounted on this node, as their drivers report it
-// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth), and publishes an event when it changes.
+// (CSI spec, NodeGetVolumeHealth and ControllerGetVolumeHealth), and publishes an event when it changes. While the
+// metrics are read, it also asks how full the volumes are (NodeGetVolumeStats).
 //
-// Nothing is decided from a condition: it is for people. Only drivers that report conditions are asked.
+// Nothing is decided from a condition: it is for people. Only drivers that report these are asked.
 package conditions
 
 import (
@@ -27,6 +28,8 @@ const (
 	answerWithin = 10 * time.Second
 	// atOnce is how many volumes are asked about at the same time: three processes wake up for each question.
 	atOnce = 8
+	// readLately is how long after the metrics were read it is asked how full volumes are.
+	readLately = 5 * time.Minute
 )
 
 // The types of the events, of the topic "volume".
@@ -41,23 +44,41 @@ type Volume struct {
 	At mounts.Place
 }
 
-// Monitor watches the volumes of a node.
+// Answer is what the driver of a volume says of it. Node and Controller are what its node service and its controller
+// here report; nil: nothing.
+type Answer struct {
+	Node, Controller *storage.Condition
+	Usage            []storage.Usage
+}
+
+// Monitor watches the volumes of a node, and has their metrics.
 type Monitor struct {
 	// Node is this node's name.
 	Node string
 	// Mounted lists the volumes that are mounted here, each once.
 	Mounted func() []Volume
-	// Ask reads a volume's condition from the driver's node service and its controller here; nil: it says nothing.
-	Ask    func(ctx context.Context, v claim.Volume, at mounts.Place) (node, controller *storage.Condition, err error)
-	Events *events.Bus
-	Log    hclog.Logger
+	// Ask reads a volume's condition, and if wanted its usage.
+	Ask func(ctx context.Context, v claim.Volume, at mounts.Place, usage bool) (Answer, error)
+	// NoVolumes leaves out the metrics of single volumes.
+	NoVolumes bool
+	Events    *events.Bus
+	Log       hclog.Logger
 
+	mu    sync.Mutex
 	known map[source]storage.Condition
+	full  map[volumeKey][]storage.Usage
+	read  time.Time // the metrics, last
+}
+
+// volumeKey is a volume and its driver.
+type volumeKey struct {
+	claim.VolumeRef
+	driver string
 }
 
 // source is a part of a volume's driver that reports its condition.
 type source struct {
-	volume     claim.VolumeRef
+	volumeKey
 	controller bool
 }
 
@@ -77,7 +98,10 @@ func (m *Monitor) Run(ctx context.Context) {
 
 // look asks about each volume once. One without an answer keeps the condition that was last known.
 func (m *Monitor) look(ctx context.Context) {
-	now := map[source]storage.Condition{}
+	now, full := map[source]storage.Condition{}, map[volumeKey][]storage.Usage{}
+	m.mu.Lock()
+	usage := !m.NoVolumes && !m.read.IsZero() && time.Since(m.read) < readLately
+	m.mu.Unlock()
 	var mu sync.Mutex
 	var asked errgroup.Group
 	asked.SetLimit(atOnce)
@@ -85,23 +109,29 @@ func (m *Monitor) look(ctx context.Context) {
 		asked.Go(func() error {
 			ctx, cancel := context.WithTimeout(ctx, answerWithin)
 			defer cancel()
-			node, controller, err := m.Ask(ctx, v.Volume, v.At)
+			answer, err := m.Ask(ctx, v.Volume, v.At, usage)
 			mu.Lock()
 			defer mu.Unlock()
-			m.answered(v, node, controller, err, now)
+			m.answered(v, answer, err, now)
+			if len(answer.Usage) > 0 {
+				full[volumeKey{v.VolumeRef, v.PluginID}] = answer.Usage
+			}
 			return nil
 		})
 	}
 	_ = asked.Wait()
-	m.known = now
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.known, m.full = now, full
 }
 
 // answered adds the answer about one volume to what is known now.
-func (m *Monitor) answered(v Volume, node, controller *storage.Condition, err error, now map[source]storage.Condition) {
+func (m *Monitor) answered(v Volume, answer Answer, err error, now map[source]storage.Condition) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		m.Log.Debug("the condition of a volume is not known", "volume", v.VolumeRef, "error", err)
 	}
-	for from, c := range map[source]*storage.Condition{{v.VolumeRef, false}: node, {v.VolumeRef, true}: controller} {
+	key := volumeKey{v.VolumeRef, v.PluginID}
+	for from, c := range map[source]*storage.Condition{{key, false}: answer.Node, {key, true}: answer.Controller} {
 		before, known := m.known[from]
 		switch {
 		case c == nil && err != nil && known:

@@ -25,8 +25,8 @@ func TestChanges(t *testing.T) {
 	bus := events.New(0)
 	m := &Monitor{
 		Node: "n1", Events: bus, Log: hclog.NewNullLogger(), Mounted: func() []Volume { return mounted },
-		Ask: func(context.Context, claim.Volume, mounts.Place) (*storage.Condition, *storage.Condition, error) {
-			return node, controller, failed
+		Ask: func(context.Context, claim.Volume, mounts.Place, bool) (Answer, error) {
+			return Answer{Node: node, Controller: controller}, failed
 		},
 	}
 	for n, look := range []struct {

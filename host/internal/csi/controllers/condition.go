@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/conditions"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/sdk/storage"
@@ -26,27 +27,27 @@ func (c *Controllers) Condition(ctx context.Context, v claim.Volume) (condition 
 }
 
 // ConditionsHere reads the condition of a volume that is mounted at a place from the driver of this node: from its node
-// service, and from its controller if that is here too. nil: it reports none.
-func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mounts.Place) (node,
-	controller *storage.Condition, err error,
+// service, and from its controller if that is here too. With usage, also how full it is.
+func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mounts.Place, usage bool) (
+	answer conditions.Answer, err error,
 ) {
 	err = c.cfg.Calls.Call(ctx, v.PluginID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
-		if n := d.Fingerprint.Node; n != nil && n.VolumeStats && n.VolumeCondition {
+		if n := d.Fingerprint.Node; n != nil && n.VolumeStats && (n.VolumeCondition || usage) {
 			target, staging := translate(d, at)
 			var stats storage.Stats
 			stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{
 				Volume: drivers.StorageVolume(v, v.Modes()), VolumePath: target, StagingPath: staging,
 			})
-			node = stats.Condition
+			answer.Node, answer.Usage = stats.Condition, stats.Usage
 		}
 		if c := d.ForController(); c.Healthy && c.Fingerprint.Controller != nil && c.Fingerprint.Controller.VolumeCondition {
 			var failed error
-			controller, failed = getCondition(ctx, s, c, v)
+			answer.Controller, failed = getCondition(ctx, s, c, v)
 			err = errors.Join(err, failed)
 		}
 		return err
 	})
-	return node, controller, done(reading(v), v.PluginID, err)
+	return answer, done(reading(v), v.PluginID, err)
 }
 
 func reading(v claim.Volume) string {

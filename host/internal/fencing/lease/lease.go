@@ -85,6 +85,16 @@ func (l *Lease) valid() error {
 	return fmt.Errorf("%w%s: %s; check that the servers can be reached: pannier server members", ErrNoLease, since, l.why)
 }
 
+// Left is how long the lease lasts; 0: there is none.
+func (l *Lease) Left() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return 0
+	}
+	return max(l.left(), 0)
+}
+
 // Epoch counts the leases of this process of the agent. While it stays the same, the servers cannot have released a
 // claim of this node. Before a claim that was checked in another epoch is used, it must be compared with the ledger.
 // It is always 0 on a standalone host.

@@ -93,7 +93,10 @@ func (c *Conn) intercept(ctx context.Context, method string, req, reply any, cc 
 	defer span.End()
 	err := invoke(ctx, method, req, reply, cc,
 		append(opts, grpc.Peer(&to), grpc.Header(&header), grpc.Trailer(&trailer))...)
-	c.logCall(info, method, req, reply, err, time.Since(started))
+	took := time.Since(started)
+	callsTotal.Add(1, info.op.Driver, path.Base(method), status.Code(err).String())
+	callDuration.Observe(took.Seconds(), info.op.Driver, path.Base(method))
+	c.logCall(info, method, req, reply, err, took)
 	failed := &callError{
 		method: method,
 		status: status.Convert(err),
@@ -126,6 +129,14 @@ func (c *Conn) countDeath(info *call, what deadly, ended *callError, connection 
 		}
 	}
 }
+
+// The host serves them with its own metrics.
+var (
+	callsTotal = sdk.NewCounter("csi_calls_total", "CSI calls to a driver that have ended, by gRPC code.",
+		"driver", "rpc", "code")
+	callDuration = sdk.NewHistogram("csi_call_duration_seconds", "Duration of the CSI calls to a driver.",
+		[]float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30, 120}, "driver", "rpc")
+)
 
 // logCall writes one line for an RPC: at debug its name and result, at trace also the messages. The driver's error
 // text is not logged, because it is returned.
