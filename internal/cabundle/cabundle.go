@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// Files are the path itself, or the files in it in the order of their names if it is a directory. Folders in it are left
-// out.
+// Files are the path itself, or the files in it in the order of their names if it is a directory. Folders in it are
+// left out.
 func Files(path string) (all []string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -98,8 +98,8 @@ const (
 	Conflict   Action = "conflict"
 	// IntentionsConflict: others have said who may call the service, and that was left alone.
 	IntentionsConflict Action = "intentions-conflict"
-	// Reconfigured: the catalog's configuration of the instance's proxy, with what Consul's proxy-defaults add, has another
-	// digest than the instance. It is reported each time; a plugin need not do it.
+	// Reconfigured: the catalog's configuration of the instance's proxy, with what Consul's proxy-defaults add, has
+	// another digest than the instance. It is reported each time; a plugin need not do it.
 	Reconfigured Action = "reconfigured"
 )
 

@@ -79,11 +79,11 @@ func inspectionError(tokens []*hostv1.InspectedToken) error {
 	switch {
 	case is("gone"):
 		return &hintError{
-			errors.New("Consul does not know a token"),
+			errors.New("a token is not known to Consul"),
 			"that of a running workload is replaced within five minutes; pannier workload status says if that fails",
 		}
 	case is("unknown"):
-		return errors.New("Consul could not be asked about a token")
+		return errors.New("a token could not be looked up: Consul does not answer")
 	case is("none"):
 		return errors.New("a service has no token yet, or Consul has ACLs disabled")
 	}

@@ -142,8 +142,8 @@ func (r *serviceReader) service(in *section, at, label string) (s service.Servic
 	return s
 }
 
-// gatewayPort gives a terminating gateway without a port the one with its name as label, which is a free one of the node
-// if the network block has none of that label.
+// gatewayPort gives a terminating gateway without a port the one with its name as label, which is a free one of the
+// node if the network block has none of that label.
 func (r *serviceReader) gatewayPort(s *service.Service) {
 	needs := s.Port == "" && s.Connect != nil && s.Connect.Gateway != nil && s.Connect.Gateway.Terminating != nil
 	if !needs || service.CheckLabel(s.Name) != nil {

@@ -36,11 +36,15 @@ func proxied(upstreams map[string]int, statsd string) Spec {
 // freePorts are ports that nobody has at the moment.
 func freePorts(t *testing.T, n int) (all []int) {
 	t.Helper()
+	var found []net.Listener
 	for range n {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		check.NoError(t, err)
-		defer l.Close() // once all are found
+		found = append(found, l)
 		all = append(all, l.Addr().(*net.TCPAddr).Port)
+	}
+	for _, l := range found {
+		check.NoError(t, l.Close())
 	}
 	return all
 }

@@ -24,9 +24,9 @@ func (m *Manager) Instances() map[string][]registration.Instance {
 	return out
 }
 
-// Reconfigured says that Consul's configuration of a service's proxy, with what the proxy-defaults add, has another digest
-// than Instances says. The bootstrap is made again, unless it will be made with this configuration anyway, or a host that
-// knew no digests has made it: a new host restarts no proxy.
+// Reconfigured says that Consul's configuration of a service's proxy, with what the proxy-defaults add, has another
+// digest than Instances says. The bootstrap is made again, unless it will be made with this configuration anyway, or
+// a host that knew no digests has made it: a new host restarts no proxy.
 func (m *Manager) Reconfigured(consul, id, digest string) {
 	for _, i := range m.all() {
 		i.eachRegistered(func(s *servicesteps.Service) {

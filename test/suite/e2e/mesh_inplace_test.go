@@ -25,8 +25,8 @@ func statsdBlock(url string) string {
 	return fmt.Sprintf("          config {\n            envoy_statsd_url = %q\n          }\n", url)
 }
 
-// The upstreams and the proxy of a program that runs are changed: Envoy's stream gets the upstreams from Consul, and only
-// a bootstrap that is different restarts the sidecar. The program is not touched.
+// The upstreams and the proxy of a program that runs are changed: Envoy's stream gets the upstreams from Consul, and
+// only a bootstrap that is different restarts the sidecar. The program is not touched.
 func TestMeshChangesInPlace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")
@@ -85,8 +85,8 @@ func TestMeshChangesInPlace(t *testing.T) {
 	m.nothingInMesh()
 }
 
-// The proxy-defaults in Consul change, while the agent runs, when it is killed, and while it is down: the bootstrap is made
-// again and the sidecar restarted, but not where they change nothing of it.
+// The proxy-defaults in Consul change, while the agent runs, when it is killed, and while it is down: the bootstrap is
+// made again and the sidecar restarted, but not where they change nothing of it.
 func TestMeshProxyDefaultsInPlace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")

@@ -200,7 +200,7 @@ func TestMeshTokenInspect(t *testing.T) {
 		m.proxy.Up(t)
 		_, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(accessor, nil)
 		check.NoError(t, err)
-		m.Refused(1, []string{accessor, "gone", "Consul does not know a token"}, "token", "inspect", "w")
+		m.Refused(1, []string{accessor, "gone", "a token is not known to Consul"}, "token", "inspect", "w")
 		m.Run("workload", "stop", spec)
 		m.nothingAtAll()
 	})

@@ -47,7 +47,7 @@ func (a *agent) setIntentions(ctx context.Context, name, holder string, sources 
 		if err != nil {
 			return false, nil, consul.Error(err, a.consul, "write the intentions of service %q", name)
 		}
-		done := true
+		var done bool
 		switch {
 		case p.remove:
 			done, _, err = entries.DeleteCAS(api.ServiceIntentions, name, have.ModifyIndex, write(ctx))

@@ -142,10 +142,12 @@ func planIntentions(name string, have *api.ServiceIntentionsConfigEntry, holder 
 	var before shares
 	want := api.ServiceIntentionsConfigEntry{Kind: api.ServiceIntentions, Name: name}
 	if have != nil {
-		ok := false
-		if before, ok = unpackShares(have.Meta); !ok && len(sources) > 0 {
+		var ok bool
+		before, ok = unpackShares(have.Meta)
+		switch {
+		case !ok && len(sources) > 0:
 			return p, foreignIntentions(name)
-		} else if !ok {
+		case !ok:
 			return p, nil
 		}
 		want = *have

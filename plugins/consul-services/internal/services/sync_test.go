@@ -547,8 +547,8 @@ func TestAnotherOwner(t *testing.T) {
 	}
 }
 
-// TestReconfigured changes the proxy-defaults while a pass waits: it reports the digest of each proxy that they change, and
-// as long as the host has another one.
+// TestReconfigured changes the proxy-defaults while a pass waits: it reports the digest of each proxy that they
+// change, and as long as the host has another one.
 func TestReconfigured(t *testing.T) {
 	t.Parallel()
 	r := start(t, policy, consul.Options{})

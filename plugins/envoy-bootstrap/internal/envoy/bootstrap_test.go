@@ -250,7 +250,8 @@ func TestPrometheus(t *testing.T) {
 	}
 }
 
-// TestFieldsOfLater checks that a template may have fields that only a later Envoy knows, and that the others are checked.
+// TestFieldsOfLater checks that a template may have fields that only a later Envoy knows, and that the others are
+// checked.
 func TestFieldsOfLater(t *testing.T) {
 	out, err := Bootstrap(proxy(map[string]any{keyTemplate: `{"node": {"id": "{{ .ProxyID }}", "later": 1}, "even": ["later"]}`}))
 	check.NoError(t, err)

@@ -42,8 +42,8 @@ func scrapeOf(p Proxy) (s scrape, err error) {
 	return s, nil
 }
 
-// prometheusOf returns the listener for Prometheus, and adds the secrets that it serves TLS with; without a bind there is
-// none.
+// prometheusOf returns the listener for Prometheus, and adds the secrets that it serves TLS with; without a bind there
+// is none.
 func prometheusOf(b *bootstrapv3.Bootstrap, p Proxy) (adminEndpoint, error) {
 	bind, err := bindOf(p, keyPrometheusBind)
 	if err != nil || bind == (Endpoint{}) {

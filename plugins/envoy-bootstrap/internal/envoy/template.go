@@ -63,8 +63,8 @@ func fromTemplate(p Proxy, text string, own *bootstrapv3.Bootstrap) ([]byte, err
 	return b, nil
 }
 
-// render checks what the template gives. Fields that are unknown here are kept, since the operator's Envoy may know them:
-// the result is then the text of the template.
+// render checks what the template gives. Fields that are unknown here are kept, since the operator's Envoy may know
+// them: the result is then the text of the template.
 func render(t *template.Template, args templateArgs) ([]byte, error) {
 	var text bytes.Buffer
 	if err := t.Execute(&text, args); err != nil {

@@ -86,8 +86,8 @@ func diffBootstraps(t *testing.T, theirs, ours []byte) []diff {
 	return append(diffs, diffTrees("", canonical(t, "Consul's", theirs), canonical(t, "our", ours))...)
 }
 
-// canonical parses a bootstrap strictly and returns every field that has a value. One with unknown fields is returned as
-// it is.
+// canonical parses a bootstrap strictly and returns every field that has a value. One with unknown fields is returned
+// as it is.
 func canonical(t *testing.T, whose string, text []byte) any {
 	t.Helper()
 	var b bootstrapv3.Bootstrap
