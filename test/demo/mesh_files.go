@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 )
 
 // greeting is the answer of db.
@@ -58,18 +59,6 @@ tls {
 }
 performance {
   raft_multiplier = 1
-}
-`
-
-const nodePolicy = `
-service_prefix "" {
-  policy = "write"
-}
-node_prefix "" {
-  policy = "read"
-}
-agent_prefix "" {
-  policy = "read"
 }
 `
 
@@ -159,9 +148,9 @@ const webSpec = `workload "web" {
 }
 `
 
-// ports are the loopback ports of the demo's Consul, and the port at which web reaches db.
+// ports are the loopback ports of the demo's Consul, and those at which web reaches db.
 type ports struct {
-	https, grpcTLS, server, serfLAN, upstream int
+	https, grpcTLS, server, serfLAN, upstream, moved int
 }
 
 // freePorts returns unused ports. All of them are held until the last one is found.
@@ -172,7 +161,7 @@ func freePorts() (p ports, err error) {
 			_ = l.Close()
 		}
 	}()
-	for _, port := range []*int{&p.https, &p.grpcTLS, &p.server, &p.serfLAN, &p.upstream} {
+	for _, port := range []*int{&p.https, &p.grpcTLS, &p.server, &p.serfLAN, &p.upstream, &p.moved} {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
 		if err != nil {
 			return p, fmt.Errorf("find a free port: %w", err)
@@ -187,6 +176,7 @@ func freePorts() (p ports, err error) {
 func (h *host) writeMeshFiles(plugins string, p ports) error {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
+	const port = "    port = \"http\"\n"
 	management := fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 	return errors.Join(
 		// Consul's proxies run as an unprivileged user and must be able to execute the programs in bin.
@@ -194,9 +184,10 @@ func (h *host) writeMeshFiles(plugins string, p ports) error {
 		os.Mkdir(h.path("bin"), 0o755),
 		h.writeFile("management.token", management),
 		h.writeFile("consul.hcl", fmt.Sprintf(consulConfig, p.https, p.grpcTLS, p.server, p.serfLAN, management)),
-		h.writeFile("node-policy.hcl", nodePolicy),
 		h.writeFile("agent.hcl", fmt.Sprintf(meshAgentConfig, plugins, p.https, h.path("sids.token"))),
 		h.writeFile("db.hcl", dbSpec),
+		h.writeFile("open.hcl", strings.Replace(dbSpec, port, port+"    intentions = [\"web\"]\n", 1)),
 		h.writeFile("web.hcl", fmt.Sprintf(webSpec, p.upstream)),
+		h.writeFile("moved.hcl", fmt.Sprintf(webSpec, p.moved)),
 	)
 }

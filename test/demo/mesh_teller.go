@@ -151,6 +151,17 @@ func (s *meshTeller) startConsul() {
 	s.until("consul catalog nodes", "demo")
 }
 
+func (s *meshTeller) killConsul() {
+	s.do(func() error {
+		fmt.Printf("$ kill -KILL %d\n", s.consul.Process.Pid)
+		if err := s.consul.Process.Kill(); err != nil {
+			return err
+		}
+		_ = s.consul.Wait() // by the signal
+		return nil
+	})
+}
+
 func (s *meshTeller) stopConsul() {
 	s.do(func() error {
 		fmt.Printf("$ kill -TERM %d\n", s.consul.Process.Pid)

@@ -160,11 +160,21 @@ func (s *teller) ticksNow(cmd *exec.Cmd, n int) error {
 
 // end asks a background command to end and waits for it.
 func (s *teller) end(cmd *exec.Cmd) {
+	s.signal(cmd)
+	s.ended(cmd)
+}
+
+// signal begins to end a workload.
+func (s *teller) signal(cmd *exec.Cmd) {
 	s.do(func() error {
 		fmt.Printf("$ kill -TERM %d\n", cmd.Process.Pid)
-		if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-			return err
-		}
+		return cmd.Process.Signal(unix.SIGTERM)
+	})
+}
+
+// ended waits until a workload has ended by its signal.
+func (s *teller) ended(cmd *exec.Cmd) {
+	s.do(func() error {
 		err := cmd.Wait()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 128+int(unix.SIGTERM) {
