@@ -42,8 +42,8 @@ var plugins = []mutant{
 	{
 		name: "intentions-of-others", promise: "intentions that others have written are never changed or removed",
 		file: "plugins/consul-services/internal/services/shares.go",
-		old:  "		if before, ok = unpackShares(have.Meta); !ok && len(sources) > 0 {\n",
-		new:  "		if before, ok = unpackShares(have.Meta); !ok && len(sources) > 0 && have.JWT != nil {\n",
+		old:  "		case !ok && len(sources) > 0:\n",
+		new:  "		case !ok && len(sources) > 0 && have.JWT != nil:\n",
 		pkg:  "./plugins/consul-services/internal/services", run: "^TestIntentions$",
 	},
 	{

@@ -196,7 +196,7 @@ func TestMeshTokenInspect(t *testing.T) {
 			t.Errorf("a valid token is shown as\n%s", out)
 		}
 		m.proxy.Down()
-		m.Refused(1, []string{accessor, "unknown", "connection refused", "could not be asked"}, "token", "inspect", spec)
+		m.Refused(1, []string{accessor, "unknown", "connection refused", "could not be looked up"}, "token", "inspect", spec)
 		m.proxy.Up(t)
 		_, err := m.consul.Client(m.consul.Management).ACL().TokenDelete(accessor, nil)
 		check.NoError(t, err)
