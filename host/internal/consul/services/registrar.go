@@ -31,6 +31,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/internal/refusal"
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -137,23 +138,12 @@ func (r *Registrar) Register(ctx context.Context, consul string, i registration.
 			}
 		}
 		if proxyID, err = c.Register(ctx, k.consul, i); err != nil && len(i.Service.Intentions) > 0 {
-			return status.Error(afterIntentions(status.Code(err)), status.Convert(err).Message())
+			return refusal.AfterEffect(err) // the intentions are written
 		}
 		return err
 	})
 	k.registered(i, err)
 	return proxyID, err
-}
-
-// afterIntentions is the code of a registration that has failed when its intentions were written: it must be undone,
-// also where the registration itself was refused.
-func afterIntentions(code codes.Code) codes.Code {
-	switch code {
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
-		return codes.Internal
-	default:
-		return code
-	}
 }
 
 // SetIntentions makes what Consul says about callers of a service include the instance's intentions, or none of them

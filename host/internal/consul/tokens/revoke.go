@@ -11,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/internal/refusal"
 	"github.com/pannier/pannier/sdk/identity"
 )
 
@@ -85,10 +86,10 @@ func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone
 	if secret != "" || !a.byLogin(t) {
 		return err == nil, err
 	}
-	switch status.Code(err) {
-	case codes.OK:
+	switch code := status.Code(err); {
+	case code == codes.OK:
 		return t.Accessor != "" || over(t), nil
-	case codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument:
+	case refusal.Is(code):
 		return over(t), nil
 	default:
 		return false, err

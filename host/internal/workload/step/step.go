@@ -14,6 +14,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/internal/refusal"
 )
 
 // Progress is how far a step has come. A step without progress has nothing to undo.
@@ -107,12 +108,7 @@ func Definite(err error) bool {
 	if c, ok := errcode.Of(err); ok {
 		code = codes.Code(c)
 	}
-	switch code {
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
-		return true
-	default:
-		return false
-	}
+	return refusal.Is(code)
 }
 
 // Sleep waits for d, or until ctx ends, and returns the cause of that.

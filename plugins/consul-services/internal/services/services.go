@@ -54,6 +54,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/internal/refusal"
 	"github.com/pannier/pannier/plugins/internal/consul"
 	"github.com/pannier/pannier/sdk/registration"
 	"github.com/pannier/pannier/sdk/service"
@@ -117,27 +118,16 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	}
 	if w.sidecar == nil && there[i.ID+sidecarSuffix] != nil { // an earlier registration had one
 		if err := agent.deregister(ctx, i.ID+sidecarSuffix); err != nil {
-			return "", registered(err)
+			return "", refusal.AfterEffect(err) // it is registered
 		}
 	}
 	if i.Service.EnableTagOverride {
 		s.remember(c, i.ID, i.Service.Tags)
 		if err := s.settleTags(ctx, agent, i); err != nil {
-			return "", registered(err)
+			return "", refusal.AfterEffect(err) // it is registered
 		}
 	}
 	return w.proxyID(), nil
-}
-
-// registered changes the code of an error after which the service is registered: with the codes of a refusal the host
-// would not deregister it.
-func registered(err error) error {
-	switch s := status.Convert(err); s.Code() {
-	case codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
-		return status.Error(codes.Internal, s.Message())
-	default:
-		return err
-	}
 }
 
 // Deregister implements registration.Registration.
