@@ -53,17 +53,19 @@ func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	abnormal := map[volumeKey]float64{}
+	abnormal := map[volumeKey]bool{} // by its node service or its controller
 	for from, c := range m.known {
-		if abnormal[from.volumeKey] += 0; c.Abnormal {
-			abnormal[from.volumeKey] = 1
-		}
+		abnormal[from.volumeKey] = abnormal[from.volumeKey] || c.Abnormal
 	}
 	sum := 0.0
 	for v, is := range abnormal {
-		sum += is
+		value := 0.0
+		if is {
+			value = 1
+		}
+		sum += value
 		if !m.NoVolumes {
-			gauge(abnormalDesc, is, v.Namespace, v.ID, v.driver)
+			gauge(abnormalDesc, value, v.Namespace, v.ID, v.driver)
 		}
 	}
 	gauge(abnormalsDesc, sum)

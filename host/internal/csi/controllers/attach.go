@@ -195,12 +195,17 @@ func (c *Controllers) ExpandNode(ctx context.Context, v claim.Volume, at mounts.
 func (c *Controllers) Stats(ctx context.Context, v claim.Volume, at mounts.Place) (stats storage.Stats, err error) {
 	doing := fmt.Sprintf("read the usage of volume %q at %s", v.VolumeRef, at.Target)
 	err = c.callHere(ctx, doing, v.PluginID, func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-		target, staging := translate(d, at)
-		// NodeGetVolumeStats takes no secrets.
-		volume := drivers.StorageVolume(v, v.Modes())
-		stats, err = s.VolumeStats(ctx, d.Ref(),
-			storage.StatsRequest{Volume: volume, VolumePath: target, StagingPath: staging})
+		stats, err = volumeStats(ctx, s, d, v, at)
 		return err
 	})
 	return stats, err
+}
+
+func volumeStats(ctx context.Context, s storage.Client, d drivers.Driver, v claim.Volume, at mounts.Place,
+) (storage.Stats, error) {
+	target, staging := translate(d, at)
+	return s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{
+		// NodeGetVolumeStats takes no secrets.
+		Volume: drivers.StorageVolume(v, v.Modes()), VolumePath: target, StagingPath: staging,
+	})
 }

@@ -33,11 +33,8 @@ func (c *Controllers) ConditionsHere(ctx context.Context, v claim.Volume, at mou
 ) {
 	err = c.cfg.Calls.Call(ctx, v.PluginID, 0, func(ctx context.Context, s storage.Client, d drivers.Driver) (err error) {
 		if n := d.Fingerprint.Node; n != nil && n.VolumeStats && (n.VolumeCondition || usage) {
-			target, staging := translate(d, at)
 			var stats storage.Stats
-			stats, err = s.VolumeStats(ctx, d.Ref(), storage.StatsRequest{
-				Volume: drivers.StorageVolume(v, v.Modes()), VolumePath: target, StagingPath: staging,
-			})
+			stats, err = volumeStats(ctx, s, d, v, at)
 			answer.Node, answer.Usage = stats.Condition, stats.Usage
 		}
 		if c := d.ForController(); c.Healthy && c.Fingerprint.Controller != nil && c.Fingerprint.Controller.VolumeCondition {
