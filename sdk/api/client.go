@@ -103,10 +103,7 @@ func New(address string, options ...Option) (*Client, error) {
 			return conn, nil
 		}
 	}
-	httpClient := doer{client: &http.Client{Transport: transport}}
-	if network == "unix" || secure {
-		httpClient.token = set.token
-	}
+	httpClient := doer{client: &http.Client{Transport: transport}, private: network == "unix" || secure, token: set.token}
 	return newClient(httpClient, baseURL, set.interceptors...), nil
 }
 
@@ -114,7 +111,7 @@ func New(address string, options ...Option) (*Client, error) {
 func NewOver(dial func(ctx context.Context) (net.Conn, error)) *Client {
 	protocols := &http.Protocols{}
 	protocols.SetUnencryptedHTTP2(true)
-	return newClient(doer{client: &http.Client{Transport: &http.Transport{
+	return newClient(doer{private: true, client: &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		Protocols:   protocols,
 	}}}, "http://pannier")
@@ -171,14 +168,29 @@ func parseAddress(address string) (network, target, baseURL string, err error) {
 	return "tcp", net.JoinHostPort(u.Hostname(), port), u.Scheme + "://" + u.Host, nil
 }
 
+type callerKey struct{}
+
+// WithCaller has calls with the returned context made for somebody else, with the secret of that caller's ACL token in
+// place of the client's own. Empty: the caller has none, and may do what everyone may. A front door calls so for its
+// users, who have no part in its own rights then.
+func WithCaller(ctx context.Context, secret string) context.Context {
+	return context.WithValue(ctx, callerKey{}, secret)
+}
+
 // doer adds the token to each call, and removes net/http's wrapping of UnreachableError, whose text is complete.
 type doer struct {
-	client *http.Client
-	token  string
+	client  *http.Client
+	private bool // nobody else can read what is sent
+	token   string
 }
 
 func (d doer) Do(req *http.Request) (*http.Response, error) {
-	if d.token != "" {
+	caller, other := req.Context().Value(callerKey{}).(string)
+	switch {
+	case !d.private:
+	case other:
+		req.Header.Set(TokenHeader, caller)
+	case d.token != "":
 		req.Header.Set(TokenHeader, d.token)
 	}
 	resp, err := d.client.Do(req)

@@ -132,7 +132,32 @@ func (s *Server) shownDriver(ctx context.Context, id string) (*hostv1.Driver, er
 	if missing != nil && !s.elsewhere(known) {
 		return nil, missing
 	}
-	return mergedDriver(here, missing == nil, known), nil
+	shown := mergedDriver(here, missing == nil, known)
+	for _, node := range slices.Sorted(maps.Keys(known.Nodes)) {
+		shown.OnNodes = append(shown.OnNodes, driverOnNode(node, known.Nodes[node]))
+	}
+	return shown, nil
+}
+
+// driverOnNode shows what a node has reported of a driver.
+func driverOnNode(node string, d claim.NodeDriver) *hostv1.DriverOnNode {
+	controller := d.ForController()
+	shown := &hostv1.DriverOnNode{
+		Node: node, Type: string(d.Type), Healthy: d.Healthy, Message: d.Message,
+		ControllerHealthy: controller.Healthy, ControllerMessage: controller.Message,
+		Provider: d.Provider, ProviderVersion: d.Version, NodeId: d.NodeID, MaxVolumes: d.MaxVolumes,
+		Topology: maps.Clone(d.Topology), UpdatedAt: timestamp(d.UpdatedAt),
+	}
+	if d.Controller != nil {
+		shown.ControllerCapabilities = controllerCapabilities((*storage.ControllerCapabilities)(d.Controller))
+	}
+	if c := d.Node; c != nil {
+		shown.NodeCapabilities = nodeCapabilities(&storage.NodeCapabilities{
+			StageUnstage: c.StageUnstage, VolumeStats: c.VolumeStats, Expand: c.Expand, VolumeCondition: c.VolumeCondition,
+			SingleNodeMultiWriter: c.SingleNodeMultiWriter, VolumeMountGroup: c.VolumeMountGroup,
+		})
+	}
+	return shown
 }
 
 // shownDrivers returns the drivers of this node and, on a server, of all others.
@@ -181,7 +206,8 @@ func mergedDriver(here drivers.Driver, isHere bool, known claim.Driver) *hostv1.
 		Id: known.ID, Provider: known.Provider, ProviderVersion: known.Version,
 		ControllersHealthy: int64(known.ControllersHealthy), ControllersExpected: int64(known.ControllersExpected),
 		NodesHealthy: int64(known.NodesHealthy), NodesExpected: int64(known.NodesExpected),
-		Message: "it is not on this node",
+		Message:     "it is not on this node",
+		ModifyIndex: known.ModifyIndex, ModifiedAt: timestamp(known.ModifiedAt),
 	}
 	if !isHere {
 		return shown

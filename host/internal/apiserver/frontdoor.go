@@ -13,8 +13,9 @@ import (
 )
 
 // ServePlugin serves a request that came over a plugin's own connection: a front door's. secret is the plugin's token;
-// a request that has a token, such as that of the door's user, keeps it. The plugin has no rights but the token's,
-// whichever user it runs as. Requests end with Close as all others do.
+// a request that has a token, such as that of the door's user, keeps it, and so does one whose token is empty, which is
+// that of a user without one. The plugin has no rights but the token's, whichever user it runs as. Requests end with
+// Close as all others do.
 func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, secret string) {
 	leave, ok := s.doors.enter()
 	if !ok {
@@ -29,7 +30,7 @@ func (s *Server) ServePlugin(w http.ResponseWriter, r *http.Request, plugin, sec
 	for _, agents := range []string{forwardedHeader, callHeader} {
 		r.Header.Del(agents)
 	}
-	if secret != "" && r.Header.Get(api.TokenHeader) == "" {
+	if _, ofUser := r.Header[api.TokenHeader]; secret != "" && !ofUser {
 		r.Header.Set(api.TokenHeader, secret)
 	}
 	s.api.Handler.ServeHTTP(w, r)

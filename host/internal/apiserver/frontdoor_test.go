@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -15,13 +17,16 @@ import (
 // throughPlugin returns a client whose calls come from a plugin with that secret.
 func (h *host) throughPlugin(t *testing.T, secret string) *api.Client {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.ServePlugin(w, r, "page", secret)
 	}))
+	server.Config.Protocols = &http.Protocols{}
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
 	t.Cleanup(server.Close)
-	client, err := api.New(server.URL)
-	check.NoError(t, err)
-	return client
+	return api.NewOver(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
 }
 
 // A front door has the rights of its token. That its process is root's, and that it writes what agents write into
@@ -73,6 +78,14 @@ func TestAFrontDoorAsksForMore(t *testing.T) {
 	req.Header().Set(api.TokenHeader, mustCreate(t, h, "user", `namespace "till" { policy = "read" }`))
 	_, err := page.Volumes.ListVolumes(h.ctx, req)
 	check.NoError(t, err)
+
+	// A user without a token has no part in the door's rights, but in those of everybody.
+	ctx := api.WithCaller(h.ctx, "")
+	_, err = page.Volumes.ListVolumes(ctx, request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+	wantError(t, err, connect.CodePermissionDenied)
+	_, err = page.Volumes.ListVolumes(api.WithCaller(h.ctx, mustCreate(t, h, "other", `namespace "till" { policy = "read" }`)),
+		request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+	wantError(t, err, connect.CodePermissionDenied, "csi-list-volume")
 
 	check.NoError(t, h.Close())
 	_, err = page.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "shop"}))

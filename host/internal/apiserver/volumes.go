@@ -32,17 +32,21 @@ func (s volumeService) GetVolume(ctx context.Context,
 	}
 	var v claim.Volume
 	var claims []claim.Claim
-	meta, err := s.read(ctx, req.Msg, []state.Topic{state.TopicVolume(ref), state.TopicClaims(ref)},
-		func(tx *state.ReadTx) (err error) {
-			v, claims, err = volumeAndClaims(tx, ref)
-			return err
-		})
+	var driver claim.Driver
+	meta, err := s.read(ctx, req.Msg, []state.Topic{
+		state.TopicVolume(ref), state.TopicClaims(ref), state.TopicDrivers,
+	}, func(tx *state.ReadTx) (err error) {
+		if v, claims, err = volumeAndClaims(tx, ref); err == nil {
+			driver, err = driverOf(tx, v)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	seen := s.look(ctx, v, claims)
 	return connect.NewResponse(&hostv1.GetVolumeResponse{
-		Volume: s.shownVolume(v, claims), Usage: seen.usage(), Conditions: seen.conditions(),
+		Volume: showDriver(s.shownVolume(v, claims), driver), Usage: seen.usage(), Conditions: seen.conditions(),
 		Meta: meta,
 	}), nil
 }
@@ -65,8 +69,9 @@ func (s volumeService) ListVolumes(ctx context.Context,
 	}
 	resp := &hostv1.ListVolumesResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes}, allClaims...),
+	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, allClaims...),
 		func(tx *state.ReadTx) error {
+			drivers := map[string]claim.Driver{}
 			volumes, _, err := tx.Volumes(query)
 			if err == nil && len(volumes) == 0 && query.Driver != "" {
 				err = s.checkDriver(ctx, tx, query.Driver)
@@ -79,14 +84,41 @@ func (s volumeService) ListVolumes(ctx context.Context,
 				if err != nil {
 					return err
 				}
-				if node := req.Msg.GetNode(); node == "" ||
-					slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
-					resp.Volumes = append(resp.Volumes, s.shownVolume(v, claims))
+				node := req.Msg.GetNode()
+				if node != "" && !slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
+					continue
 				}
+				d, known := drivers[v.PluginID]
+				if !known {
+					if d, err = driverOf(tx, v); err != nil {
+						return err
+					}
+					drivers[v.PluginID] = d
+				}
+				resp.Volumes = append(resp.Volumes, showDriver(s.shownVolume(v, claims), d))
 			}
 			return nil
 		})
 	return connect.NewResponse(resp), err
+}
+
+// driverOf reads the driver of a volume; empty: no node has it.
+func driverOf(tx *state.ReadTx, v claim.Volume) (claim.Driver, error) {
+	d, err := tx.Driver(v.PluginID)
+	if errors.Is(err, claim.ErrDriverNotFound) {
+		err = nil
+	}
+	return d, err
+}
+
+// showDriver adds to a volume what the ledger has of its driver.
+func showDriver(shown *hostv1.Volume, d claim.Driver) *hostv1.Volume {
+	if shown.GetProvider() == "" {
+		shown.Provider, shown.ProviderVersion = d.Provider, d.Version
+	}
+	shown.ControllersHealthy, shown.ControllersExpected = int64(d.ControllersHealthy), int64(d.ControllersExpected)
+	shown.NodesHealthy, shown.NodesExpected = int64(d.NodesHealthy), int64(d.NodesExpected)
+	return shown
 }
 
 // checkDriver returns an error that names the known drivers if no node has the driver, and the caller may list them.

@@ -1239,7 +1239,13 @@ type Driver struct {
 	// program_problem is the reason why not the program in its file runs, but another one; empty: it does.
 	ProgramProblem string `protobuf:"bytes,32,opt,name=program_problem,json=programProblem,proto3" json:"program_problem,omitempty"`
 	// swaps of the driver's program, the newest last, at most 20.
-	Swaps         []*DriverSwap `protobuf:"bytes,33,rep,name=swaps,proto3" json:"swaps,omitempty"`
+	Swaps []*DriverSwap `protobuf:"bytes,33,rep,name=swaps,proto3" json:"swaps,omitempty"`
+	// modify_index is when the counts of all nodes have changed; 0: the agent has no ledger, or no node has reported the
+	// driver yet.
+	ModifyIndex uint64                 `protobuf:"varint,34,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	ModifiedAt  *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
+	// on_nodes is the driver on each node that the ledger knows, by node name. GetDriver alone returns it.
+	OnNodes       []*DriverOnNode `protobuf:"bytes,36,rep,name=on_nodes,json=onNodes,proto3" json:"on_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1505,6 +1511,181 @@ func (x *Driver) GetSwaps() []*DriverSwap {
 	return nil
 }
 
+func (x *Driver) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
+func (x *Driver) GetModifiedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModifiedAt
+	}
+	return nil
+}
+
+func (x *Driver) GetOnNodes() []*DriverOnNode {
+	if x != nil {
+		return x.OnNodes
+	}
+	return nil
+}
+
+// DriverOnNode is a driver on one node, as that node reported it.
+type DriverOnNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// type is node, controller or monolith.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// healthy and message are of the node service, or of the only process; the others of the controller.
+	Healthy           bool   `protobuf:"varint,3,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	Message           string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	ControllerHealthy bool   `protobuf:"varint,5,opt,name=controller_healthy,json=controllerHealthy,proto3" json:"controller_healthy,omitempty"`
+	ControllerMessage string `protobuf:"bytes,6,opt,name=controller_message,json=controllerMessage,proto3" json:"controller_message,omitempty"`
+	Provider          string `protobuf:"bytes,7,opt,name=provider,proto3" json:"provider,omitempty"`
+	ProviderVersion   string `protobuf:"bytes,8,opt,name=provider_version,json=providerVersion,proto3" json:"provider_version,omitempty"`
+	// node_id is the driver's id for the node.
+	NodeId string `protobuf:"bytes,9,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// max_volumes on the node; 0: no limit.
+	MaxVolumes int64             `protobuf:"varint,10,opt,name=max_volumes,json=maxVolumes,proto3" json:"max_volumes,omitempty"`
+	Topology   map[string]string `protobuf:"bytes,11,rep,name=topology,proto3" json:"topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// controller_capabilities and node_capabilities by their CSI names.
+	ControllerCapabilities []string               `protobuf:"bytes,12,rep,name=controller_capabilities,json=controllerCapabilities,proto3" json:"controller_capabilities,omitempty"`
+	NodeCapabilities       []string               `protobuf:"bytes,13,rep,name=node_capabilities,json=nodeCapabilities,proto3" json:"node_capabilities,omitempty"`
+	UpdatedAt              *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *DriverOnNode) Reset() {
+	*x = DriverOnNode{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriverOnNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriverOnNode) ProtoMessage() {}
+
+func (x *DriverOnNode) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriverOnNode.ProtoReflect.Descriptor instead.
+func (*DriverOnNode) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DriverOnNode) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetHealthy() bool {
+	if x != nil {
+		return x.Healthy
+	}
+	return false
+}
+
+func (x *DriverOnNode) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetControllerHealthy() bool {
+	if x != nil {
+		return x.ControllerHealthy
+	}
+	return false
+}
+
+func (x *DriverOnNode) GetControllerMessage() string {
+	if x != nil {
+		return x.ControllerMessage
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetProviderVersion() string {
+	if x != nil {
+		return x.ProviderVersion
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *DriverOnNode) GetMaxVolumes() int64 {
+	if x != nil {
+		return x.MaxVolumes
+	}
+	return 0
+}
+
+func (x *DriverOnNode) GetTopology() map[string]string {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+func (x *DriverOnNode) GetControllerCapabilities() []string {
+	if x != nil {
+		return x.ControllerCapabilities
+	}
+	return nil
+}
+
+func (x *DriverOnNode) GetNodeCapabilities() []string {
+	if x != nil {
+		return x.NodeCapabilities
+	}
+	return nil
+}
+
+func (x *DriverOnNode) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
 // DriverSwap is one change of a driver's program, or a refused one.
 type DriverSwap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1528,7 +1709,7 @@ type DriverSwap struct {
 
 func (x *DriverSwap) Reset() {
 	*x = DriverSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1721,7 @@ func (x *DriverSwap) String() string {
 func (*DriverSwap) ProtoMessage() {}
 
 func (x *DriverSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1734,7 @@ func (x *DriverSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverSwap.ProtoReflect.Descriptor instead.
 func (*DriverSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DriverSwap) GetAt() *timestamppb.Timestamp {
@@ -1627,7 +1808,7 @@ type DriverLogRequest struct {
 
 func (x *DriverLogRequest) Reset() {
 	*x = DriverLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1820,7 @@ func (x *DriverLogRequest) String() string {
 func (*DriverLogRequest) ProtoMessage() {}
 
 func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1833,7 @@ func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogRequest.ProtoReflect.Descriptor instead.
 func (*DriverLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DriverLogRequest) GetId() string {
@@ -1693,7 +1874,7 @@ type DriverLogResponse struct {
 
 func (x *DriverLogResponse) Reset() {
 	*x = DriverLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1886,7 @@ func (x *DriverLogResponse) String() string {
 func (*DriverLogResponse) ProtoMessage() {}
 
 func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1899,7 @@ func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogResponse.ProtoReflect.Descriptor instead.
 func (*DriverLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DriverLogResponse) GetLine() string {
@@ -1741,7 +1922,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1934,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1947,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -1808,7 +1989,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +2001,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +2014,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -1894,7 +2075,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2087,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2100,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -1941,7 +2122,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2134,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2147,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -1998,7 +2179,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2191,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2204,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 type RestartDriverRequest struct {
@@ -2039,7 +2220,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2232,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2245,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -2097,7 +2278,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2290,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2303,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -2140,7 +2321,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2333,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2346,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 type ListDriversResponse struct {
@@ -2177,7 +2358,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2370,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2383,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -2221,7 +2402,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2414,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2427,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -2265,7 +2446,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2458,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2471,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -2308,7 +2489,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2501,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2514,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 type ListPluginsResponse struct {
@@ -2345,7 +2526,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2538,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2551,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -2439,7 +2620,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2632,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2645,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Plugin) GetName() string {
@@ -2693,7 +2874,7 @@ type PluginCanary struct {
 
 func (x *PluginCanary) Reset() {
 	*x = PluginCanary{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +2886,7 @@ func (x *PluginCanary) String() string {
 func (*PluginCanary) ProtoMessage() {}
 
 func (x *PluginCanary) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +2899,7 @@ func (x *PluginCanary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
 func (*PluginCanary) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PluginCanary) GetGeneration() *PluginGeneration {
@@ -2808,7 +2989,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +3001,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +3014,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -2919,7 +3100,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3112,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3125,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -3030,7 +3211,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3223,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3236,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -3096,7 +3277,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3289,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3302,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -3155,7 +3336,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3348,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3361,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -3201,7 +3382,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3394,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3226,7 +3407,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -3253,7 +3434,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3446,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3459,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -3299,7 +3480,7 @@ type PromotePluginRequest struct {
 
 func (x *PromotePluginRequest) Reset() {
 	*x = PromotePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3492,7 @@ func (x *PromotePluginRequest) String() string {
 func (*PromotePluginRequest) ProtoMessage() {}
 
 func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3505,7 @@ func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
 func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PromotePluginRequest) GetName() string {
@@ -3351,7 +3532,7 @@ type PromotePluginResponse struct {
 
 func (x *PromotePluginResponse) Reset() {
 	*x = PromotePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3544,7 @@ func (x *PromotePluginResponse) String() string {
 func (*PromotePluginResponse) ProtoMessage() {}
 
 func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3557,7 @@ func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
 func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PromotePluginResponse) GetPlugin() *Plugin {
@@ -3400,7 +3581,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3593,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3606,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -3459,7 +3640,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3471,7 +3652,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,7 +3665,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -3505,7 +3686,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3698,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3711,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -3557,7 +3738,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3750,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3763,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -3601,7 +3782,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3794,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3807,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -3646,7 +3827,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3839,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3852,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -3692,7 +3873,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +3885,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +3898,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -3742,7 +3923,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +3935,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +3948,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 type VerifyPluginRequest struct {
@@ -3780,7 +3961,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3973,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +3986,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -3834,7 +4015,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +4027,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +4040,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -3924,7 +4105,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3936,7 +4117,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3949,7 +4130,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -3983,7 +4164,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4176,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4189,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -4113,8 +4294,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\adetails\x18\a \x03(\v2#.pannier.host.v1.Event.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\n" +
-	"\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\v\n" +
 	"\x06Driver\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x1a\n" +
@@ -4154,7 +4334,32 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"lastOutput\x12%\n" +
 	"\x0eprogram_sha256\x18\x1f \x01(\tR\rprogramSha256\x12'\n" +
 	"\x0fprogram_problem\x18  \x01(\tR\x0eprogramProblem\x121\n" +
-	"\x05swaps\x18! \x03(\v2\x1b.pannier.host.v1.DriverSwapR\x05swaps\x1a;\n" +
+	"\x05swaps\x18! \x03(\v2\x1b.pannier.host.v1.DriverSwapR\x05swaps\x12!\n" +
+	"\fmodify_index\x18\" \x01(\x04R\vmodifyIndex\x12;\n" +
+	"\vmodified_at\x18# \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"modifiedAt\x128\n" +
+	"\bon_nodes\x18$ \x03(\v2\x1d.pannier.host.v1.DriverOnNodeR\aonNodes\x1a;\n" +
+	"\rTopologyEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf0\x04\n" +
+	"\fDriverOnNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x18\n" +
+	"\ahealthy\x18\x03 \x01(\bR\ahealthy\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12-\n" +
+	"\x12controller_healthy\x18\x05 \x01(\bR\x11controllerHealthy\x12-\n" +
+	"\x12controller_message\x18\x06 \x01(\tR\x11controllerMessage\x12\x1a\n" +
+	"\bprovider\x18\a \x01(\tR\bprovider\x12)\n" +
+	"\x10provider_version\x18\b \x01(\tR\x0fproviderVersion\x12\x17\n" +
+	"\anode_id\x18\t \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vmax_volumes\x18\n" +
+	" \x01(\x03R\n" +
+	"maxVolumes\x12G\n" +
+	"\btopology\x18\v \x03(\v2+.pannier.host.v1.DriverOnNode.TopologyEntryR\btopology\x127\n" +
+	"\x17controller_capabilities\x18\f \x03(\tR\x16controllerCapabilities\x12+\n" +
+	"\x11node_capabilities\x18\r \x03(\tR\x10nodeCapabilities\x129\n" +
+	"\n" +
+	"updated_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x1a;\n" +
 	"\rTopologyEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x02\n" +
@@ -4383,7 +4588,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -4403,156 +4608,162 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*MonitorResponse)(nil),          // 15: pannier.host.v1.MonitorResponse
 	(*Event)(nil),                    // 16: pannier.host.v1.Event
 	(*Driver)(nil),                   // 17: pannier.host.v1.Driver
-	(*DriverSwap)(nil),               // 18: pannier.host.v1.DriverSwap
-	(*DriverLogRequest)(nil),         // 19: pannier.host.v1.DriverLogRequest
-	(*DriverLogResponse)(nil),        // 20: pannier.host.v1.DriverLogResponse
-	(*DriverCapacity)(nil),           // 21: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 22: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 23: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 24: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 25: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 26: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 27: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 28: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 29: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 30: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 31: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 32: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 33: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 34: pannier.host.v1.Plugin
-	(*PluginCanary)(nil),             // 35: pannier.host.v1.PluginCanary
-	(*PluginVersion)(nil),            // 36: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 37: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 38: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 39: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 40: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 41: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 42: pannier.host.v1.RestartPluginResponse
-	(*PromotePluginRequest)(nil),     // 43: pannier.host.v1.PromotePluginRequest
-	(*PromotePluginResponse)(nil),    // 44: pannier.host.v1.PromotePluginResponse
-	(*RollbackPluginRequest)(nil),    // 45: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 46: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 47: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 48: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 49: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 50: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 51: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 52: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 53: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 54: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 55: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 56: pannier.host.v1.PluginLogResponse
-	nil,                              // 57: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 58: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 59: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 60: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 61: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 62: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 63: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 64: google.protobuf.Duration
+	(*DriverOnNode)(nil),             // 18: pannier.host.v1.DriverOnNode
+	(*DriverSwap)(nil),               // 19: pannier.host.v1.DriverSwap
+	(*DriverLogRequest)(nil),         // 20: pannier.host.v1.DriverLogRequest
+	(*DriverLogResponse)(nil),        // 21: pannier.host.v1.DriverLogResponse
+	(*DriverCapacity)(nil),           // 22: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 23: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 24: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 25: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 26: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 27: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 28: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 29: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 30: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 31: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 32: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 33: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 34: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 35: pannier.host.v1.Plugin
+	(*PluginCanary)(nil),             // 36: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 37: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 38: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 39: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 40: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 41: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 42: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 43: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 44: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 45: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 46: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 47: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 48: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 49: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 50: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 51: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 52: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 53: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 54: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 55: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 56: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 57: pannier.host.v1.PluginLogResponse
+	nil,                              // 58: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 59: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 60: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 61: pannier.host.v1.DriverOnNode.TopologyEntry
+	nil,                              // 62: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 63: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 64: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 65: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 66: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	61, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	34, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	63, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	35, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
 	17, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	57, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	62, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	63, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	58, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	64, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	65, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
-	61, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
-	61, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	63, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	63, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
 	16, // 9: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
 	9,  // 10: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	64, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
-	61, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	58, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	59, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	61, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	21, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	66, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
+	63, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	59, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	60, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	63, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	22, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
 	17, // 17: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	18, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
-	61, // 19: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
-	64, // 20: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
-	17, // 21: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 22: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 23: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	17, // 24: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	34, // 25: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	61, // 26: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	61, // 27: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	60, // 28: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	37, // 29: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	36, // 30: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	35, // 31: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	38, // 32: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	61, // 33: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	61, // 34: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	61, // 35: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	61, // 36: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	38, // 37: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	38, // 38: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	64, // 39: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	64, // 40: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	34, // 41: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	64, // 42: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	34, // 43: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	64, // 44: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	34, // 45: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	64, // 46: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	34, // 47: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	34, // 48: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	34, // 49: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 50: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	3,  // 51: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	5,  // 52: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	7,  // 53: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	10, // 54: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
-	12, // 55: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
-	14, // 56: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
-	22, // 57: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	24, // 58: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	26, // 59: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	28, // 60: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	30, // 61: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	19, // 62: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
-	32, // 63: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	39, // 64: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	41, // 65: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	43, // 66: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	45, // 67: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	47, // 68: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	49, // 69: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	51, // 70: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	53, // 71: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	55, // 72: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 73: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	4,  // 74: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	6,  // 75: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	8,  // 76: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	11, // 77: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
-	13, // 78: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
-	15, // 79: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
-	23, // 80: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	25, // 81: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	27, // 82: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	29, // 83: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	31, // 84: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	20, // 85: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
-	33, // 86: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	40, // 87: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	42, // 88: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	44, // 89: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	46, // 90: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	48, // 91: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	50, // 92: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	52, // 93: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	54, // 94: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	56, // 95: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	73, // [73:96] is the sub-list for method output_type
-	50, // [50:73] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	19, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
+	63, // 19: pannier.host.v1.Driver.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 20: pannier.host.v1.Driver.on_nodes:type_name -> pannier.host.v1.DriverOnNode
+	61, // 21: pannier.host.v1.DriverOnNode.topology:type_name -> pannier.host.v1.DriverOnNode.TopologyEntry
+	63, // 22: pannier.host.v1.DriverOnNode.updated_at:type_name -> google.protobuf.Timestamp
+	63, // 23: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
+	66, // 24: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
+	17, // 25: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 26: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 27: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	17, // 28: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	35, // 29: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	63, // 30: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	63, // 31: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	62, // 32: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	38, // 33: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	37, // 34: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	36, // 35: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	39, // 36: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	63, // 37: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	63, // 38: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	63, // 39: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	63, // 40: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	39, // 41: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	39, // 42: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	66, // 43: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	66, // 44: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 45: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 46: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 47: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 48: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 49: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 50: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 51: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	35, // 52: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	35, // 53: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 54: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	3,  // 55: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	5,  // 56: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	7,  // 57: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	10, // 58: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
+	12, // 59: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
+	14, // 60: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
+	23, // 61: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	25, // 62: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	27, // 63: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	29, // 64: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	31, // 65: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	20, // 66: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
+	33, // 67: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	40, // 68: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	42, // 69: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	44, // 70: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	46, // 71: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	48, // 72: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	50, // 73: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	52, // 74: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	54, // 75: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	56, // 76: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 77: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 78: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 79: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 80: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 81: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	13, // 82: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
+	15, // 83: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
+	24, // 84: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	26, // 85: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	28, // 86: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	30, // 87: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	32, // 88: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	21, // 89: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
+	34, // 90: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	41, // 91: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	43, // 92: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	45, // 93: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	47, // 94: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	49, // 95: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	51, // 96: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	53, // 97: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	55, // 98: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	57, // 99: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	77, // [77:100] is the sub-list for method output_type
+	54, // [54:77] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -4568,7 +4779,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   61,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -422,8 +422,13 @@ type Volume struct {
 	ModifiedAt      *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=modified_at,json=modifiedAt,proto3" json:"modified_at,omitempty"`
 	// mutable_parameters are those that ModifyVolume has set.
 	MutableParameters map[string]string `protobuf:"bytes,15,rep,name=mutable_parameters,json=mutableParameters,proto3" json:"mutable_parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// the driver's counts over all nodes, as the ledger has them. GetVolume and ListVolumes return them.
+	ControllersHealthy  int64 `protobuf:"varint,16,opt,name=controllers_healthy,json=controllersHealthy,proto3" json:"controllers_healthy,omitempty"`
+	ControllersExpected int64 `protobuf:"varint,17,opt,name=controllers_expected,json=controllersExpected,proto3" json:"controllers_expected,omitempty"`
+	NodesHealthy        int64 `protobuf:"varint,18,opt,name=nodes_healthy,json=nodesHealthy,proto3" json:"nodes_healthy,omitempty"`
+	NodesExpected       int64 `protobuf:"varint,19,opt,name=nodes_expected,json=nodesExpected,proto3" json:"nodes_expected,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -559,6 +564,34 @@ func (x *Volume) GetMutableParameters() map[string]string {
 		return x.MutableParameters
 	}
 	return nil
+}
+
+func (x *Volume) GetControllersHealthy() int64 {
+	if x != nil {
+		return x.ControllersHealthy
+	}
+	return 0
+}
+
+func (x *Volume) GetControllersExpected() int64 {
+	if x != nil {
+		return x.ControllersExpected
+	}
+	return 0
+}
+
+func (x *Volume) GetNodesHealthy() int64 {
+	if x != nil {
+		return x.NodesHealthy
+	}
+	return 0
+}
+
+func (x *Volume) GetNodesExpected() int64 {
+	if x != nil {
+		return x.NodesExpected
+	}
+	return 0
 }
 
 type Claim struct {
@@ -3424,7 +3457,7 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\x01\n" +
 	"\x0fTopologyRequest\x125\n" +
 	"\brequired\x18\x01 \x03(\v2\x19.pannier.host.v1.TopologyR\brequired\x127\n" +
-	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\x82\x06\n" +
+	"\tpreferred\x18\x02 \x03(\v2\x19.pannier.host.v1.TopologyR\tpreferred\"\xb2\a\n" +
 	"\x06Volume\x12/\n" +
 	"\x04spec\x18\x01 \x01(\v2\x1b.pannier.host.v1.VolumeSpecR\x04spec\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1f\n" +
@@ -3446,7 +3479,11 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"created_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12;\n" +
 	"\vmodified_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"modifiedAt\x12]\n" +
-	"\x12mutable_parameters\x18\x0f \x03(\v2..pannier.host.v1.Volume.MutableParametersEntryR\x11mutableParameters\x1aD\n" +
+	"\x12mutable_parameters\x18\x0f \x03(\v2..pannier.host.v1.Volume.MutableParametersEntryR\x11mutableParameters\x12/\n" +
+	"\x13controllers_healthy\x18\x10 \x01(\x03R\x12controllersHealthy\x121\n" +
+	"\x14controllers_expected\x18\x11 \x01(\x03R\x13controllersExpected\x12#\n" +
+	"\rnodes_healthy\x18\x12 \x01(\x03R\fnodesHealthy\x12%\n" +
+	"\x0enodes_expected\x18\x13 \x01(\x03R\rnodesExpected\x1aD\n" +
 	"\x16MutableParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x03\n" +
