@@ -182,11 +182,18 @@ func TestWrongInput(t *testing.T) {
 
 // BenchmarkBootstrap measures the cost of a bootstrap without the requests to Consul.
 func BenchmarkBootstrap(b *testing.B) {
-	p := proxy(map[string]any{keyPrometheusBind: "0.0.0.0:9102"})
-	for b.Loop() {
-		if _, err := Bootstrap(p); err != nil {
-			b.Fatal(err)
-		}
+	for name, config := range map[string]map[string]any{
+		"plain": {keyPrometheusBind: "0.0.0.0:9102"}, "with tags": {keyStatsTags: "a=b"},
+	} {
+		b.Run(name, func(b *testing.B) {
+			p := proxy(config)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := Bootstrap(p); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 
