@@ -130,6 +130,7 @@ require (
 )
 
 require (
+	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.30.0 // indirect
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace v1.47.0 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect

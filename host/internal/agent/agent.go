@@ -35,6 +35,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/handover"
+	"github.com/pannier/pannier/host/internal/system/journald"
 	"github.com/pannier/pannier/host/internal/system/servicemanager"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload"
@@ -57,7 +58,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		return err
 	}
 	recent := &recentLog{}
-	log := newLogger(cfg, io.MultiWriter(recent, logs))
+	log := newLogger(cfg, recent, logs)
 	a := &agent{
 		cfg: cfg, version: version, log: log, logs: logs, recent: recent, started: time.Now(), driversUp: make(chan struct{}),
 		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level, manager: manager,
@@ -123,9 +124,22 @@ func (a *agent) open(ctx context.Context) error {
 	return nil
 }
 
-// newLogger makes the agent's logger. Each entry is one line, whatever a plugin or driver has put into it.
-func newLogger(cfg *config.Agent, logs io.Writer) hclog.InterceptLogger {
-	return hclog.NewInterceptLogger(logOptions(cfg, logs, hclog.LevelFromString(cfg.LogLevel)))
+// newLogger makes the agent's logger, which writes to recent, and to logs or the journal behind it. Each entry is one
+// line, whatever a plugin or driver has put into it. The journal gets fields; lines of JSON have their own.
+func newLogger(cfg *config.Agent, recent, logs io.Writer) (log hclog.InterceptLogger) {
+	out := io.MultiWriter(recent, logs)
+	sink := journald.Open(logs, func() hclog.Level { return log.GetLevel() })
+	if cfg.LogFormat == "json" {
+		sink = nil
+	}
+	if sink != nil {
+		out = recent
+	}
+	log = hclog.NewInterceptLogger(logOptions(cfg, out, hclog.LevelFromString(cfg.LogLevel)))
+	if sink != nil {
+		log.RegisterSink(sink)
+	}
+	return log
 }
 
 func logOptions(cfg *config.Agent, logs io.Writer, level hclog.Level) *hclog.LoggerOptions {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,7 +28,7 @@ func TestForgedLogLines(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "driver.log")
 			check.NoError(t, os.WriteFile(path, []byte(forged), 0o600))
 			var out bytes.Buffer
-			log := newLogger(&config.Agent{LogLevel: "info", LogFormat: format}, &out)
+			log := newLogger(&config.Agent{LogLevel: "info", LogFormat: format}, io.Discard, &out)
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel() // read once
 			check.NoError(t, process.Tail(ctx, path, log.Named("driver.evil")))

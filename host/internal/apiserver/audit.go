@@ -22,6 +22,9 @@ import (
 type auditEntry struct {
 	Time time.Time `json:"time"`
 	Node string    `json:"node"`
+	// Call is in the agent's log too, and in both lines of a stream; Trace is the call's trace, if one is recorded.
+	Call  string `json:"call,omitempty"`
+	Trace string `json:"trace_id,omitempty"`
 	// Accessor and Token are the accessor and name of the caller's token.
 	Accessor string `json:"accessor,omitempty"`
 	Token    string `json:"token,omitempty"`
@@ -184,7 +187,7 @@ func (s *Server) record(c *caller, procedure string, msg any, phase string, allo
 		return
 	}
 	e := auditEntry{
-		Time: time.Now().UTC(), Node: s.cfg.Name, Accessor: c.Accessor, Token: c.Name,
+		Time: time.Now().UTC(), Node: s.cfg.Name, Call: c.id, Trace: c.trace, Accessor: c.Accessor, Token: c.Name,
 		RPC: label(procedure), Subject: shortened(object(msg)), Phase: phase, Allowed: allowed,
 	}
 	if m, ok := msg.(interface{ GetForce() bool }); ok {

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -25,6 +26,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/transport"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
 )
@@ -42,6 +44,9 @@ type caller struct {
 	// call is the key of a call, the same for all attempts to have it answered here or elsewhere; empty if there is
 	// only one attempt.
 	call string
+	// id and trace tell the call from others in the log and the audit log; trace is empty if no trace is recorded. id is
+	// not the key: tokens are derived from that.
+	id, trace string
 	// bound are the namespaces that the calling node is bound to; nil: it is not, or no node calls.
 	bound []string
 	acl.Identity
@@ -88,6 +93,9 @@ func (c *caller) operates(a access) bool {
 	}
 }
 
+// callIDLength is the length of a call's id, of five bits a character.
+const callIDLength = 12
+
 type callerKey struct{}
 
 func withCaller(ctx context.Context, c *caller) context.Context {
@@ -108,7 +116,7 @@ func callerOf(ctx context.Context) *caller {
 // admit identifies the caller of a procedure, and refuses callers that may make no call at all: strangers, and callers
 // without a token where no policy is for them. With an error too, the caller is returned as far as it is known.
 func (s *Server) admit(ctx context.Context, procedure string, header http.Header) (*caller, error) {
-	c := &caller{peer: peerOf(ctx), plugin: pluginOf(ctx)}
+	c := &caller{peer: peerOf(ctx), plugin: pluginOf(ctx), id: rand.Text()[:callIDLength], trace: tracing.TraceID(ctx)}
 	if cert, ok := transport.PeerFrom(ctx); ok {
 		if c.cert = &cert; cert.Role != pki.CLI {
 			c.asker, c.call = shortened(header.Get(forwardedHeader)), header.Get(callHeader)

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -165,7 +166,10 @@ func (s *Server) logChange(n need, procedure string, c *caller, msg any) {
 	if c.Accessor != "" {
 		from = append(from, "token", c.Name, "accessor", c.Accessor)
 	}
-	s.log.Info("api call", append([]any{"procedure", procedure, "object", shortened(object(msg))}, from...)...)
+	if c.trace != "" {
+		from = append(from, "trace_id", c.trace)
+	}
+	s.log.Info("api call", append([]any{"call", c.id, "procedure", procedure, "object", shortened(object(msg))}, from...)...)
 }
 
 // object names what a request is about, without anything that could be a secret.
@@ -206,8 +210,10 @@ const maxObject = 2*claim.MaxID + 1
 func shortened(s string) string { return s[:min(len(s), maxObject)] }
 
 // recovered turns a panic into an error of its call.
-func (s *Server) recovered(_ context.Context, spec connect.Spec, _ http.Header, reason any) error {
-	s.log.Error("a call panicked", "procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()))
+func (s *Server) recovered(ctx context.Context, spec connect.Spec, _ http.Header, reason any) error {
+	s.log.Error("a call panicked", append([]any{
+		"procedure", spec.Procedure, "panic", reason, "stack", string(debug.Stack()),
+	}, tracing.Logged(ctx)...)...)
 	return connect.NewError(connect.CodeInternal, fmt.Errorf("a bug in the agent: %v", reason))
 }
 

@@ -1,12 +1,14 @@
 package workload
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
 	"github.com/pannier/pannier/internal/printable"
@@ -23,7 +25,7 @@ type Release struct {
 
 // waits notes that a try to release the workload has failed; the next is after a pause. It is reported in the log and
 // as an event at the first try, the second, the fourth, the eighth and so on.
-func (r *run) waits(err error, pause time.Duration) {
+func (r *run) waits(ctx context.Context, err error, pause time.Duration) {
 	command := ""
 	held, refused := (*volumesteps.InUse)(nil), (*servicesteps.Refused)(nil)
 	switch {
@@ -46,8 +48,9 @@ func (r *run) waits(err error, pause time.Duration) {
 	if now.Tries&(now.Tries-1) != 0 {
 		return
 	}
-	r.m.log.Warn("the workload is not released yet; this is retried", "workload", r.ref, "tries", now.Tries, "since",
-		now.Since.Format(time.RFC3339), "error", err)
+	r.m.log.Warn("the workload is not released yet; this is retried", append([]any{
+		"workload", r.ref, "tries", now.Tries, "since", now.Since.Format(time.RFC3339), "error", err,
+	}, tracing.Logged(ctx)...)...)
 	details := map[string]string{"tries": strconv.Itoa(now.Tries)}
 	if command != "" {
 		details["command"] = command

@@ -299,7 +299,7 @@ func (r *run) takeDown(ctx context.Context) {
 			continue
 		}
 		next := r.undoPause(pause.NextBackOff())
-		r.waits(err, next)
+		r.waits(r.traced(ctx), err, next)
 		select {
 		case <-ctx.Done():
 			return

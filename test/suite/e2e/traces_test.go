@@ -58,6 +58,12 @@ func TestTraces(t *testing.T) {
 			})
 		}
 	}
+	if !slices.ContainsFunc(strings.Split(h.LogTail(), "\n"), func(line string) bool {
+		return strings.Contains(line, "api call: call=") && strings.Contains(line, "/StartWorkload object=w ") &&
+			strings.Contains(line, "trace_id="+trace[0].Trace)
+	}) {
+		t.Errorf("the call is not in the log with its trace %s\n%s", trace[0].Trace, h.LogTail())
+	}
 	tracedRun(t, h, c, "workload", "stop", "w")
 	c.Await(t, stopWay+" > pannier-agent undo publish"+stored+"Unpublish", stopWay+" > pannier-agent undo claim")
 	for _, s := range c.Spans() { // a trace begins with a command or a call of the API

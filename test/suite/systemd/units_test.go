@@ -85,6 +85,13 @@ func TestWorkloadUnit(t *testing.T) {
 		t.Errorf("the drop-in is %s", lines)
 	}
 	first := h.started(1)
+	const call = "/StartWorkload object=redis"
+	fields := h.Run("journalctl", "--no-pager", "--output=cat", "--unit=pannier.service", "--priority=info", "PANNIER_OBJECT=redis")
+	all := h.Journal()
+	calls := strings.Count(fields, call)
+	if calls == 0 || calls != strings.Count(all, call) || strings.Contains(all, "[INFO]") {
+		t.Errorf("by fields the journal has %d lines of the call:\n%s\nof all:\n%s", calls, fields, all)
+	}
 
 	h.Run("systemctl", "restart", "pannier.service")
 	agent := strconv.Itoa(h.pid())

@@ -255,6 +255,22 @@ func Span(ctx context.Context, name string, attributes ...attribute.KeyValue) (c
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(attributes...))
 }
 
+// Logged returns the trace that ctx is in as the key and value of a log entry; none: it is in no trace that is recorded.
+func Logged(ctx context.Context) []any {
+	if id := TraceID(ctx); id != "" {
+		return []any{"trace_id", id}
+	}
+	return nil
+}
+
+// TraceID returns the id of the trace that ctx is in; empty: it is in none that is recorded.
+func TraceID(ctx context.Context) string {
+	if in := trace.SpanContextFromContext(ctx); in.IsValid() && in.IsSampled() {
+		return in.TraceID().String()
+	}
+	return ""
+}
+
 // End ends a span with its outcome. Errors contain no secrets.
 func End(span trace.Span, err error) {
 	if err != nil {
