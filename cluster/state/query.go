@@ -106,6 +106,39 @@ func (tx *ReadTx) Volumes(q VolumeQuery) ([]claim.Volume, string, error) {
 	return found, next, nil
 }
 
+// VolumeRefs lists the names of volumes by namespace and id, and reads none of the volumes.
+func (tx *ReadTx) VolumeRefs(namespace, driver string) (refs []claim.VolumeRef, err error) {
+	s := span{base: volumes}
+	if driver != "" {
+		s.base = volumesByDriver + driver + "/"
+	}
+	if namespace != "" {
+		s.sub = namespace + "/"
+	}
+	err = tx.scan(s, false, func(part string, _ []byte) error {
+		namespace, id, _ := strings.Cut(part, "/")
+		refs = append(refs, claim.VolumeRef{Namespace: namespace, ID: id})
+		return nil
+	})
+	return refs, err
+}
+
+// VolumesClaimed returns the volumes that have a claim, or one that is being released.
+func (tx *ReadTx) VolumesClaimed(releasing bool) (map[claim.VolumeRef]bool, error) {
+	base := claims
+	if releasing {
+		base = claimsReleasing
+	}
+	found := map[claim.VolumeRef]bool{}
+	err := tx.scan(span{base: base}, false, func(part string, _ []byte) error {
+		namespace, rest, _ := strings.Cut(part, "/")
+		id, _, _ := strings.Cut(rest, "/")
+		found[claim.VolumeRef{Namespace: namespace, ID: id}] = true
+		return nil
+	})
+	return found, err
+}
+
 // VolumesByExternalID lists the volumes with an external id of a driver, by namespace and id. There is at most one,
 // unless earlier programs registered it under several names.
 func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.VolumeRef, error) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
@@ -36,7 +37,12 @@ func (s agentService) Status(ctx context.Context,
 	for state, n := range s.workloadCounts() {
 		resp.Workloads[state] = int64(n)
 	}
-	var err error
+	var disk unix.Statfs_t
+	err := unix.Statfs(s.cfg.DataDir, &disk)
+	if err != nil {
+		return nil, fmt.Errorf("look at the data directory's file system: %w", err)
+	}
+	resp.DataDirSize, resp.DataDirFree = disk.Blocks*uint64(disk.Bsize), disk.Bavail*uint64(disk.Bsize)
 	if resp.Drivers, err = s.shownDrivers(ctx); err != nil {
 		return nil, err
 	}
@@ -44,13 +50,14 @@ func (s agentService) Status(ctx context.Context,
 		return connect.NewResponse(resp), nil
 	}
 	stats := s.cfg.Ledger.Stats()
-	resp.Leader, resp.RaftIndex = stats.Leader, stats.AppliedIndex
+	resp.Leader, resp.RaftIndex, resp.LedgerSize = stats.Leader, stats.AppliedIndex, stats.Size
 	n, err := s.counts.read(ctx, s.cfg.Ledger)
 	if err != nil {
 		return nil, err
 	}
 	claims, releasing := n.total()
 	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
+	resp.StalledSince = timestamp(n.stalled)
 	return connect.NewResponse(resp), nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"os"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -26,4 +28,17 @@ func TestStopIsAnswered(t *testing.T) {
 		t.Errorf("stopped: %v", m)
 	}
 	check.NoError(t, <-closed)
+}
+
+// Status has what disk use and releases are watched by.
+func TestStatusOfTheDisk(t *testing.T) {
+	h := openHost(t)
+	s, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	check.NoError(t, err)
+	var disk unix.Statfs_t
+	check.NoError(t, unix.Statfs(h.cfg.DataDir, &disk))
+	if size := disk.Blocks * uint64(disk.Bsize); s.Msg.GetDataDirSize() != size || s.Msg.GetDataDirFree() == 0 ||
+		s.Msg.GetDataDirFree() > size || s.Msg.GetLedgerSize() <= 0 || s.Msg.GetStalledSince() != nil {
+		t.Errorf("of a disk of %d bytes: %v", size, s.Msg)
+	}
 }

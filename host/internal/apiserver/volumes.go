@@ -51,57 +51,6 @@ func (s volumeService) GetVolume(ctx context.Context,
 	}), nil
 }
 
-// ListVolumes lists volumes by namespace, driver or node, with their claims.
-func (s volumeService) ListVolumes(ctx context.Context,
-	req *connect.Request[hostv1.ListVolumesRequest],
-) (*connect.Response[hostv1.ListVolumesResponse], error) {
-	query := state.VolumeQuery{Namespace: allOr(req.Msg.GetNamespace()), Driver: req.Msg.GetPluginId()}
-	for field, id := range map[string]string{
-		"namespace": query.Namespace, "plugin_id": query.Driver,
-		"node": req.Msg.GetNode(),
-	} {
-		if id == "" {
-			continue
-		}
-		if err := claim.CheckID(id); err != nil {
-			return nil, invalid("list volumes", field, err.Error())
-		}
-	}
-	resp := &hostv1.ListVolumesResponse{}
-	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, allClaims...),
-		func(tx *state.ReadTx) error {
-			drivers := map[string]claim.Driver{}
-			volumes, _, err := tx.Volumes(query)
-			if err == nil && len(volumes) == 0 && query.Driver != "" {
-				err = s.checkDriver(ctx, tx, query.Driver)
-			}
-			if err != nil {
-				return err
-			}
-			for _, v := range volumes {
-				claims, err := tx.Claims(v.VolumeRef)
-				if err != nil {
-					return err
-				}
-				node := req.Msg.GetNode()
-				if node != "" && !slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.Node == node }) {
-					continue
-				}
-				d, known := drivers[v.PluginID]
-				if !known {
-					if d, err = driverOf(tx, v); err != nil {
-						return err
-					}
-					drivers[v.PluginID] = d
-				}
-				resp.Volumes = append(resp.Volumes, showDriver(s.shownVolume(v, claims), d))
-			}
-			return nil
-		})
-	return connect.NewResponse(resp), err
-}
-
 // driverOf reads the driver of a volume; empty: no node has it.
 func driverOf(tx *state.ReadTx, v claim.Volume) (claim.Driver, error) {
 	d, err := tx.Driver(v.PluginID)

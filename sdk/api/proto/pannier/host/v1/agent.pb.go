@@ -89,7 +89,16 @@ type StatusResponse struct {
 	// releases are the delayed releases of this node's workloads.
 	Releases []*Release `protobuf:"bytes,21,rep,name=releases,proto3" json:"releases,omitempty"`
 	// upgrade is the last one of the agent's process; unset: none.
-	Upgrade       *AgentUpgrade `protobuf:"bytes,22,opt,name=upgrade,proto3" json:"upgrade,omitempty"`
+	Upgrade *AgentUpgrade `protobuf:"bytes,22,opt,name=upgrade,proto3" json:"upgrade,omitempty"`
+	// data_dir_size and data_dir_free are of the data directory's file system, in bytes; free is what a user other than
+	// root can fill.
+	DataDirSize uint64 `protobuf:"varint,23,opt,name=data_dir_size,json=dataDirSize,proto3" json:"data_dir_size,omitempty"`
+	DataDirFree uint64 `protobuf:"varint,24,opt,name=data_dir_free,json=dataDirFree,proto3" json:"data_dir_free,omitempty"`
+	// ledger_size is this agent's ledger on disk in bytes; 0: it is no server.
+	LedgerSize int64 `protobuf:"varint,25,opt,name=ledger_size,json=ledgerSize,proto3" json:"ledger_size,omitempty"`
+	// stalled_since is when the claim whose release has waited longest made its last step; unset: none waits, or the
+	// agent is no server.
+	StalledSince  *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=stalled_since,json=stalledSince,proto3" json:"stalled_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -274,6 +283,34 @@ func (x *StatusResponse) GetReleases() []*Release {
 func (x *StatusResponse) GetUpgrade() *AgentUpgrade {
 	if x != nil {
 		return x.Upgrade
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetDataDirSize() uint64 {
+	if x != nil {
+		return x.DataDirSize
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetDataDirFree() uint64 {
+	if x != nil {
+		return x.DataDirFree
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetLedgerSize() int64 {
+	if x != nil {
+		return x.LedgerSize
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetStalledSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StalledSince
 	}
 	return nil
 }
@@ -4204,7 +4241,7 @@ var File_pannier_host_v1_agent_proto protoreflect.FileDescriptor
 const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\x1a\x1epannier/host/v1/workload.proto\"\x0f\n" +
-	"\rStatusRequest\"\xef\x06\n" +
+	"\rStatusRequest\"\x99\b\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1e\n" +
@@ -4232,7 +4269,12 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"raft_index\x18\x13 \x01(\x04R\traftIndex\x126\n" +
 	"\adevices\x18\x14 \x03(\v2\x1c.pannier.host.v1.DeviceGroupR\adevices\x124\n" +
 	"\breleases\x18\x15 \x03(\v2\x18.pannier.host.v1.ReleaseR\breleases\x127\n" +
-	"\aupgrade\x18\x16 \x01(\v2\x1d.pannier.host.v1.AgentUpgradeR\aupgrade\x1a<\n" +
+	"\aupgrade\x18\x16 \x01(\v2\x1d.pannier.host.v1.AgentUpgradeR\aupgrade\x12\"\n" +
+	"\rdata_dir_size\x18\x17 \x01(\x04R\vdataDirSize\x12\"\n" +
+	"\rdata_dir_free\x18\x18 \x01(\x04R\vdataDirFree\x12\x1f\n" +
+	"\vledger_size\x18\x19 \x01(\x03R\n" +
+	"ledgerSize\x12?\n" +
+	"\rstalled_since\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\fstalledSince\x1a<\n" +
 	"\x0eWorkloadsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x8e\x01\n" +
@@ -4666,104 +4708,105 @@ var file_pannier_host_v1_agent_proto_depIdxs = []int32{
 	64, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
 	65, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
-	63, // 7: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
-	63, // 8: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
-	16, // 9: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
-	9,  // 10: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	66, // 11: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
-	63, // 12: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	59, // 13: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	60, // 14: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	63, // 15: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	22, // 16: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	17, // 17: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	19, // 18: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
-	63, // 19: pannier.host.v1.Driver.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 20: pannier.host.v1.Driver.on_nodes:type_name -> pannier.host.v1.DriverOnNode
-	61, // 21: pannier.host.v1.DriverOnNode.topology:type_name -> pannier.host.v1.DriverOnNode.TopologyEntry
-	63, // 22: pannier.host.v1.DriverOnNode.updated_at:type_name -> google.protobuf.Timestamp
-	63, // 23: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
-	66, // 24: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
-	17, // 25: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 26: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 27: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	17, // 28: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	35, // 29: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	63, // 30: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	63, // 31: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	62, // 32: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	38, // 33: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	37, // 34: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	36, // 35: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	39, // 36: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	63, // 37: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	63, // 38: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	63, // 39: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	63, // 40: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	39, // 41: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	39, // 42: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	66, // 43: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	66, // 44: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 45: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 46: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 47: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 48: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 49: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 50: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 51: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	35, // 52: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	35, // 53: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 54: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	3,  // 55: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	5,  // 56: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	7,  // 57: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	10, // 58: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
-	12, // 59: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
-	14, // 60: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
-	23, // 61: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	25, // 62: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	27, // 63: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	29, // 64: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	31, // 65: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	20, // 66: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
-	33, // 67: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	40, // 68: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	42, // 69: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	44, // 70: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	46, // 71: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	48, // 72: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	50, // 73: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	52, // 74: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	54, // 75: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	56, // 76: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 77: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	4,  // 78: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	6,  // 79: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	8,  // 80: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	11, // 81: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
-	13, // 82: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
-	15, // 83: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
-	24, // 84: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	26, // 85: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	28, // 86: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	30, // 87: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	32, // 88: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	21, // 89: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
-	34, // 90: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	41, // 91: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	43, // 92: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	45, // 93: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	47, // 94: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	49, // 95: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	51, // 96: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	53, // 97: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	55, // 98: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	57, // 99: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	77, // [77:100] is the sub-list for method output_type
-	54, // [54:77] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	63, // 7: pannier.host.v1.StatusResponse.stalled_since:type_name -> google.protobuf.Timestamp
+	63, // 8: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	63, // 9: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	16, // 10: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	9,  // 11: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
+	66, // 12: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
+	63, // 13: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	59, // 14: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	60, // 15: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	63, // 16: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	22, // 17: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	17, // 18: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	19, // 19: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
+	63, // 20: pannier.host.v1.Driver.modified_at:type_name -> google.protobuf.Timestamp
+	18, // 21: pannier.host.v1.Driver.on_nodes:type_name -> pannier.host.v1.DriverOnNode
+	61, // 22: pannier.host.v1.DriverOnNode.topology:type_name -> pannier.host.v1.DriverOnNode.TopologyEntry
+	63, // 23: pannier.host.v1.DriverOnNode.updated_at:type_name -> google.protobuf.Timestamp
+	63, // 24: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
+	66, // 25: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
+	17, // 26: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 27: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	17, // 28: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	17, // 29: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	35, // 30: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	63, // 31: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	63, // 32: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	62, // 33: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	38, // 34: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	37, // 35: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	36, // 36: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	39, // 37: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	63, // 38: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	63, // 39: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	63, // 40: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	63, // 41: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	39, // 42: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	39, // 43: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	66, // 44: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	66, // 45: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 46: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 47: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 48: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 49: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 50: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	66, // 51: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	35, // 52: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	35, // 53: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	35, // 54: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 55: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	3,  // 56: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	5,  // 57: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	7,  // 58: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	10, // 59: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
+	12, // 60: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
+	14, // 61: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
+	23, // 62: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	25, // 63: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	27, // 64: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	29, // 65: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	31, // 66: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	20, // 67: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
+	33, // 68: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	40, // 69: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	42, // 70: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	44, // 71: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	46, // 72: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	48, // 73: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	50, // 74: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	52, // 75: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	54, // 76: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	56, // 77: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 78: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 79: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 80: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 81: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 82: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	13, // 83: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
+	15, // 84: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
+	24, // 85: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	26, // 86: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	28, // 87: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	30, // 88: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	32, // 89: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	21, // 90: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
+	34, // 91: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	41, // 92: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	43, // 93: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	45, // 94: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	47, // 95: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	49, // 96: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	51, // 97: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	53, // 98: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	55, // 99: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	57, // 100: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	78, // [78:101] is the sub-list for method output_type
+	55, // [55:78] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }

@@ -1344,8 +1344,16 @@ type ListVolumesRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	PluginId  string `protobuf:"bytes,2,opt,name=plugin_id,json=pluginId,proto3" json:"plugin_id,omitempty"`
 	// node lists the volumes with a claim on that node.
-	Node          string       `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
-	Read          *ReadOptions `protobuf:"bytes,4,opt,name=read,proto3" json:"read,omitempty"`
+	Node string       `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	Read *ReadOptions `protobuf:"bytes,4,opt,name=read,proto3" json:"read,omitempty"`
+	// search lists the volumes whose id contains the text, in any case of its letters.
+	Search string `protobuf:"bytes,5,opt,name=search,proto3" json:"search,omitempty"`
+	// state lists the volumes that are free (they have no claim), taken (they have one) or releasing (one of their claims
+	// is being released); empty: all.
+	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
+	// per_page limits the answer, which is sorted by namespace and id, to one page; 0: all. page counts from 1.
+	PerPage       int32 `protobuf:"varint,7,opt,name=per_page,json=perPage,proto3" json:"per_page,omitempty"`
+	Page          int32 `protobuf:"varint,8,opt,name=page,proto3" json:"page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1408,10 +1416,40 @@ func (x *ListVolumesRequest) GetRead() *ReadOptions {
 	return nil
 }
 
+func (x *ListVolumesRequest) GetSearch() string {
+	if x != nil {
+		return x.Search
+	}
+	return ""
+}
+
+func (x *ListVolumesRequest) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ListVolumesRequest) GetPerPage() int32 {
+	if x != nil {
+		return x.PerPage
+	}
+	return 0
+}
+
+func (x *ListVolumesRequest) GetPage() int32 {
+	if x != nil {
+		return x.Page
+	}
+	return 0
+}
+
 type ListVolumesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
-	Meta          *ReadMeta              `protobuf:"bytes,2,opt,name=meta,proto3" json:"meta,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Volumes []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Meta    *ReadMeta              `protobuf:"bytes,2,opt,name=meta,proto3" json:"meta,omitempty"`
+	// total is how many volumes the caller may list, on all pages.
+	Total         int64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1458,6 +1496,13 @@ func (x *ListVolumesResponse) GetMeta() *ReadMeta {
 		return x.Meta
 	}
 	return nil
+}
+
+func (x *ListVolumesResponse) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
 }
 
 type ExplainVolumeRequest struct {
@@ -3549,15 +3594,20 @@ const file_pannier_host_v1_volume_proto_rawDesc = "" +
 	"\x04meta\x18\x03 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\x12@\n" +
 	"\n" +
 	"conditions\x18\x04 \x03(\v2 .pannier.host.v1.VolumeConditionR\n" +
-	"conditions\"\x95\x01\n" +
+	"conditions\"\xf2\x01\n" +
 	"\x12ListVolumesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tplugin_id\x18\x02 \x01(\tR\bpluginId\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x120\n" +
-	"\x04read\x18\x04 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\"w\n" +
+	"\x04read\x18\x04 \x01(\v2\x1c.pannier.host.v1.ReadOptionsR\x04read\x12\x16\n" +
+	"\x06search\x18\x05 \x01(\tR\x06search\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x19\n" +
+	"\bper_page\x18\a \x01(\x05R\aperPage\x12\x12\n" +
+	"\x04page\x18\b \x01(\x05R\x04page\"\x8d\x01\n" +
 	"\x13ListVolumesResponse\x121\n" +
 	"\avolumes\x18\x01 \x03(\v2\x17.pannier.host.v1.VolumeR\avolumes\x12-\n" +
-	"\x04meta\x18\x02 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\"D\n" +
+	"\x04meta\x18\x02 \x01(\v2\x19.pannier.host.v1.ReadMetaR\x04meta\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x03R\x05total\"D\n" +
 	"\x14ExplainVolumeRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"\xdd\x01\n" +
