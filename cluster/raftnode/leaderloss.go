@@ -16,40 +16,59 @@ import (
 // at most a fifth of the heartbeat timeout apart, so the servers check in the intended order.
 const turn = heartbeat * 3 / 10
 
-// watchLeader makes raft look for another leader when the present one has been silent for the heartbeat timeout
-// and this server's turn has come, until ctx ends.
+// watchLeader makes raft look for another leader when the present one has been silent for the heartbeat timeout, or
+// is gone (goneLeader), and this server's turn has come, until ctx ends.
 func (n *Node) watchLeader(ctx context.Context) {
+	states, end := n.states()
+	defer end()
 	for {
 		_, next := n.preVotes.received()
-		wait := heartbeat
+		found := n.gone.found.Wait()
+		wait, patience := heartbeat, heartbeat
 		if _, leader := n.LeaderWithID(); leader != "" && n.State() == raft.Follower {
 			silent := n.LastContact()
-			if wait = time.Until(silent.Add(heartbeat + n.turns(leader, silent))); wait <= 0 {
-				if err := n.checkLeader(); err != nil {
-					n.logger.Error("raft could not be told to look for another leader", "silent", leader, "error", err)
-				}
-				wait = turn
+			patience = n.gone.patience(leader, silent)
+			wait = time.Until(silent.Add(patience + n.turns(leader, silent)))
+		}
+		// Raft checks the leader when its heartbeat timeout is shortened. It is long again once raft has.
+		err := n.setHeartbeat(heartbeat)
+		if err == nil && wait <= 0 {
+			if wait = turn; patience < heartbeat {
+				err = n.setHeartbeat(patience)
+			} else {
+				err = n.checkLeader()
 			}
+		}
+		if err != nil {
+			n.logger.Error("raft could not be told to look for another leader", "error", err)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-next:
+		case <-found:
+		case <-states:
 		case <-time.After(wait):
 		}
 	}
 }
 
-// watchAlone makes a server without others lead again a heartbeat timeout after it has stopped, as when its log could
-// not be written, until ctx ends. Raft alone takes up to twice as long.
-func (n *Node) watchAlone(ctx context.Context) {
+// states returns a channel that is filled when raft has become a follower, a candidate or the leader, until end.
+func (n *Node) states() (changed <-chan raft.Observation, end func()) {
 	states := make(chan raft.Observation, 1)
 	changes := raft.NewObserver(states, false, func(o *raft.Observation) bool {
 		_, changed := o.Data.(raft.RaftState)
 		return changed
 	})
 	n.RegisterObserver(changes)
-	defer n.DeregisterObserver(changes)
+	return states, func() { n.DeregisterObserver(changes) }
+}
+
+// watchAlone makes a server without others lead again a heartbeat timeout after it has stopped, as when its log could
+// not be written, until ctx ends. Raft alone takes up to twice as long.
+func (n *Node) watchAlone(ctx context.Context) {
+	states, end := n.states()
+	defer end()
 	for {
 		var late <-chan time.Time
 		if n.State() == raft.Follower {
@@ -101,12 +120,19 @@ func (n *Node) turns(leader raft.ServerID, since time.Time) time.Duration {
 // checkLeader makes raft check now whether it must find a leader. A follower checks whenever its heartbeat timeout
 // is shortened, and starts an election if there was no contact within it.
 func (n *Node) checkLeader() error {
-	conf := n.ReloadableConfig()
-	usual := conf.HeartbeatTimeout
-	for _, conf.HeartbeatTimeout = range []time.Duration{usual - time.Millisecond, usual} {
-		if err := n.ReloadConfig(conf); err != nil {
-			return err
-		}
+	usual := n.ReloadableConfig().HeartbeatTimeout
+	if err := n.setHeartbeat(usual - time.Millisecond); err != nil {
+		return err
 	}
-	return nil
+	return n.setHeartbeat(usual)
+}
+
+// setHeartbeat changes raft's heartbeat timeout.
+func (n *Node) setHeartbeat(timeout time.Duration) error {
+	conf := n.ReloadableConfig()
+	if conf.HeartbeatTimeout == timeout {
+		return nil
+	}
+	conf.HeartbeatTimeout = timeout
+	return n.ReloadConfig(conf)
 }

@@ -115,6 +115,7 @@ type Node struct {
 	}
 	network    *raft.NetworkTransport // and streams: nil without other servers
 	preVotes   *preVoteTracker
+	gone       goneLeader
 	streams    *streams
 	forming    *forming
 	abstention *abstention
@@ -201,6 +202,7 @@ func Open(cfg Config) (n *Node, err error) {
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
 		n.running.Go(func() { n.watchLeader(ctx) })
+		n.running.Go(func() { n.watchProcess(ctx) })
 	} else {
 		n.running.Go(func() { n.watchAlone(ctx) })
 	}

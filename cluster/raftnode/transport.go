@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // Bounds of the requests between servers (ask).
@@ -52,6 +53,8 @@ type streams struct {
 
 	mu    sync.Mutex
 	conns map[*trackedConn]struct{} // accepted, and not closed yet
+
+	ended notify.Broadcast // a connection of raft's was ended, by the other server or by an error
 
 	closing  sync.Once
 	closeErr error
@@ -292,7 +295,11 @@ func (c *trackedConn) Read(p []byte) (int, error) {
 		c.first = c.first[n:]
 		return n, nil
 	}
-	return c.Conn.Read(p)
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.all.ended.Notify()
+	}
+	return n, err
 }
 
 func (c *trackedConn) Close() error {
