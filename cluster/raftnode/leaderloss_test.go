@@ -1,6 +1,7 @@
 package raftnode_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -90,6 +91,45 @@ func TestALeaderWhoseConnectionsEndStays(t *testing.T) {
 			t.Errorf("%s leads in term %d, want %s in term %d", leader, now, first, term)
 		}
 	})
+}
+
+// TestWaitingForALeader waits on a follower that still takes the leader that has ended for one that leads.
+func TestWaitingForALeader(t *testing.T) {
+	for _, portStays := range []bool{true, false} {
+		t.Run(fmt.Sprint("port stays: ", portStays), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := startServers(t, 3)
+				first := s.leader(t)
+				time.Sleep(time.Minute)
+				var follower *raftnode.Node
+				for name, n := range s.nodes {
+					if name != first {
+						follower = n
+					}
+				}
+				wait := func() (took time.Duration) {
+					began := time.Now()
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					follower.AwaitLeader(ctx)
+					return time.Since(began)
+				}
+				if took := wait(); took > 0 {
+					t.Errorf("waited %s for a leader that leads", took)
+				}
+				s.pipes[first].stays.Store(portStays)
+				s.end(t, first)
+				time.Sleep(400 * time.Millisecond)
+				if took := wait(); took == 0 || took > time.Second {
+					t.Errorf("waited %s after the end of the leader, want until there is another one", took)
+				}
+				_, name := follower.LeaderWithID()
+				if n := s.nodes[string(name)]; n == nil || n.State() != raft.Leader {
+					t.Errorf("it waited for %q, which does not lead", name)
+				}
+			})
+		})
+	}
 }
 
 // TestOneOfTwoWins lets two servers become candidates before either of them hears of the other.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/internal/notify"
 )
 
 // Config is the configuration of a raft node.
@@ -116,6 +117,7 @@ type Node struct {
 	network    *raft.NetworkTransport // and streams: nil without other servers
 	preVotes   *preVoteTracker
 	gone       goneLeader
+	elected    notify.Broadcast
 	streams    *streams
 	forming    *forming
 	abstention *abstention
@@ -199,6 +201,7 @@ func Open(cfg Config) (n *Node, err error) {
 	}
 	if n.streams != nil {
 		n.RegisterObserver(raft.NewObserver(nil, false, n.preVotes.observe))
+		n.RegisterObserver(raft.NewObserver(nil, false, n.observeLeader))
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
 		n.running.Go(func() { n.watchLeader(ctx) })

@@ -136,11 +136,14 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 			err = n.same()
 		}
 		return err
-	case !g.Leader.Ledger.Leader():
-		return errNotLeading
-	default:
-		return mayAgent(ctx, g.Leader, peer, req)
 	}
+	if !g.Leader.Ledger.Leader() {
+		g.Leader.Ledger.AwaitLeader(ctx)
+	}
+	if !g.Leader.Ledger.Leader() {
+		return errNotLeading
+	}
+	return mayAgent(ctx, g.Leader, peer, req)
 }
 
 var (
