@@ -84,7 +84,8 @@ var (
 	workloadsDesc = desc("workloads", "Workloads of this node by state; ended ones are forgotten after a while.",
 		"state")
 	releasesDesc = desc("workload_releases_waiting",
-		"Workloads of this node whose release failed at least once and is tried again.")
+		"Workloads of this node whose release failed at least once and is tried again, by why the last try failed.",
+		"reason")
 	triesDesc = desc("workload_release_failed_tries_total",
 		"Tries to release a workload of this node that failed, since the agent started.")
 	driverDesc         = desc("driver_healthy", "Whether a CSI driver of this node is healthy.", "driver")
@@ -132,7 +133,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range c.workloadCounts() {
 		gauge(workloadsDesc, float64(n), state)
 	}
-	gauge(releasesDesc, float64(len(c.releases())))
+	for reason, n := range c.waitingReleases() {
+		gauge(releasesDesc, float64(n), reason)
+	}
 	counter(triesDesc, int(c.cfg.Workloads.FailedTries()))
 	for _, d := range c.cfg.Drivers.List() {
 		gauge(driverDesc, bit(d.Healthy), d.ID)
@@ -279,6 +282,20 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 	}
 	c.index, c.last = index, now
 	return now, nil
+}
+
+// waitingReleases counts the releases of this node's workloads that have to wait, for every reason.
+func (s *Server) waitingReleases() map[string]int {
+	n := map[string]int{}
+	for _, reason := range workload.ReleaseReasons() {
+		n[reason] = 0
+	}
+	for _, w := range s.cfg.Workloads.List() {
+		if w.Release.Tries > 0 {
+			n[w.Release.Reason]++
+		}
+	}
+	return n
 }
 
 // workloadCounts counts the workloads of this node, for every state.

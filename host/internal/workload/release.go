@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
@@ -21,18 +22,32 @@ type Release struct {
 	Error   string    // of the last
 	NextAt  time.Time // of the next; zero during one
 	Command string    // ends what keeps it, such as the use of a volume; empty: nothing is known to
+	Reason  string    // one of ReleaseReasons
 }
+
+// Why a release has to wait.
+const (
+	reasonInUse  = "in_use" // a process, container or mount uses a volume
+	reasonDriver = "driver" // a CSI driver cannot be called
+	reasonConsul = "consul" // Consul refuses to deregister or revoke
+	reasonOther  = "other"
+)
+
+// ReleaseReasons are the values of Release.Reason.
+func ReleaseReasons() []string { return []string{reasonInUse, reasonDriver, reasonConsul, reasonOther} }
 
 // waits notes that a try to release the workload has failed; the next is after a pause. It is reported in the log and
 // as an event at the first try, the second, the fourth, the eighth and so on.
 func (r *run) waits(ctx context.Context, err error, pause time.Duration) {
-	command := ""
+	command, reason := "", reasonOther
 	held, refused := (*volumesteps.InUse)(nil), (*servicesteps.Refused)(nil)
 	switch {
 	case errors.As(err, &held):
-		command = held.Command
+		command, reason = held.Command, reasonInUse
 	case errors.As(err, &refused):
-		command = r.forceCommand()
+		command, reason = r.forceCommand(), reasonConsul
+	case errors.Is(err, drivers.ErrUnhealthy):
+		reason = reasonDriver
 	}
 	var now Release
 	r.Update(func() {
@@ -40,7 +55,8 @@ func (r *run) waits(ctx context.Context, err error, pause time.Duration) {
 			r.retried.Since = time.Now()
 		}
 		r.retried.Tries++
-		r.retried.Error, r.retried.NextAt, r.retried.Command = err.Error(), time.Now().Add(pause), command
+		r.retried.Error, r.retried.NextAt = err.Error(), time.Now().Add(pause)
+		r.retried.Command, r.retried.Reason = command, reason
 		r.rec.Waiting = err.Error()
 		now = r.retried
 	})

@@ -112,7 +112,7 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 			t.Errorf("pannier %s does not say what to stop:\n%s", strings.Join(args, " "), out)
 		}
 	}
-	if got := metric(t, h, "pannier_workload_releases_waiting"); got != 1 {
+	if got := metric(t, h, `pannier_workload_releases_waiting{reason="in_use"}`); got != 1 {
 		t.Errorf("%v releases wait by the metrics", got)
 	}
 	if got := metric(t, h, "pannier_workload_release_failed_tries_total"); got < 3 {
@@ -125,7 +125,7 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 	end()
 	must(t, <-stopped)
 	h.NothingInUse()
-	if got := metric(t, h, "pannier_workload_releases_waiting"); got != 0 {
+	if got := metric(t, h, `pannier_workload_releases_waiting{reason="in_use"}`); got != 0 {
 		t.Errorf("%v releases wait by the metrics after the end", got)
 	}
 }
