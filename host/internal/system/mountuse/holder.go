@@ -64,7 +64,40 @@ func (h Holder) Stop() string {
 // are not seen. In this namespace the volume's mounts are those below ignore, and copies are later than the first of
 // them: an earlier one is what the driver serves the volume from.
 func Holders(path, ignore, destination string) ([]Holder, error) {
+	return holders(path, ignore, destination, onlyHere)
+}
+
+// holders is Holders, with what tells that there is nothing in other namespaces.
+func holders(path, ignore, destination string,
+	onlyHere func(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error),
+) ([]Holder, error) {
 	device, missing := deviceAt(path) // before the look: afterwards it may be unmounted, and gone
+	s := copySearch{device: device, ignore: ignore, destination: destination, receives: map[string][]string{}}
+	scene, err := look([]string{path}, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	own := Tree{scene.own, "/"}
+	table := scene.views[own].mounts
+	if s.at = topmost(table, path); s.at == nil {
+		return nil, nil
+	}
+	if missing != nil {
+		return nil, missing
+	}
+	if len(scene.Copies) == 0 && len(scene.blocks) == 0 && device == 0 {
+		s.lookHere(table)
+		if len(s.found) == 0 {
+			if only, err := onlyHere(scene, table, ignore); err == nil && only {
+				return nil, nil
+			}
+		}
+	}
+	return s.among(path)
+}
+
+// among returns the holders that the processes of the machine are.
+func (s copySearch) among(path string) ([]Holder, error) {
 	pids, err := procfs.Numbers(procfs.Root)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -75,15 +108,10 @@ func Holders(path, ignore, destination string) ([]Holder, error) {
 	}
 	own := Tree{scene.own, "/"}
 	table := scene.views[own].mounts
-	s := copySearch{
-		at: topmost(table, path), device: device, ignore: ignore, destination: destination, receives: map[string][]string{},
-	}
-	if s.at == nil {
+	if s.at = topmost(table, path); s.at == nil {
 		return nil, nil
 	}
-	if missing != nil {
-		return nil, missing
-	}
+	s.found, s.spots = nil, nil
 	s.learn(table)
 	s.lookHere(table)
 	s.addLayers(scene, own)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
@@ -51,9 +52,49 @@ func inNamespace(t *testing.T, propagation, script string, args ...string) int {
 // held lists the copies that a process holds of the mount at path.
 func held(t *testing.T, ignore, path, destination string, pid int) []Holder {
 	t.Helper()
-	found, err := Holders(path, ignore, destination)
-	check.NoError(t, err)
-	return slices.DeleteFunc(found, func(h Holder) bool { return h.PID != pid })
+	of := func(all []Holder, err error) []Holder {
+		t.Helper()
+		check.NoError(t, err)
+		return slices.DeleteFunc(all, func(h Holder) bool { return h.PID != pid })
+	}
+	found := of(Holders(path, ignore, destination))
+	slow := of(holders(path, ignore, destination, func(*Scene, []*mountinfo.Info, string) (bool, error) {
+		return false, unix.ENOSYS
+	}))
+	if !slices.EqualFunc(found, slow, func(a, b Holder) bool { return a.Path == b.Path && a.ReadOnly == b.ReadOnly }) {
+		t.Errorf("of %s it found %v, and without the kernel's list of namespaces %v", path, found, slow)
+	}
+	return found
+}
+
+// The kernel's own lists are what keeps a release from looking at every process.
+func TestNothingElsewhere(t *testing.T) {
+	testbin.RequireRoot(t, "what the kernel lists of other namespaces")
+	own, dir := tempDir(t), tempDir(t)
+	path := filepath.Join(own, "volume")
+	check.NoError(t, os.Mkdir(path, 0o700))
+	mount(t, "volume", path, "tmpfs", 0)
+	only := func() bool {
+		t.Helper()
+		sc := check.Must(look([]string{path}, nil, nil))(t)
+		is, err := onlyHere(sc, sc.views[Tree{sc.own, "/"}].mounts, own)
+		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) {
+			t.Skipf("not covered: mount namespaces as this kernel lists them: %v", err)
+		}
+		check.NoError(t, err)
+		return is
+	}
+	for _, script := range []string{"true", "mount -t tmpfs other $2", "umount $1"} {
+		inNamespace(t, "private", script, path, dir)
+		if !only() {
+			t.Errorf("after %q it counts as elsewhere", script)
+		}
+	}
+	many := "for n in $(seq 300); do mount -t tmpfs many $2; done; mount --bind $1 $2" // more than one answer's
+	inNamespace(t, "private", many, path, dir)
+	if only() {
+		t.Error("a copy in another namespace does not count")
+	}
 }
 
 func TestHoldersOfAMount(t *testing.T) {

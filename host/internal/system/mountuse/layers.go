@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +20,7 @@ func (s *Scene) findLayers() {
 	if len(s.Places) == 0 && len(s.Copies) == 0 {
 		return
 	}
-	s.loops = loopDevices()
+	s.loops = loopFiles()
 	on := map[uint64]string{} // by file system that is a layer: the scene's path
 	for found := true; found; {
 		found = false
@@ -135,25 +134,37 @@ func stacked(dir string) (numbers []uint64) {
 	return numbers
 }
 
-// loopDevices lists the machine's loop devices.
-func loopDevices() []string {
-	dir, err := os.Open("/sys/block")
+// loopFiles returns the files of the machine's loop devices, by the devices' names. One that was deleted is named too.
+func loopFiles() map[string]string {
+	const devices = "/sys/devices/virtual/block" // where the links of /sys/block lead
+	dir, err := os.Open(devices)
 	if err != nil {
 		return nil
 	}
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
-	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, "loop") })
+	files := map[string]string{}
+	text := make([]byte, unix.PathMax+len(" (deleted)\n"))
+	for _, name := range names {
+		if !strings.HasPrefix(name, "loop") {
+			continue
+		}
+		fd, err := unix.Openat(int(dir.Fd()), name+"/loop/backing_file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			continue // it has no file
+		}
+		n, err := unix.Read(fd, text) // sysfs(5) gives an attribute in one piece
+		_ = unix.Close(fd)            // nothing was written through it
+		if err == nil {
+			files[name] = strings.TrimSuffix(strings.TrimSpace(string(text[:n])), " (deleted)")
+		}
+	}
+	return files
 }
 
 // findLoops adds the loop devices whose file is in a place or a copy of this namespace, or is one of the block devices.
 func (s *Scene) findLoops() {
-	for _, name := range s.loops {
-		text, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
-		if err != nil {
-			continue // it has no file
-		}
-		backing := strings.TrimSuffix(strings.TrimSpace(string(text)), " (deleted)")
+	for name, backing := range s.loops {
 		path := s.blocks[nodeNumber(backing)]
 		if path == "" {
 			path = s.around(backing, s.own)

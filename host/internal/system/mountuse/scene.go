@@ -32,7 +32,7 @@ type Scene struct {
 	ids     map[int]string     // by ID of a place or a copy: its path
 	devices map[uint64]string  // by file system of which nothing else is mounted: its path
 	blocks  map[uint64]string  // by block device that is bound at a place: its path
-	loops   []string           // the machine's loop devices
+	loops   map[string]string  // the machine's loop devices with a file: its path
 	seen    map[uint64][]shown // by namespace: where its processes see places and copies
 }
 
