@@ -150,6 +150,9 @@ func TestStopWhileTheDriverIsDown(t *testing.T) {
 		if got := h.Run("workload", "status", "w"); !strings.Contains(got, "stopping") || !strings.Contains(got, "dyn") {
 			return errors.New(got)
 		}
+		if metric(t, h, `pannier_workload_releases_waiting{reason="driver"}`) != 1 {
+			return errors.New("the metrics do not say that it waits for a driver")
+		}
 		return nil
 	})
 	if got := h.Run("volume", "status", "data"); !strings.Contains(got, "unpublishing") || !strings.Contains(got, "dyn") {
