@@ -193,6 +193,10 @@ bench: consul ## Measure what Pannier costs on an idle machine, into bench/ (roo
 bench: RESULTS = $(CURDIR)/bench/results.json
 bench: ONLY =
 
+.PHONY: bench-page
+bench-page: ## Write the results of make bench into docs/benchmarks.md
+	@go run ./test/bench/page bench/results.json docs/benchmarks.md
+
 .PHONY: bench-plots
 bench-plots: GROWTH = $(CURDIR)/bench/growth.json
 bench-plots: ONLY =
