@@ -9,7 +9,7 @@ SHELL := /bin/bash
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier is the client, which executes
 # bin/pannier-agent, the whole program, for what it cannot do.
 PROGRAMS := host/cmd/pannier drivers/csi-local
-PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume
+PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume web
 BIN      := bin
 
 VERSION = $(shell tools/version)
@@ -116,6 +116,10 @@ test-cluster: ## Run the tests of clusters only: several hosts, each in a networ
 quick: ## Build everything and run the fast tests: no root, no servers, under a minute (the inner loop)
 	go build $(PACKAGES)
 	$(GO_TEST) $(AT_ONCE) $$(tools/quick)
+
+.PHONY: test-browser
+test-browser: ## Look at the pages of the plugin web in a real Chromium; leaves their pictures in test/artefacts (root, chromium)
+	$(GO_TEST) ./test/suite/browser
 
 .PHONY: race
 race: GO_TEST += -race -timeout 30m

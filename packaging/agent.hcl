@@ -29,3 +29,14 @@ plugin "docker-volume" {
     policy = "docker-volume" # counts where ACLs are on
   }
 }
+
+# Pages in a browser, at http://127.0.0.1:7480: docs/web.md.
+# plugin "web" {
+#   user = "nobody"
+#   listen "http" {
+#     address = "127.0.0.1:7480"
+#   }
+#   api {
+#     policy = "web" # counts where ACLs are on
+#   }
+# }

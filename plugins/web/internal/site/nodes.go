@@ -1,0 +1,62 @@
+package site
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// leasedNode is a node with what is left of its lease.
+type leasedNode struct {
+	*hostv1.Node
+	Claims, Workloads int
+	// Detail is false where the node's claims may not be read.
+	Detail bool
+}
+
+// Left is the part of the node's lease that is left, in percent; -1: it needs none.
+func (n leasedNode) Left() int {
+	if n.GetLetGoAt() == nil || n.GetLastHeard() == nil {
+		return -1
+	}
+	whole := n.GetLetGoAt().AsTime().Sub(n.GetLastHeard().AsTime())
+	return percent(time.Until(n.GetLetGoAt().AsTime()).Milliseconds(), whole.Milliseconds())
+}
+
+// Sick counts the node's drivers that are not healthy.
+func (n leasedNode) Sick() (sick int) {
+	for _, d := range n.GetDrivers() {
+		if !d.GetHealthy() {
+			sick++
+		}
+	}
+	return sick
+}
+
+func (s *Site) nodes(ctx context.Context, u user, _ *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]leasedNode, 0, len(res.GetNodes()))
+	for _, n := range res.GetNodes() {
+		all = append(all, leasedNode{Node: n})
+	}
+	return all, nil
+}
+
+type nodeData struct {
+	leasedNode
+	Runs []*hostv1.NodeWorkload
+	Held []*hostv1.Claim
+}
+
+func (s *Site) node(ctx context.Context, u user, r *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Nodes.GetNode, &hostv1.GetNodeRequest{Name: r.PathValue("name")})
+	if err != nil {
+		return nil, err
+	}
+	return nodeData{leasedNode{Node: res.GetNode()}, res.GetWorkloads(), res.GetClaims()}, nil
+}

@@ -1,0 +1,242 @@
+package site
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// view is a page: its template, what it shows, and how often it is made anew when nothing is known to have changed, for
+// what changes with time alone.
+type view struct {
+	name  string
+	show  func(ctx context.Context, u user, r *http.Request) (any, error)
+	every time.Duration
+}
+
+// page is what the layout has.
+type page struct {
+	Name, Title string
+	Path        string // with the query
+	User        user
+	Form        string // the token of the user's forms
+	Actions     bool
+	Live        string // where the page is kept up to date; empty: nowhere
+	Data        any
+	Code        int
+	Error       string
+}
+
+// Here is the path of this page, for links that change the query only.
+func (p page) Here() string { path, _, _ := strings.Cut(p.Path, "?"); return path }
+
+// liveParam asks for a page as a stream.
+const liveParam = "live"
+
+func (s *Site) page(v view) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u := s.who(r)
+		if r.URL.Query().Has(liveParam) {
+			s.stream(w, r, u, v)
+			return
+		}
+		data, err := s.look(r, u, v)
+		switch {
+		case u.signedOut(err):
+			s.toSignIn(w, r)
+		case err != nil:
+			s.fail(w, r, u, status(err), reason(err))
+		default:
+			query := r.URL.Query()
+			query.Set(liveParam, "1")
+			p := s.of(r, u, v.name, data)
+			p.Live = r.URL.Path + "?" + query.Encode()
+			s.write(w, http.StatusOK, p)
+		}
+	})
+}
+
+func (s *Site) look(r *http.Request, u user, v view) (any, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), callTimeout)
+	defer cancel()
+	return v.show(ctx, u, r)
+}
+
+// of returns a page of a user. Its title is the first heading's, which the template sets.
+func (s *Site) of(r *http.Request, u user, name string, data any) page {
+	query := r.URL.Query()
+	query.Del(liveParam)
+	path := r.URL.Path
+	if q := query.Encode(); q != "" {
+		path += "?" + q
+	}
+	return page{
+		Name: name, Title: titles[name], Path: path, User: u, Form: s.Sessions.FormToken(u.Session),
+		Actions: s.Actions, Data: data,
+	}
+}
+
+// write renders a page. It is rendered whole first, so that an error of a template is not half a page.
+func (s *Site) write(w http.ResponseWriter, code int, p page) {
+	var text bytes.Buffer
+	if err := s.pages[p.Name].ExecuteTemplate(&text, "layout", p); err != nil {
+		s.Log.Error("a page cannot be rendered", "page", p.Name, "error", err)
+		http.Error(w, "This page cannot be shown; the plugin's log says why.", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = w.Write(text.Bytes()) // an error: the reader is gone
+}
+
+// fail shows an error in place of a page.
+func (s *Site) fail(w http.ResponseWriter, r *http.Request, u user, code int, text string) {
+	p := s.of(r, u, "error", nil)
+	p.Code, p.Error = code, text
+	s.write(w, code, p)
+}
+
+// toSignIn sends the user to the form, and back afterwards.
+func (s *Site) toSignIn(w http.ResponseWriter, r *http.Request) {
+	http.Redirect(w, r, "/sign-in?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
+}
+
+// settle is how long changes are collected before a page is made anew.
+const settle = 100 * time.Millisecond
+
+// stream sends the content of a page whenever it is another one, as server-sent events. It ends when the reader is
+// gone, the token ends, or the process finishes.
+func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
+	select {
+	case s.streams <- struct{}{}:
+		defer func() { <-s.streams }()
+	default:
+		http.Error(w, "Too many pages are kept up to date.", http.StatusServiceUnavailable)
+		return
+	}
+	var following sync.WaitGroup
+	defer following.Wait()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	changed := s.watch(ctx, u, &following)
+	tick := time.NewTicker(v.every)
+	defer tick.Stop()
+	control := http.NewResponseController(w)
+	var seed, last = maphash.MakeSeed(), uint64(0)
+	for {
+		data, err := s.look(r, u, v)
+		if u.signedOut(err) && last == 0 {
+			http.Error(w, "Sign in first.", http.StatusUnauthorized)
+			return
+		}
+		if u.signedOut(err) || ctx.Err() != nil {
+			return
+		}
+		var text bytes.Buffer
+		p := s.of(r, u, v.name, data)
+		part := "main"
+		if err != nil {
+			p.Name, p.Code, p.Error = "error", status(err), reason(err)
+		}
+		if err := s.pages[p.Name].ExecuteTemplate(&text, part, p); err != nil {
+			s.Log.Error("a page cannot be rendered", "page", v.name, "error", err)
+			return
+		}
+		if sum := maphash.Bytes(seed, text.Bytes()); sum != last {
+			if last == 0 {
+				w.Header().Set("Content-Type", "text/event-stream")
+			}
+			last = sum
+			if control.SetWriteDeadline(time.Now().Add(callTimeout)) != nil {
+				return
+			}
+			if _, err := w.Write(message(text.Bytes())); err != nil || control.Flush() != nil {
+				return
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-changed:
+			select { // what belongs to one change comes in one message
+			case <-time.After(settle):
+			case <-ctx.Done():
+				return
+			}
+		case <-ctx.Done():
+			return
+		case <-s.Stopping:
+			return
+		}
+	}
+}
+
+// message is an unnamed server-sent event (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+func message(text []byte) []byte {
+	var out bytes.Buffer
+	for line := range bytes.Lines(text) {
+		fmt.Fprintf(&out, "data: %s\n", bytes.TrimRight(line, "\r\n"))
+	}
+	out.WriteByte('\n')
+	return out.Bytes()
+}
+
+// watch returns a channel that has a value after something may have changed: in the ledger, or on this host.
+func (s *Site) watch(ctx context.Context, u user, following *sync.WaitGroup) <-chan struct{} {
+	changed := make(chan struct{}, 1)
+	tell := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	again := func(follow func() error) {
+		for ctx.Err() == nil {
+			if follow() == nil { // the token may not, or the leader has changed
+				tell()
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+	}
+	following.Go(func() {
+		again(func() error {
+			stream, err := s.API.System.Watch(u.as(ctx), connect.NewRequest(&hostv1.WatchRequest{
+				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
+			}))
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				tell()
+			}
+			return stream.Err()
+		})
+	})
+	following.Go(func() {
+		again(func() error {
+			stream, err := s.API.Agent.Events(u.as(ctx), connect.NewRequest(&hostv1.EventsRequest{Follow: true}))
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				tell()
+			}
+			return stream.Err()
+		})
+	})
+	return changed
+}

@@ -1,0 +1,108 @@
+package site
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func (s *Site) plugins(ctx context.Context, u user, _ *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Plugins.ListPlugins, &hostv1.ListPluginsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	return res.GetPlugins(), nil
+}
+
+type pluginData struct {
+	*hostv1.Plugin
+	Problems []finding
+	Events   []*hostv1.Event
+}
+
+// Past are the swaps, newest first.
+func (d pluginData) Past() []*hostv1.PluginSwap {
+	past := slices.Clone(d.GetSwaps())
+	slices.Reverse(past)
+	return past
+}
+
+func (s *Site) plugin(ctx context.Context, u user, r *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Plugins.ListPlugins, &hostv1.ListPluginsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	name := r.PathValue("name")
+	at := slices.IndexFunc(res.GetPlugins(), func(p *hostv1.Plugin) bool { return p.GetName() == name })
+	if at < 0 {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("this host has no plugin %q", name))
+	}
+	d := pluginData{Plugin: res.GetPlugins()[at]}
+	d.Problems = pluginProblems(d.Plugin)
+	d.Events, _ = s.eventsOf(ctx, u, []string{"plugin"}, func(e *hostv1.Event) bool { return e.GetSubject() == name })
+	return d, nil
+}
+
+func (s *Site) drivers(ctx context.Context, u user, _ *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Drivers.ListDrivers, &hostv1.ListDriversRequest{})
+	if err != nil {
+		return nil, err
+	}
+	return res.GetDrivers(), nil
+}
+
+type driverData struct {
+	*hostv1.Driver
+	Events []*hostv1.Event
+}
+
+func (s *Site) driver(ctx context.Context, u user, r *http.Request) (any, error) {
+	id := r.PathValue("id")
+	res, err := ask(ctx, u, u.api.Drivers.GetDriver, &hostv1.GetDriverRequest{Id: id})
+	if err != nil {
+		return nil, err
+	}
+	d := driverData{Driver: res.GetDriver()}
+	d.Events, _ = s.eventsOf(ctx, u, []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
+	return d, nil
+}
+
+type servicesData struct {
+	Node     string
+	Services []serviceRow
+	Tokens   []*hostv1.Token
+	// TokensWhy says why none are shown.
+	TokensWhy string
+}
+
+// serviceRow is a service of a workload of this node.
+type serviceRow struct {
+	*hostv1.ServiceStatus
+	Namespace, Workload string
+}
+
+func (s *Site) services(ctx context.Context, u user, _ *http.Request) (any, error) {
+	list, err := ask(ctx, u, u.api.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+	if err != nil {
+		return nil, err
+	}
+	d := servicesData{Node: list.GetNode()}
+	for _, w := range list.GetWorkloads() {
+		for _, service := range w.GetServices() {
+			d.Services = append(d.Services, serviceRow{service, w.GetSpec().GetNamespace(), w.GetSpec().GetId()})
+		}
+	}
+	slices.SortFunc(d.Services, func(a, b serviceRow) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	tokens, err := ask(ctx, u, u.api.Tokens.ListTokens, &hostv1.ListTokensRequest{})
+	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
+		return nil, err
+	}
+	d.Tokens, d.TokensWhy = tokens.GetTokens(), reason(err)
+	return d, nil
+}

@@ -1,0 +1,26 @@
+// Says whether the page is kept up to date, and copies a command that is clicked. Pages can be read without it.
+document.addEventListener('htmx:sse:after:message', () => live('live', 'good'));
+document.addEventListener('htmx:sse:error', () => live('not live: reload', 'bad'));
+document.addEventListener('htmx:sse:close', () => live('not live: reload', 'bad'));
+document.addEventListener('htmx:error', () => live('not live: reload', 'bad'));
+
+// A page that is left ends its stream, also where the browser keeps the page for the way back: HTTP/1.1 has six
+// connections.
+addEventListener('pagehide', () => document.getElementById('main')?._htmx?.sse?.abortController.abort());
+addEventListener('pageshow', event => event.persisted && location.reload());
+
+function live(text, kind) {
+  const shown = document.getElementById('live');
+  if (!shown || shown.textContent === text) return;
+  shown.textContent = text;
+  shown.className = 'live ' + kind;
+}
+
+document.addEventListener('click', event => {
+  const command = event.target.closest('.command');
+  if (!command || !navigator.clipboard || String(getSelection())) return;
+  navigator.clipboard.writeText(command.textContent).then(() => {
+    command.classList.add('copied');
+    setTimeout(() => command.classList.remove('copied'), 1200);
+  }, () => {});
+});

@@ -1,0 +1,211 @@
+package site
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// perPage is how many volumes a page has.
+const perPage = 50
+
+// volumesData is a page of the list.
+type volumesData struct {
+	Volumes                          []row
+	Search, State, Namespace, Driver string
+	Page, Pages, From, To            int
+	Total                            int64
+	States                           []string
+	// Usage says that the list has how full the mounted volumes are, which takes a question to each.
+	Usage bool
+}
+
+// row is a volume of the list.
+type row struct {
+	*hostv1.Volume
+	Usage *hostv1.VolumeUsage
+}
+
+// State of a volume in one word.
+func (r row) State() string { return volumeState(r.Volume) }
+
+func volumeState(v *hostv1.Volume) string {
+	state := "free"
+	for _, c := range v.GetClaims() {
+		if c.GetState() != "taken" {
+			return "releasing"
+		}
+		state = "in use"
+	}
+	return state
+}
+
+// Query is the address of another page of the same list.
+func (d volumesData) Query(page int) string {
+	q := url.Values{}
+	for key, value := range map[string]string{
+		"search": d.Search, "state": d.State, "namespace": d.Namespace, "driver": d.Driver,
+	} {
+		if value != "" {
+			q.Set(key, value)
+		}
+	}
+	if page > 1 {
+		q.Set("page", strconv.Itoa(page))
+	}
+	return "/volumes?" + q.Encode()
+}
+
+// Near are the pages that the list links to; 0 stands for a gap.
+func (d volumesData) Near() (pages []int) {
+	for n := 1; n <= d.Pages; n++ {
+		if n == 1 || n == d.Pages || n >= d.Page-2 && n <= d.Page+2 {
+			pages = append(pages, n)
+		} else if pages[len(pages)-1] != 0 {
+			pages = append(pages, 0)
+		}
+	}
+	return pages
+}
+
+func (s *Site) volumes(ctx context.Context, u user, r *http.Request) (any, error) {
+	q := r.URL.Query()
+	d := volumesData{
+		Search: q.Get("search"), State: q.Get("state"), Namespace: q.Get("namespace"), Driver: q.Get("driver"),
+		Page: 1, States: []string{"free", "taken", "releasing"}, Usage: q.Has("usage") || q.Has(liveParam),
+	}
+	if n, err := strconv.Atoi(q.Get("page")); err == nil && n > 1 && n < 1<<20 {
+		d.Page = n
+	}
+	if !slices.Contains(d.States, d.State) {
+		d.State = ""
+	}
+	res, err := ask(ctx, u, u.api.Volumes.ListVolumes, &hostv1.ListVolumesRequest{
+		Namespace: cmp.Or(d.Namespace, "*"), PluginId: d.Driver, Search: d.Search, State: d.State, PerPage: perPage,
+		Page: int32(d.Page), //nolint:gosec // it is bounded above
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.Total = res.GetTotal()
+	d.Pages = max(int((d.Total+perPage-1)/perPage), 1)
+	d.From = min((d.Page-1)*perPage+1, int(d.Total))
+	d.To = d.From + len(res.GetVolumes()) - 1
+	for _, v := range res.GetVolumes() {
+		d.Volumes = append(d.Volumes, row{Volume: v})
+	}
+	if d.Usage {
+		s.usages.fill(ctx, u, d.Volumes)
+	}
+	return d, nil
+}
+
+// volumeData is the page of one volume.
+type volumeData struct {
+	Volume     *hostv1.Volume
+	Usage      *hostv1.VolumeUsage
+	Conditions []*hostv1.VolumeCondition
+	Summary    string
+	Claims     []wayOut
+	Events     []*hostv1.Event
+	EventsWhy  string
+	Snapshots  []*hostv1.Snapshot
+	// SnapshotsWhy says why none are shown.
+	SnapshotsWhy string
+	// Nodes have claims, each once.
+	Nodes []string
+}
+
+// State of the volume in one word.
+func (d volumeData) State() string { return volumeState(d.Volume) }
+
+// wayOut is a claim with the steps of its release.
+type wayOut struct {
+	*hostv1.ExplainedClaim
+	Steps []wayStep
+}
+
+// wayStep is a step of a claim's release: done, now (it is being done), late (it is, and failed once) or ahead.
+type wayStep struct{ Name, Text, State string }
+
+// way draws a claim's steps: in use, unmounted, detached, free.
+func way(c *hostv1.ExplainedClaim) wayOut {
+	steps := []wayStep{
+		{Name: "in use", Text: "by " + c.GetClaim().GetWorkload()},
+		{Name: "unmount", Text: "on " + c.GetClaim().GetNode()},
+		{Name: "detach", Text: "by the driver's controller"},
+		{Name: "free", Text: "for other workloads"},
+	}
+	at := map[string]int{
+		"taken": 0, "unpublishing": 1, "node-detached": 2, "controller-detached": 3, "ready-to-free": 3,
+	}[c.GetClaim().GetState()]
+	for n := range steps {
+		switch {
+		case n < at:
+			steps[n].State = "done"
+		case n > at:
+			steps[n].State = "ahead"
+		case c.GetLastError() != "":
+			steps[n].State = "late"
+		default:
+			steps[n].State = "now"
+		}
+	}
+	return wayOut{c, steps}
+}
+
+// ownEvents is how many events a page of one object has.
+const ownEvents = 50
+
+func (s *Site) volume(ctx context.Context, u user, r *http.Request) (any, error) {
+	namespace, id := r.PathValue("namespace"), r.PathValue("id")
+	res, err := ask(ctx, u, u.api.Volumes.GetVolume, &hostv1.GetVolumeRequest{Namespace: namespace, Id: id})
+	if err != nil {
+		return nil, err
+	}
+	d := volumeData{Volume: res.GetVolume(), Usage: res.GetUsage(), Conditions: res.GetConditions()}
+	explained, err := ask(ctx, u, u.api.Volumes.ExplainVolume, &hostv1.ExplainVolumeRequest{Namespace: namespace, Id: id})
+	if err != nil {
+		return nil, err
+	}
+	d.Summary = explained.GetSummary()
+	for _, c := range explained.GetClaims() {
+		d.Claims = append(d.Claims, way(c))
+		if node := c.GetClaim().GetNode(); !slices.Contains(d.Nodes, node) {
+			d.Nodes = append(d.Nodes, node)
+		}
+	}
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
+		name := qualified(namespace, id)
+		return e.GetSubject() == name || e.GetDetails()["volume"] == name || e.GetDetails()["volume"] == id
+	})
+	d.Snapshots, d.SnapshotsWhy = s.snapshotsOf(ctx, u, d.Volume)
+	return d, nil
+}
+
+// maxSnapshots bounds how many of a driver's snapshots are looked through for those of a volume.
+const maxSnapshots = 500
+
+func (s *Site) snapshotsOf(ctx context.Context, u user, v *hostv1.Volume) (found []*hostv1.Snapshot, why string) {
+	res, err := ask(ctx, u, u.api.Volumes.ListSnapshots, &hostv1.ListSnapshotsRequest{
+		PluginId: v.GetSpec().GetPluginId(), PerPage: maxSnapshots,
+	})
+	if err != nil {
+		return nil, reason(err)
+	}
+	for _, p := range res.GetSnapshots() {
+		if p.GetVolume() == qualified(v.GetSpec().GetNamespace(), v.GetSpec().GetId()) ||
+			p.GetExternalVolumeId() == v.GetSpec().GetExternalId() {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, func(a, b *hostv1.Snapshot) int {
+		return b.GetCreatedAt().AsTime().Compare(a.GetCreatedAt().AsTime())
+	})
+	return found, ""
+}

@@ -1,0 +1,116 @@
+package site
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+type workloadsData struct {
+	// Node is the one whose agent answers: only its workloads' steps are known here.
+	Node   string
+	Here   []*hostv1.Workload
+	Others []elsewhere
+	// OthersWhy says why those of other nodes are not shown.
+	OthersWhy string
+	Ended     int
+}
+
+// elsewhere is a workload of another node.
+type elsewhere struct {
+	*hostv1.NodeWorkload
+	Node string
+}
+
+// asksNodes bounds how many nodes are asked for their workloads at a time, and in all.
+const asksNodes, maxAskedNodes = 8, 200
+
+func (s *Site) workloads(ctx context.Context, u user, _ *http.Request) (any, error) {
+	res, err := ask(ctx, u, u.api.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+	if err != nil {
+		return nil, err
+	}
+	d := workloadsData{Node: res.GetNode(), Here: res.GetWorkloads()}
+	slices.SortStableFunc(d.Here, func(a, b *hostv1.Workload) int {
+		return cmp.Or(cmp.Compare(rank(a.GetState()), rank(b.GetState())),
+			b.GetStartedAt().AsTime().Compare(a.GetStartedAt().AsTime()))
+	})
+	for _, w := range d.Here {
+		if w.GetState() == "stopped" {
+			d.Ended++
+		}
+	}
+	d.Others, err = s.elsewhere(ctx, u, d.Node)
+	if err != nil && connect.CodeOf(err) != connect.CodePermissionDenied {
+		return nil, err
+	}
+	d.OthersWhy = reason(err)
+	return d, nil
+}
+
+// rank orders states: first what needs a look.
+func rank(state string) int {
+	return slices.Index([]string{"failed", "unknown", "stopping", "starting", "running", "stopped"}, state)
+}
+
+// elsewhere lists the workloads of other nodes.
+func (s *Site) elsewhere(ctx context.Context, u user, here string) (all []elsewhere, err error) {
+	nodes, err := ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	slots := make(chan struct{}, asksNodes)
+	for n, node := range nodes.GetNodes() {
+		if node.GetName() == here || n >= maxAskedNodes {
+			continue
+		}
+		asking.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			res, err := ask(ctx, u, u.api.Nodes.GetNode, &hostv1.GetNodeRequest{Name: node.GetName()})
+			if err != nil {
+				return // it was purged
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, w := range res.GetWorkloads() {
+				all = append(all, elsewhere{w, node.GetName()})
+			}
+		})
+	}
+	asking.Wait()
+	slices.SortFunc(all, func(a, b elsewhere) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.GetNamespace(), b.GetNamespace()),
+			strings.Compare(a.GetId(), b.GetId()))
+	})
+	return all, nil
+}
+
+type workloadData struct {
+	*hostv1.Workload
+	Events    []*hostv1.Event
+	EventsWhy string
+}
+
+func (s *Site) workload(ctx context.Context, u user, r *http.Request) (any, error) {
+	namespace, id := r.PathValue("namespace"), r.PathValue("id")
+	res, err := ask(ctx, u, u.api.Workloads.GetWorkload, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id})
+	if err != nil {
+		return nil, err
+	}
+	d := workloadData{Workload: res.GetWorkload()}
+	name := qualified(namespace, id)
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
+		return e.GetTopic() == "workload" && e.GetSubject() == name || e.GetDetails()["workload"] == name
+	})
+	return d, nil
+}
