@@ -48,6 +48,9 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 			}
 			entry.Command = c
 		}
+		if log.Type == raft.LogConfiguration {
+			entry.Servers = log.Data
+		}
 		entries = append(entries, entry)
 	}
 	outcomes, err := f.store.Apply(entries)

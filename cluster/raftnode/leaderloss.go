@@ -129,6 +129,8 @@ func (n *Node) checkLeader() error {
 
 // setHeartbeat changes raft's heartbeat timeout.
 func (n *Node) setHeartbeat(timeout time.Duration) error {
+	n.reloading.Lock()
+	defer n.reloading.Unlock()
 	conf := n.ReloadableConfig()
 	if conf.HeartbeatTimeout == timeout {
 		return nil

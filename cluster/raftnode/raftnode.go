@@ -55,7 +55,9 @@ type Config struct {
 	// snapshot is restored at the start only if it is ahead.
 	Applied       uint64
 	SnapshotIndex func(io.Reader) (uint64, error)
-	Logger        hclog.Logger
+	// Servers is what the FSM has recorded of raft's configuration up to Applied.
+	Servers Servers
+	Logger  hclog.Logger
 }
 
 // Streams are the connections between servers.
@@ -121,15 +123,17 @@ type Node struct {
 	streams    *streams
 	forming    *forming
 	abstention *abstention
+	start      *start
 	leaving    atomic.Bool
 	// confirmations are the answers of the other servers to this one as the leader.
 	confirmations *confirmations
 
-	opened   chan struct{} // closed when raft runs
-	stop     context.CancelFunc
-	running  sync.WaitGroup
-	closing  sync.Once
-	closeErr error
+	opened    chan struct{} // closed when raft runs
+	reloading sync.Mutex    // held while raft's configuration changes
+	stop      context.CancelFunc
+	running   sync.WaitGroup
+	closing   sync.Once
+	closeErr  error
 }
 
 // Open starts raft and, if needed, forms the cluster in the background. It returns before there is a leader.
@@ -188,11 +192,16 @@ func Open(cfg Config) (n *Node, err error) {
 	if err := bootstrap(cfg, conf, n.log, snapshots, n.transport); err != nil {
 		return n, err
 	}
-	entries, err := raft.NewLogCache(cachedEntries, boundedLog{n.log, cfg.Room})
+	if n.start, err = newStart(cfg, n.log, snapshots, conf.NoSnapshotRestoreOnStart); err != nil {
+		return n, err
+	}
+	entries, err := raft.NewLogCache(cachedEntries, startedLog{boundedLog{n.log, cfg.Room}, n.start})
 	if err != nil {
 		return n, err
 	}
-	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, n.log, snapshots, n.transport); err != nil {
+	n.start.onWrite = n.resetThreshold
+	conf.SnapshotThreshold = n.start.threshold()
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, n.log, n.start, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)
@@ -318,6 +327,9 @@ func (n *Node) SnapshotIndex() uint64 {
 	index, err := strconv.ParseUint(n.Stats()["last_snapshot_index"], 10, 64)
 	if err != nil {
 		return 0
+	}
+	if n.start.at != nil && index == n.start.at.Index {
+		return n.start.snapshot // none was taken since the start
 	}
 	return index
 }

@@ -85,7 +85,7 @@ func (l *ledger) must(c command.Command) any {
 	return result
 }
 
-// dump returns every key of the ledger.
+// dump returns every key of the ledger but what belongs to this copy of it.
 func (l *ledger) dump() map[string]string {
 	l.t.Helper()
 	all := map[string]string{}
@@ -98,6 +98,7 @@ func (l *ledger) dump() map[string]string {
 	if err != nil {
 		l.t.Fatalf("dump: %v", err)
 	}
+	delete(all, serversKey)
 	return all
 }
 

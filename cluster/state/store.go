@@ -99,6 +99,9 @@ func (s *Store) open() error {
 	if err := upgradeKeys(s.gen.db); err != nil {
 		return err
 	}
+	if err := beginServers(s.gen.db); err != nil {
+		return err
+	}
 	if err := takeBallast(s.dir); err != nil {
 		return err
 	}
