@@ -28,30 +28,49 @@ func TestWhatConsulRefusedIsNotUndone(t *testing.T) {
 		undone []string // in Consul
 	}{
 		"a registration": {
-			plan:   func(h *host) { h.refuses("register", "deregister", "revoke") },
+			plan: func(h *host) {
+				h.on("register:before", 1, h.reached("read")) // the token was made meanwhile
+				h.refuses("register", "deregister")
+			},
+			undone: []string{"revoke web"},
+		},
+		"a registration and a token": {
+			plan: func(h *host) {
+				all := meet(2)
+				h.on("register:before", 1, all)
+				h.on("derive:before", 1, all)
+				h.refuses("register", "deregister", "derive", "revoke")
+			},
 			undone: nil,
 		},
 		"a registration, after no answer": {
 			plan: func(h *host) {
 				h.on("register:after", 1, fail(codes.DeadlineExceeded))
+				h.on("register:before", 2, h.reached("read"))
 				h.on("register:before", 2, fail(codes.PermissionDenied))
-				h.refuses("revoke")
 			},
-			undone: []string{"deregister web"},
+			undone: []string{"revoke web", "deregister web"},
 		},
 		"a token": {
-			plan:   func(h *host) { h.refuses("derive", "revoke") },
+			plan: func(h *host) {
+				h.on("derive:before", 1, h.reached("register web"))
+				h.refuses("derive", "revoke")
+			},
 			undone: []string{"deregister web"},
 		},
 		"a token, after no answer": {
 			plan: func(h *host) {
+				h.on("derive:before", 1, h.reached("register web"))
 				h.on("derive:after", 1, fail(codes.DeadlineExceeded))
 				h.on("derive:before", 2, fail(codes.PermissionDenied))
 			},
 			undone: []string{"revoke web", "deregister web"},
 		},
 		"a token, in doubt": {
-			plan:   func(h *host) { h.on("derive:after", 1, fail(codes.Internal)) },
+			plan: func(h *host) {
+				h.on("derive:before", 1, h.reached("register web"))
+				h.on("derive:after", 1, fail(codes.Internal))
+			},
 			undone: []string{"revoke web", "deregister web"},
 		},
 	} {

@@ -119,19 +119,46 @@ func (r *run) forward(ctx context.Context) error {
 var errAnotherStep = errors.New("interrupted, since another step failed")
 
 // sideBySide does the actions of each chain. The first error interrupts the others.
-func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
+func (r *run) sideBySide(ctx context.Context, chains []chain) error {
+	var ended atomic.Int64
+	return together(ctx, chains, func(ctx context.Context, c chain) error {
+		err := r.along(ctx, c)
+		if err == nil && int(ended.Add(1)) < len(chains) {
+			err = r.flush() // the others may take long
+		}
+		return err
+	})
+}
+
+// along does the actions of a chain one after the other, but for those that are done beside the one before.
+func (r *run) along(ctx context.Context, c chain) error {
+	actions := slices.DeleteFunc(slices.Clone(c.actions), func(a action) bool { return !a.when(r, c.of) })
+	for len(actions) > 0 {
+		n := 1
+		for n < len(actions) && actions[n].beside {
+			n++
+		}
+		err := together(ctx, actions[:n], func(ctx context.Context, a action) error { return r.do(ctx, a, c.of) })
+		if err != nil {
+			return err
+		}
+		actions = actions[n:]
+	}
+	return nil
+}
+
+// together calls do for all at once, and waits for all. The first error interrupts the others.
+func together[T any](ctx context.Context, all []T, do func(ctx context.Context, one T) error) (first error) {
+	if len(all) == 1 {
+		return do(ctx, all[0])
+	}
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	var all sync.WaitGroup
+	var running sync.WaitGroup
 	var failed sync.Once
-	var ended atomic.Int64
-	for _, c := range chains {
-		all.Go(func() {
-			err := r.along(ctx, c)
-			if err == nil && int(ended.Add(1)) < len(chains) {
-				err = r.flush() // the others may take long
-			}
-			if err != nil {
+	for _, one := range all {
+		running.Go(func() {
+			if err := do(ctx, one); err != nil {
 				failed.Do(func() {
 					first = err
 					interrupt(errAnotherStep)
@@ -139,20 +166,8 @@ func (r *run) sideBySide(ctx context.Context, chains []chain) (first error) {
 			}
 		})
 	}
-	all.Wait()
+	running.Wait()
 	return first
-}
-
-func (r *run) along(ctx context.Context, c chain) error {
-	for _, a := range c.actions {
-		if !a.when(r, c.of) {
-			continue
-		}
-		if err := r.do(ctx, a, c.of); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // backward undoes what has an intent, in the reverse order. An undo that fails keeps the actions

@@ -71,6 +71,11 @@ func meet(n int) func(ctx context.Context) error {
 		case <-all:
 			return nil
 		case <-ctx.Done():
+		}
+		select {
+		case <-all: // all have met
+			return nil
+		default:
 			return context.Cause(ctx)
 		}
 	}

@@ -14,7 +14,8 @@ import (
 // A workload's start, from top to bottom; its stop, from bottom to top.
 //
 // An action of the whole workload is done alone. Those of each volume, and those of each service,
-// are done in their order for one of them, and side by side for all.
+// are done in their order for one of them, and side by side for all. A service is identified while
+// it is registered: neither needs the other.
 var actions = []action{
 	ofAll(awaitStep, (*run).awaits, (*run).await, (*run).endAwait),
 	ofAll(claimStep, nil, (*run).claim, (*run).release),
@@ -28,7 +29,7 @@ var actions = []action{
 	ofService(registerStep, (*servicesteps.Service).Registers, (*servicesteps.Steps).Register,
 		(*servicesteps.Steps).Deregister),
 	ofService(identifyStep, (*servicesteps.Service).Identified, (*servicesteps.Steps).Identify,
-		(*servicesteps.Steps).Revoke),
+		(*servicesteps.Steps).Revoke).besideTheLast(),
 	ofService("bootstrap", (*servicesteps.Service).Proxied, (*servicesteps.Steps).Bootstrap,
 		(*servicesteps.Steps).RemoveBootstrap),
 }
@@ -53,6 +54,8 @@ type action struct {
 	note func(r *run, of subject)
 	// joins says that do writes the intent itself, together with the users of the volume.
 	joins bool
+	// beside says that it is done at the same time as the action before it.
+	beside bool
 }
 
 // scope is the kind of subject that an action has.
@@ -132,6 +135,12 @@ func (a action) noting(note func(*volumesteps.Steps, *volumesteps.Volume)) actio
 // joining says that an action joins the users of a volume.
 func (a action) joining() action {
 	a.joins = true
+	return a
+}
+
+// besideTheLast says that an action is done at the same time as the one before it.
+func (a action) besideTheLast() action {
+	a.beside = true
 	return a
 }
 

@@ -134,11 +134,11 @@ type Service struct {
 	workload step.Workload
 	uid      int // of the user that owns the files
 
-	// secrets of tokens that are in no file, by token ID: they are in the host's memory only. The
-	// goroutine that takes the service's steps uses it.
+	// secrets of tokens that are in no file, by token ID: they are in the host's memory only. One
+	// goroutine at a time, which identifies the service or keeps or undoes that, uses it.
 	secrets map[string]string
 	// asked has the tokens that Consul may have made, by token ID: it was asked, and has not refused each time. The
-	// goroutine that takes the service's steps uses it.
+	// same goroutine uses it.
 	asked map[string]bool
 
 	// files is held while the files of a running workload's service are checked or made again.
