@@ -2,6 +2,7 @@ package main
 
 const (
 	workloadPkg    = "./host/internal/workload"
+	launchPkg      = "./host/internal/cli/launch"
 	credentialsPkg = "./host/internal/consul/credentials"
 )
 
@@ -13,6 +14,27 @@ var workloads = []mutant{
 		old:  "			if err := k.setIntentions(ctx, c, i); err != nil {\n",
 		new:  "			if err := k.setIntentions(ctx, c, i); status.Code(err) == codes.Unavailable {\n",
 		pkg:  "./host/internal/consul/services", run: "^TestAPluginWithoutIntentions$",
+	},
+	{
+		name: "refusal-interrupts", promise: "what Consul has refused for certain is not undone there",
+		file: "host/internal/workload/run.go",
+		old:  "		return 10 * time.Second\n",
+		new:  "		return 0\n",
+		pkg:  workloadPkg, run: "^TestWhatConsulRefusedIsNotUndone$",
+	},
+	{
+		name: "sidecar-restarted", promise: "a token that is replaced costs no failed probe of a sidecar that takes over from itself",
+		file: "host/internal/cli/launch/sidecars.go",
+		old:  "	if !c.takesOver {\n",
+		new:  "	if c.epoch == 0 {\n",
+		pkg:  launchPkg, run: "^TestTakeoverFailsNoProbe$",
+	},
+	{
+		name: "takeover-of-nobody", promise: "a sidecar of which nothing is left begins again with epoch 0",
+		file: "host/internal/cli/launch/sidecars.go",
+		old:  "	if c.before == nil {\n",
+		new:  "	if c.before != nil {\n",
+		pkg:  launchPkg, run: "^TestTakeoverBeginsAgain$",
 	},
 	{
 		name: "intentions-left", promise: "what a service has said about its callers is taken back when it ends",
@@ -135,8 +157,8 @@ var workloads = []mutant{
 		name:    "interrupted-without-effect",
 		promise: "a step that another's error interrupts is undone, whatever that error says of its own step",
 		file:    "host/internal/workload/run.go",
-		old:     "					interrupt(errAnotherStep)\n",
-		new:     "					interrupt(errors.Join(errAnotherStep, err))\n",
+		old:     "func() { interrupt(errAnotherStep) })\n",
+		new:     "func() { interrupt(errors.Join(errAnotherStep, err)) })\n",
 		pkg:     workloadPkg, run: "^TestARefusedStepInterruptsAnother$",
 	},
 	{

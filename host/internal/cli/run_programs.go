@@ -45,9 +45,11 @@ func (r *run) programPlan(w *hostv1.Workload) (launch.Plan, error) {
 	return plan, err
 }
 
-// plan returns how the sidecar is run. It shares the program's mounts.
-func (c *sidecar) plan(w *hostv1.Workload) (launch.Plan, error) {
+// plan returns how the sidecar is run. It shares the program's mounts. epoch counts those that have taken over from one
+// before.
+func (c *sidecar) plan(w *hostv1.Workload, epoch int) (launch.Plan, error) {
 	x := newExpander(w, c.service)
+	x.vars[vars.RestartEpoch], x.vars[vars.BaseID] = strconv.Itoa(epoch), strconv.Itoa(c.baseID)
 	command, env := x.list("command", c.spec.GetCommand()), x.mapping("env", c.spec.GetEnv())
 	if x.err != nil {
 		return launch.Plan{}, fmt.Errorf("sidecar %q: %w", c.service, x.err)
@@ -199,6 +201,8 @@ type sidecar struct {
 	// service whose proxy it is.
 	service string
 	user    *launch.User
+	// baseID distinguishes it from all proxies of the machine.
+	baseID int
 }
 
 // readPrograms finds each sidecar's service and user, and checks that every variable of the
@@ -213,7 +217,7 @@ func (r *run) readPrograms(path string) error {
 	for _, s := range r.spec.GetSidecars() {
 		c, err := r.sidecar(s)
 		if err == nil {
-			_, err = c.plan(w)
+			_, err = c.plan(w, 0)
 		}
 		if err != nil {
 			bad(err)
@@ -248,24 +252,30 @@ func hasProxy(s *servicev1.Service) bool {
 	return s.GetConnect().GetSidecarService() != nil || s.GetConnect().GetGateway() != nil
 }
 
+// maxSidecars is how many sidecars of one process have base IDs that differ. Envoy takes IDs up to a tenth of 2^32, and
+// Linux has process IDs up to 2^22.
+const maxSidecars = 100
+
 // startSidecars starts the sidecars in the child's namespace, before the child runs the program.
 func (r *run) startSidecars(ctx context.Context, child *launch.Process, w *hostv1.Workload) (err error) {
 	if len(r.sidecars) == 0 {
 		return nil
 	}
-	var plans []launch.Plan
-	for _, c := range r.sidecars {
-		plan, err := c.plan(w)
-		if err != nil {
+	for n, c := range r.sidecars {
+		c.baseID = os.Getpid()*maxSidecars + n%maxSidecars
+		if _, err := c.plan(w, 0); err != nil {
 			return err
 		}
-		plans = append(plans, plan)
 	}
 	if r.running, err = launch.NewSidecars(child, r.note); err != nil {
 		return err
 	}
-	for i, c := range r.sidecars {
-		if err := r.running.Start(ctx, c.service, plans[i], statusOf(w, c.service).GetBootstrapFile()); err != nil {
+	for _, c := range r.sidecars {
+		plan := func(epoch int) launch.Plan {
+			plan, _ := c.plan(w, epoch) // it is as good as that of epoch 0
+			return plan
+		}
+		if err := r.running.Start(ctx, c.service, plan, statusOf(w, c.service).GetBootstrapFile()); err != nil {
 			return err
 		}
 	}

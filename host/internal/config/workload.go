@@ -117,9 +117,8 @@ func (s *section) workload(block *hcl.Block) *hostv1.WorkloadSpec {
 		spec.Ports = append(spec.Ports, &hostv1.Port{Label: label})
 	}
 	spec.Services = in.messages(services)
-	variables := newLater(vars.InPrograms(labels))
-	spec.Exec = in.exec(variables)
-	spec.Sidecars = in.sidecars(variables, services)
+	spec.Exec = in.exec(newLater(vars.InPrograms(labels)))
+	spec.Sidecars = in.sidecars(newLater(vars.InSidecars(labels)), services)
 	return spec
 }
 

@@ -293,15 +293,16 @@ func FuzzWorkload(f *testing.F) {
 			labels = append(labels, p.Label)
 		}
 		checkServices(t, spec, labels)
-		values := valuesOf(vars.InPrograms(labels))
-		texts := spec.GetExec().GetArgs()
-		for _, c := range spec.Sidecars {
-			texts = append(texts, c.Command...)
-		}
-		for _, text := range texts {
-			if _, err := vars.Expand(text, values); err != nil {
-				t.Fatal(err)
+		expands := func(texts, known []string) {
+			for _, text := range texts {
+				if _, err := vars.Expand(text, valuesOf(known)); err != nil {
+					t.Fatal(err)
+				}
 			}
+		}
+		expands(spec.GetExec().GetArgs(), vars.InPrograms(labels))
+		for _, c := range spec.Sidecars {
+			expands(c.Command, vars.InSidecars(labels))
 		}
 	})
 }

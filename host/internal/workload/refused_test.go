@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/workload/step"
 	"github.com/pannier/pannier/test/lib/check"
 )
 
@@ -19,6 +20,12 @@ func (h *host) refuses(calls ...string) {
 	for _, call := range calls {
 		h.on(call+":before", 0, fail(codes.PermissionDenied))
 	}
+}
+
+// steps are those of a workload.
+func (h *host) steps(id string) []Step {
+	w, _ := h.Get(ref(id)) // it is there once it was begun
+	return w.Steps
 }
 
 // What Consul has refused for certain is not undone there. What it may have done is.
@@ -36,9 +43,14 @@ func TestWhatConsulRefusedIsNotUndone(t *testing.T) {
 		},
 		"a registration and a token": {
 			plan: func(h *host) {
-				all := meet(2)
-				h.on("register:before", 1, all)
-				h.on("derive:before", 1, all)
+				h.on("derive:before", 1, func(ctx context.Context) error { // is not interrupted by the other refusal
+					for !slices.ContainsFunc(h.steps("w"), func(s Step) bool { return s.Name == "register" && s.State == StepFailed }) {
+						if err := step.Sleep(ctx, time.Millisecond); err != nil {
+							return err
+						}
+					}
+					return step.Sleep(ctx, 20*time.Millisecond)
+				})
 				h.refuses("register", "deregister", "derive", "revoke")
 			},
 			undone: nil,

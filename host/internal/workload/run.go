@@ -121,7 +121,7 @@ var errAnotherStep = errors.New("interrupted, since another step failed")
 // sideBySide does the actions of each chain. The first error interrupts the others.
 func (r *run) sideBySide(ctx context.Context, chains []chain) error {
 	var ended atomic.Int64
-	return together(ctx, chains, func(ctx context.Context, c chain) error {
+	return together(ctx, chains, func(error) time.Duration { return 0 }, func(ctx context.Context, c chain) error {
 		err := r.along(ctx, c)
 		if err == nil && int(ended.Add(1)) < len(chains) {
 			err = r.flush() // the others may take long
@@ -138,7 +138,9 @@ func (r *run) along(ctx context.Context, c chain) error {
 		for n < len(actions) && actions[n].beside {
 			n++
 		}
-		err := together(ctx, actions[:n], func(ctx context.Context, a action) error { return r.do(ctx, a, c.of) })
+		err := together(ctx, actions[:n], refusalGrace, func(ctx context.Context, a action) error {
+			return r.do(ctx, a, c.of)
+		})
 		if err != nil {
 			return err
 		}
@@ -147,8 +149,20 @@ func (r *run) along(ctx context.Context, c chain) error {
 	return nil
 }
 
-// together calls do for all at once, and waits for all. The first error interrupts the others.
-func together[T any](ctx context.Context, all []T, do func(ctx context.Context, one T) error) (first error) {
+// refusalGrace is how long an action may go on when the one beside it failed. After a refusal it is likely to be
+// refused too: then it has nothing to undo, which could be refused as well. One that is interrupted may have had an
+// effect.
+func refusalGrace(err error) time.Duration {
+	if step.Definite(err) {
+		return 10 * time.Second
+	}
+	return 0
+}
+
+// together calls do for all at once, and waits for all. The first error interrupts the others after a grace.
+func together[T any](ctx context.Context, all []T, grace func(error) time.Duration,
+	do func(ctx context.Context, one T) error,
+) (first error) {
 	if len(all) == 1 {
 		return do(ctx, all[0])
 	}
@@ -161,7 +175,7 @@ func together[T any](ctx context.Context, all []T, do func(ctx context.Context, 
 			if err := do(ctx, one); err != nil {
 				failed.Do(func() {
 					first = err
-					interrupt(errAnotherStep)
+					time.AfterFunc(grace(err), func() { interrupt(errAnotherStep) })
 				})
 			}
 		})

@@ -89,8 +89,11 @@ func TestServicesStartAndStop(t *testing.T) {
 		forth []string // in its order, each
 		back  string
 	}{
-		"sidecar": {sidecar("web"), []string{"claim w, register web, bootstrap web", "claim w, derive web, read, bootstrap web"},
-			"revoke web, deregister web"},
+		"sidecar": {
+			sidecar("web"),
+			[]string{"claim w, register web, bootstrap web", "claim w, derive web, read, bootstrap web"},
+			"revoke web, deregister web",
+		},
 		"gateway": {
 			service.Service{
 				Name: "web", Port: "http",

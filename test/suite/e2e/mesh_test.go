@@ -63,7 +63,7 @@ func checkSteps(t *testing.T, steps []*hostv1.Step) {
 		t.Fatalf("the step %q: %v", name, steps[i])
 		return nil
 	}
-	for _, order := range [][]string{{"claim", "stage", "publish"}, {"claim", "register", "identify", "bootstrap"}} {
+	for _, order := range [][]string{{"claim", "stage", "publish"}, {"claim", "register", "bootstrap"}, {"claim", "identify", "bootstrap"}} {
 		for i, name := range order[1:] {
 			before, step := find(order[i]), find(name)
 			if ended := before.GetStartedAt().AsTime().Add(before.GetTook().AsDuration()); step.GetStartedAt().AsTime().Before(

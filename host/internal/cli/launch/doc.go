@@ -5,7 +5,8 @@
 // reports. When the parent says go it drops to the program's user and executes the program: the process id that was
 // reported to the agent is the program's.
 //
-// Sidecars are started in the same way before the program, but join its namespace. They end last.
+// Sidecars are started in the same way before the program, but join its namespace. They end last. One that has to read
+// a new file is restarted, or is started once more beside the first, if the program can take over from itself.
 //
 // What must stay true:
 //   - The program does nothing before Go is called.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"reflect"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -54,11 +56,18 @@ func NewSidecars(p *Process, note func(format string, args ...any)) (*Sidecars, 
 }
 
 // Start starts a sidecar and returns when its program runs; name identifies it in notes.
-// An *Error says why it cannot run; it is then not retried. Of the plan it uses Command,
-// Args, Env and User. The sidecar reads file once: when that is replaced, the sidecar is
-// restarted; empty: none. The end of ctx ends nothing: see Stop.
-func (s *Sidecars) Start(ctx context.Context, name string, plan Plan, file string) error {
-	c := &sidecar{of: s, name: name, plan: plan, file: file, done: make(chan struct{})}
+// An *Error says why it cannot run; it is then not retried. plan is called for each start;
+// of a plan it uses Command, Args, Env and User. The sidecar reads file once: when that is
+// replaced, the sidecar is restarted; empty: none. The end of ctx ends nothing: see Stop.
+//
+// If the plan depends on the epoch, which is 0 for a sidecar that is started alone, the
+// program takes over from the one of the epoch before, as Envoy does: then the next one is
+// started beside it, and ends it.
+func (s *Sidecars) Start(ctx context.Context, name string, plan func(epoch int) Plan, file string) error {
+	c := &sidecar{
+		of: s, name: name, plan: plan, file: file, done: make(chan struct{}),
+		takesOver: !reflect.DeepEqual(plan(0), plan(1)),
+	}
 	p, err := c.launch()
 	if err != nil {
 		return &Error{Code: CodeNotRun, Text: fmt.Sprintf("sidecar %q: %v", name, err)}
@@ -76,8 +85,8 @@ func (s *Sidecars) StopRestarts() (sessions []int) {
 	for _, c := range s.all {
 		// This waits for a start or a replacement in progress.
 		c.mu.Lock()
-		if c.process != nil {
-			sessions = append(sessions, c.process.PID())
+		for _, p := range c.running() {
+			sessions = append(sessions, p.PID())
 		}
 		c.mu.Unlock()
 	}
@@ -111,9 +120,10 @@ func (s *Sidecars) Stop(ctx context.Context, grace time.Duration) {
 
 // sidecar is one of them.
 type sidecar struct {
-	of   *Sidecars
-	name string
-	plan Plan
+	of        *Sidecars
+	name      string
+	plan      func(epoch int) Plan
+	takesOver bool // from the process of the epoch before
 	// file is what the sidecar reads once; read is that file at the last start.
 	file string
 	read fs.FileInfo
@@ -123,13 +133,22 @@ type sidecar struct {
 	mu sync.Mutex
 	// process of the sidecar; nil between two.
 	process *Process
+	epoch   int // of the process, or of the last one
+	// before is the process that it takes over from, and ends; nil: none, or it has ended.
+	before *Process
+	ending sync.WaitGroup // of those before
+}
+
+// running are the sidecar's processes. The lock is held.
+func (c *sidecar) running() []*Process {
+	return slices.DeleteFunc([]*Process{c.process, c.before}, func(p *Process) bool { return p == nil })
 }
 
 // launch runs its program.
 func (c *sidecar) launch() (*Process, error) {
 	// Checked before the start, so that a later file counts as another one.
 	c.read, _ = os.Stat(c.file)
-	p, err := startIn(c.of.namespace, c.plan)
+	p, err := startIn(c.of.namespace, c.plan(c.epoch))
 	if err != nil {
 		return nil, err
 	}
@@ -142,6 +161,7 @@ func (c *sidecar) launch() (*Process, error) {
 // supervise restarts the sidecar until the sidecars are stopping.
 func (c *sidecar) supervise(ctx context.Context, p *Process) {
 	defer close(c.done)
+	defer c.ending.Wait()
 	t := c.of.timing
 	pause := &backoff.ExponentialBackOff{
 		InitialInterval: t.first, MaxInterval: t.longest, Multiplier: 2,
@@ -152,7 +172,7 @@ func (c *sidecar) supervise(ctx context.Context, p *Process) {
 		var replaced bool
 		var how string
 		if p != nil {
-			replaced = c.watch(p)
+			p, replaced = c.watch(ctx, p)
 			how = c.reap(ctx, p)
 		}
 		lived := time.Since(began)
@@ -188,9 +208,9 @@ func (c *sidecar) isStopping() bool {
 	}
 }
 
-// watch returns when the process has ended. When the file was replaced it ends the process
-// itself, and reports that.
-func (c *sidecar) watch(p *Process) (replaced bool) {
+// watch returns when the process has ended. When the file was replaced it starts the next process
+// beside it and returns when that one has ended, or ends the process itself, and reports that.
+func (c *sidecar) watch(ctx context.Context, p *Process) (last *Process, replaced bool) {
 	look := time.NewTicker(c.of.timing.watch)
 	defer look.Stop()
 	var late <-chan time.Time
@@ -198,34 +218,68 @@ func (c *sidecar) watch(p *Process) (replaced bool) {
 	for {
 		select {
 		case <-p.Done():
-			return replaced
+			return p, replaced
 		case <-stopping: // it is ended by Stop
 			look.Stop()
 			stopping, late = nil, nil
 		case <-late:
 			c.kill()
 		case <-look.C:
-			if !c.replace() {
-				continue
+			next, asked, err := c.replace(ctx)
+			switch {
+			case err != nil:
+				c.of.note("sidecar %q cannot be started beside the one that runs, and will be tried once more: %v", c.name, err)
+				look.Reset(c.of.timing.longest)
+			case next != nil:
+				p = next
+				look.Reset(c.of.timing.watch)
+			case asked:
+				look.Stop()
+				replaced = true
+				late = time.After(c.of.timing.grace)
 			}
-			look.Stop()
-			replaced = true
-			late = time.After(c.of.timing.grace)
 		}
 	}
 }
 
-// replace asks the process to end when its file was replaced, and reports whether it did.
-// StopRestarts waits for it, and none is asked afterwards.
-func (c *sidecar) replace() bool {
+// replace reports that it has asked the process to end, since its file was replaced, or returns the next one if that
+// takes over. StopRestarts waits for it, and nothing is done afterwards.
+func (c *sidecar) replace(ctx context.Context) (next *Process, asked bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isStopping() || !c.outdated() {
-		return false
+		return nil, false, nil
 	}
-	c.of.note("sidecar %q has to read a new %s", c.name, c.file)
-	c.send(syscall.SIGTERM)
-	return true
+	if !c.takesOver {
+		c.of.note("sidecar %q has to read a new %s", c.name, c.file)
+		c.send(syscall.SIGTERM)
+		return nil, true, nil
+	}
+	has := c.read
+	c.epoch++
+	if next, err = c.launch(); err != nil {
+		c.read = has
+		c.epoch--
+		return nil, false, err
+	}
+	c.of.note("sidecar %q has to read a new %s: the next one takes over (pid %d)", c.name, c.file, next.PID())
+	if c.before != nil { // it has not been ended by the one that took over from it
+		_ = c.before.Signal(syscall.SIGKILL) // it may have ended meanwhile
+	}
+	before := c.process
+	c.process, c.before = next, before
+	c.ending.Go(func() { c.end(ctx, before) })
+	return next, false, nil
+}
+
+// end waits for the end of a process that another one takes over from.
+func (c *sidecar) end(ctx context.Context, before *Process) {
+	c.clear(ctx, before)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.before == before {
+		c.before = nil
+	}
 }
 
 // outdated reports whether the file that the process has read was replaced.
@@ -247,6 +301,9 @@ func (c *sidecar) restart() *Process {
 	if c.isStopping() {
 		return nil
 	}
+	if c.before == nil {
+		c.epoch = 0 // else it takes over in place of the one that has ended
+	}
 	p, err := c.launch()
 	if err != nil {
 		c.of.note("sidecar %q cannot be started again, and will be tried once more: %v", c.name, err)
@@ -257,19 +314,24 @@ func (c *sidecar) restart() *Process {
 	return p
 }
 
-// reap waits for the end of the process and ends what it left in its session, which
-// could block the next one. It returns how the process ended.
+// reap waits for the end of the process and ends what it left. It returns how the process ended.
 func (c *sidecar) reap(ctx context.Context, p *Process) (how string) {
+	c.clear(ctx, p)
+	c.mu.Lock()
+	c.process = nil
+	c.mu.Unlock()
+	return p.how()
+}
+
+// clear waits for the end of a process and ends what it left in its session, which could
+// block the next one.
+func (c *sidecar) clear(ctx context.Context, p *Process) {
 	<-p.Done()
 	ctx, cancel := context.WithTimeout(ctx, c.of.timing.killed)
 	defer cancel()
 	if err := endSession(ctx, p.PID()); err != nil {
 		c.of.note("sidecar %q: end what it left running: %v", c.name, err)
 	}
-	c.mu.Lock()
-	c.process = nil
-	c.mu.Unlock()
-	return p.how()
 }
 
 func (c *sidecar) signal(sig syscall.Signal) {
@@ -278,13 +340,12 @@ func (c *sidecar) signal(sig syscall.Signal) {
 	c.send(sig)
 }
 
-// send signals the process, if there is one. The lock is held.
+// send signals its processes. The lock is held.
 func (c *sidecar) send(sig syscall.Signal) {
-	if c.process == nil {
-		return
-	}
-	if err := c.process.Signal(sig); err != nil {
-		c.of.note("sidecar %q: %v", c.name, err)
+	for _, p := range c.running() {
+		if err := p.Signal(sig); err != nil {
+			c.of.note("sidecar %q: %v", c.name, err)
+		}
 	}
 }
 

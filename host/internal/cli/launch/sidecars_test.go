@@ -70,6 +70,9 @@ func beside(t *testing.T, plan Plan) (*Process, *Sidecars, *notes) {
 	return p, s, n
 }
 
+// always is the plan of a sidecar that does not take over.
+func always(plan Plan) func(int) Plan { return func(int) Plan { return plan } }
+
 func script(text string) Plan {
 	return Plan{Command: "/bin/sh", Args: []string{"-c", text}, Env: os.Environ()}
 }
@@ -112,7 +115,7 @@ cut -d' ' -f6 /proc/$$/stat; readlink /proc/$$/fd/0) > all 2>&1
 echo $$ > pid; exec sleep 60`)
 	sidecar.User = &User{UID: 1234, GID: 2345, Groups: []int{2345, 3456}}
 	sidecar.Env = append(sidecar.Env, "GREETING=hello")
-	check.NoError(t, s.Start(t.Context(), "envoy", sidecar, ""))
+	check.NoError(t, s.Start(t.Context(), "envoy", always(sidecar), ""))
 	pid := awaitPID(t, filepath.Join(source, "pid"))
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", p.PID()))
 	check.NoError(t, err)
@@ -144,7 +147,7 @@ echo $$ > pid; exec sleep 60`)
 func TestSidecarHasTheWorkingDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "cwd")
 	_, s, _ := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", script("pwd -P > "+out+"; exec sleep 60"), ""); err != nil {
+	if err := s.Start(t.Context(), "x", always(script("pwd -P > "+out+"; exec sleep 60")), ""); err != nil {
 		t.Fatal(err)
 	}
 	here, err := os.Getwd()
@@ -156,7 +159,7 @@ func TestSidecarIsStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
 	// It ends three times, in three ways, and leaves a process each time.
-	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), "envoy", always(script(fmt.Sprintf(`cd %s
 echo $$ >> starts
 sleep 60 & echo $! > left.$(wc -l < starts)
 case $(wc -l < starts) in
@@ -164,7 +167,7 @@ case $(wc -l < starts) in
 2) exit 7;;
 3) kill -9 $$;;
 esac
-exec sleep 60`, dir)), "")
+exec sleep 60`, dir))), "")
 	check.NoError(t, err)
 	check.Eventually(t, "the fourth start", func() bool { return read(filepath.Join(dir, "left.4")) != "" })
 	for i, want := range []string{
@@ -198,7 +201,7 @@ func TestPausesOfASidecar(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, s, n := beside(t, Plan{Command: "true"})
 			s.timing.first, s.timing.longest, s.timing.stable = 100*time.Millisecond, 400*time.Millisecond, c.stable
-			check.NoError(t, s.Start(t.Context(), "x", script("exit 1"), ""))
+			check.NoError(t, s.Start(t.Context(), "x", always(script("exit 1")), ""))
 			check.Eventually(t, "four ends", func() bool { return n.count("it is started again in") >= 4 })
 			s.StopRestarts()
 			var pauses []time.Duration
@@ -220,7 +223,7 @@ func TestPausesOfASidecar(t *testing.T) {
 
 func TestSidecarThatCannotBeStarted(t *testing.T) {
 	_, s, n := beside(t, Plan{Command: "true"})
-	err := s.Start(t.Context(), "envoy", Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}, "")
+	err := s.Start(t.Context(), "envoy", always(Plan{Command: "no-such-proxy", Env: []string{"PATH=/bin"}}), "")
 	failure := (*Error)(nil)
 	if !errors.As(err, &failure) || failure.Code != CodeNotRun ||
 		!strings.Contains(failure.Text, `sidecar "envoy": command "no-such-proxy" not found`) {
@@ -242,7 +245,7 @@ func TestSidecarWhoseProgramVanishes(t *testing.T) {
 	}
 	write()
 	_, s, n := beside(t, Plan{Command: "true"})
-	check.NoError(t, s.Start(t.Context(), "envoy", Plan{Command: program, Env: os.Environ()}, ""))
+	check.NoError(t, s.Start(t.Context(), "envoy", always(Plan{Command: program, Env: os.Environ()}), ""))
 	check.NoError(t, os.Remove(program))
 	check.Eventually(t, "a start that fails", func() bool { return n.count("cannot be started again") > 0 })
 	before := n.count("is started again (pid")
@@ -256,10 +259,10 @@ func TestLeftoversAreEndedBeforeSidecars(t *testing.T) {
 	p, s, n := beside(t, script(fmt.Sprintf(`cd %s
 setsid sh -c 'echo $$ > left; exec sleep 60' &
 while ! test -s left; do sleep 0.01; done`, dir)))
-	err := s.Start(t.Context(), "envoy", script(fmt.Sprintf(`cd %s
+	err := s.Start(t.Context(), "envoy", always(script(fmt.Sprintf(`cd %s
 trap 'echo asked >> asked; exit 0' TERM
 sh -c 'echo $$ > child; exec sleep 60' &
-echo $$ > sidecar; while :; do sleep 0.01; done`, dir)), "")
+echo $$ > sidecar; while :; do sleep 0.01; done`, dir))), "")
 	check.NoError(t, err)
 	sidecar, child := awaitPID(t, filepath.Join(dir, "sidecar")), awaitPID(t, filepath.Join(dir, "child"))
 	check.NoError(t, p.Go())
@@ -310,7 +313,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 			}
 			write("first\n")
 			err := s.Start(t.Context(), "envoy",
-				script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done"), file)
+				always(script("trap '"+c.trap+"' TERM; cat "+file+" >> "+seen+"; while :; do sleep 0.01; done")), file)
 			check.NoError(t, err)
 			check.Eventually(t, "the first file", func() bool { return read(seen) == "first" })
 			write("second\n")
@@ -340,7 +343,7 @@ func TestSidecarReadsANewFile(t *testing.T) {
 func TestSettledSidecarIsNotStartedAgain(t *testing.T) {
 	dir := t.TempDir()
 	_, s, n := beside(t, Plan{Command: "true"})
-	if err := s.Start(t.Context(), "x", script("echo $$ >> "+dir+"/starts; exec sleep 60"), ""); err != nil {
+	if err := s.Start(t.Context(), "x", always(script("echo $$ >> "+dir+"/starts; exec sleep 60")), ""); err != nil {
 		t.Fatal(err)
 	}
 	pid := awaitPID(t, filepath.Join(dir, "starts"))
@@ -369,7 +372,7 @@ func TestSidecarThatDoesNotEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "pid")
 			_, s, n := beside(t, Plan{Command: "true"})
-			if err := s.Start(t.Context(), "envoy", script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done"),
+			if err := s.Start(t.Context(), "envoy", always(script("trap '' TERM; echo $$ > "+out+"; while :; do sleep 0.05; done")),
 				""); err != nil {
 				t.Fatal(err)
 			}
@@ -421,7 +424,7 @@ func sidecarParent(text string) int {
 	if err == nil {
 		plan := script(text)
 		plan.User = &User{UID: 65534, GID: 65534}
-		err = s.Start(context.Background(), "x", plan, "")
+		err = s.Start(context.Background(), "x", always(plan), "")
 	}
 	if err == nil {
 		err = p.Go()

@@ -27,6 +27,10 @@ const (
 	TokenFile  = "token_file"
 	SecretsDir = "secrets_dir"
 	ProxyID    = "proxy_id"
+	// RestartEpoch and BaseID are what Envoy needs to take over from the one before it: how many have taken over before,
+	// and a number that no other proxy of the machine has.
+	RestartEpoch = "restart_epoch"
+	BaseID       = "base_id"
 )
 
 // Port returns the variable of one of the workload's ports.
@@ -37,8 +41,12 @@ func InServices(labels []string) []string {
 	return withPorts([]string{NodeName, NodeDatacenter, WorkloadID, WorkloadNamespace, SecretsDir}, labels)
 }
 
-// InPrograms returns the variables that may be used in the arguments and the environment of the workload's program
-// and its sidecars.
+// InSidecars returns the variables that may be used in the command and the environment of a sidecar.
+func InSidecars(labels []string) []string {
+	return append(InPrograms(labels), RestartEpoch, BaseID)
+}
+
+// InPrograms returns the variables that may be used in the arguments and the environment of the workload's program.
 func InPrograms(labels []string) []string {
 	return withPorts([]string{NodeName, WorkloadID, WorkloadNamespace, Bootstrap, TokenFile, SecretsDir, ProxyID}, labels)
 }

@@ -285,8 +285,8 @@ type Sidecar struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// service whose proxy it is; empty: the only service that has a proxy.
 	Service string `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
-	// command and its arguments. They may contain ${bootstrap}, ${token_file}, ${secrets_dir} and
-	// ${port.LABEL}.
+	// command and its arguments. They may contain ${bootstrap}, ${token_file}, ${secrets_dir},
+	// ${port.LABEL}, ${restart_epoch} and ${base_id}.
 	Command []string          `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
 	Env     map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// user that the sidecar runs as; empty: the workload's.

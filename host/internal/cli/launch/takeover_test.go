@@ -1,0 +1,227 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testbin"
+)
+
+// takeover is a sidecar that takes over from itself, and what probes of it have answered.
+type takeover struct {
+	dir  string
+	file string
+	s    *Sidecars
+	n    *notes
+
+	mu      sync.Mutex
+	answers map[string]int
+	failed  []error
+}
+
+func startTakeover(t *testing.T) *takeover {
+	t.Helper()
+	program := testbin.Build(t, "test/lib/takeover")
+	dir := t.TempDir()
+	c := &takeover{dir: dir, file: filepath.Join(dir, "bootstrap"), answers: map[string]int{}}
+	_, c.s, c.n = beside(t, Plan{Command: "true"})
+	c.write(t, "first")
+	check.NoError(t, c.s.Start(t.Context(), "envoy", func(epoch int) Plan {
+		return Plan{
+			Command: program, Env: os.Environ(), Args: []string{
+				"-c", c.file, "-base-id", strconv.Itoa(os.Getpid()), "-restart-epoch", strconv.Itoa(epoch),
+				"-address", filepath.Join(dir, "address"), "-fail", filepath.Join(dir, "fail"),
+			},
+		}
+	}, c.file))
+	check.Eventually(t, "an address", func() bool { return read(filepath.Join(dir, "address")) != "" })
+	return c
+}
+
+// write replaces the sidecar's file as the host does.
+func (c *takeover) write(t *testing.T, text string) {
+	t.Helper()
+	check.NoError(t, os.WriteFile(c.file+".new", []byte(text), 0o400))
+	check.NoError(t, os.Rename(c.file+".new", c.file))
+}
+
+// probe probes the sidecar without a pause until the test says that it is over.
+func (c *takeover) probe(t *testing.T) (over func()) {
+	t.Helper()
+	address := read(filepath.Join(c.dir, "address"))
+	stop := make(chan struct{})
+	var probing sync.WaitGroup
+	probing.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			answer, err := probe(address)
+			c.mu.Lock()
+			if err != nil {
+				c.failed = append(c.failed, err)
+			} else {
+				c.answers[answer]++
+			}
+			c.mu.Unlock()
+		}
+	})
+	return sync.OnceFunc(func() { close(stop); probing.Wait() })
+}
+
+func probe(address string) (string, error) {
+	conn, err := net.DialTimeout("tcp", address, time.Minute)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Minute))
+	answer, err := io.ReadAll(conn)
+	if err == nil && len(answer) == 0 {
+		err = errors.New("an empty answer")
+	}
+	return string(answer), err
+}
+
+// answered waits until a probe got an answer.
+func (c *takeover) answered(t *testing.T, want string) {
+	t.Helper()
+	check.Eventually(t, "the answer "+want, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.answers[want] > 0
+	})
+}
+
+func (c *takeover) processes() (pids []int) {
+	for _, one := range c.s.all {
+		one.mu.Lock()
+		for _, p := range one.running() {
+			pids = append(pids, p.PID())
+		}
+		one.mu.Unlock()
+	}
+	return pids
+}
+
+func (c *takeover) alone(t *testing.T) {
+	t.Helper()
+	check.Eventually(t, "the end of the one before", func() bool { return len(c.processes()) == 1 })
+}
+
+// A sidecar that takes over from itself reads a new file without a failed probe: the next one is started beside it.
+func TestTakeoverFailsNoProbe(t *testing.T) {
+	c := startTakeover(t)
+	over := c.probe(t)
+	defer over()
+	c.answered(t, "0 first")
+	for n, text := range []string{"second", "third"} {
+		before := c.processes()
+		c.write(t, text)
+		c.answered(t, fmt.Sprint(n+1, " ", text))
+		c.alone(t)
+		if running(before[0]) {
+			t.Errorf("the one before %q still runs", text)
+		}
+	}
+	over()
+	if len(c.failed) > 0 || len(c.answers) != 3 {
+		t.Errorf("%d probes failed, the first one by %v; answers %v", len(c.failed), c.failed, c.answers)
+	}
+	if c.n.count("the next one takes over") != 2 || len(c.n.all()) != 2 {
+		t.Errorf("notes %q", c.n.all())
+	}
+	pids := c.processes()
+	c.s.Stop(t.Context(), time.Minute)
+	if running(pids[0]) {
+		t.Error("it still runs after the stop")
+	}
+}
+
+// While the next one cannot run, the one before goes on, and no probe fails.
+func TestTakeoverThatFails(t *testing.T) {
+	c := startTakeover(t)
+	over := c.probe(t)
+	defer over()
+	c.answered(t, "0 first")
+	check.NoError(t, os.WriteFile(filepath.Join(c.dir, "fail"), nil, 0o600))
+	c.write(t, "second")
+	check.Eventually(t, "two that fail", func() bool { return c.n.count("ended with exit code 7") >= 2 })
+	check.NoError(t, os.Remove(filepath.Join(c.dir, "fail")))
+	c.answered(t, "1 second")
+	c.alone(t)
+	over()
+	if len(c.failed) > 0 {
+		t.Errorf("%d probes failed, the first one by %v", len(c.failed), c.failed[0])
+	}
+}
+
+// One that ends with nobody before it begins again with epoch 0.
+func TestTakeoverBeginsAgain(t *testing.T) {
+	c := startTakeover(t)
+	over := c.probe(t)
+	defer over()
+	c.write(t, "second")
+	c.answered(t, "1 second")
+	c.alone(t)
+	over()
+	check.NoError(t, os.Remove(filepath.Join(c.dir, "address")))
+	check.NoError(t, unix.Kill(c.processes()[0], unix.SIGKILL))
+	check.Eventually(t, "another address", func() bool { return read(filepath.Join(c.dir, "address")) != "" })
+	check.Eventually(t, "an answer", func() bool {
+		answer, err := probe(read(filepath.Join(c.dir, "address")))
+		return err == nil && answer == "0 second"
+	})
+}
+
+// A stop ends both while one takes over from the other, and one that is taken over from and does not end is killed by
+// the takeover after the next.
+func TestTakeoverIsStopped(t *testing.T) {
+	dir := t.TempDir()
+	_, s, n := beside(t, Plan{Command: "true"})
+	file := filepath.Join(dir, "bootstrap")
+	write := func(text string) {
+		t.Helper()
+		check.NoError(t, os.WriteFile(file+".new", []byte(text), 0o400))
+		check.NoError(t, os.Rename(file+".new", file))
+	}
+	write("first")
+	check.NoError(t, s.Start(t.Context(), "envoy", func(epoch int) Plan {
+		return script(fmt.Sprintf("echo $$ > %s/%d; exec sleep 60", dir, epoch))
+	}, file))
+	pid := func(epoch int) int { return awaitPID(t, filepath.Join(dir, strconv.Itoa(epoch))) }
+	first := pid(0)
+	write("second")
+	second := pid(1)
+	if !running(first) {
+		t.Error("the first one ended, and nobody has ended it")
+	}
+	write("third")
+	third := pid(2)
+	check.Eventually(t, "the end of the first one", func() bool { return !running(first) })
+	if got := s.StopRestarts(); len(got) != 2 || got[0] != third || got[1] != second {
+		t.Errorf("sessions %v, want %d and %d", got, third, second)
+	}
+	s.Stop(t.Context(), time.Minute)
+	if running(second) || running(third) {
+		t.Errorf("one still runs; notes %q", strings.Join(n.all(), "\n"))
+	}
+	if err := unix.Kill(second, syscall.Signal(0)); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("it was not waited for: %v", err)
+	}
+}
