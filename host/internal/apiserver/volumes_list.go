@@ -46,7 +46,8 @@ func (s volumeService) ListVolumes(ctx context.Context,
 	}
 	resp := &hostv1.ListVolumesResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, m, append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, allClaims...), func(tx *state.ReadTx) error {
+	topics := append([]state.Topic{state.TopicVolumes, state.TopicDrivers}, allClaims...)
+	resp.Meta, err = s.read(ctx, m, topics, func(tx *state.ReadTx) error {
 		refs, err := tx.VolumeRefs(namespace, m.GetPluginId())
 		if err == nil && len(refs) == 0 && m.GetPluginId() != "" {
 			err = s.checkDriver(ctx, tx, m.GetPluginId())
@@ -58,7 +59,9 @@ func (s volumeService) ListVolumes(ctx context.Context,
 			return err
 		}
 		c := callerOf(ctx)
-		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool { return !c.AllowNamespace(r.Namespace, acl.CSIListVolume) })
+		refs = slices.DeleteFunc(refs, func(r claim.VolumeRef) bool {
+			return !c.AllowNamespace(r.Namespace, acl.CSIListVolume)
+		})
 		resp.Volumes, resp.Total = nil, int64(len(refs))
 		drivers := map[string]claim.Driver{}
 		for _, ref := range pageOf(refs, int(m.GetPerPage()), int(m.GetPage())) {

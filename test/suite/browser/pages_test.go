@@ -4,6 +4,7 @@ import "testing"
 
 // Each page of the menu is readable: it has content, no error, contrast in both schemes, and fits a phone.
 func TestPages(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, "actions = true")
 	for _, id := range []string{"data", "orders", "uploads"} {
 		r.volume(id)
@@ -32,6 +33,7 @@ func TestPages(t *testing.T) {
 		b.open(r.url(p.path))
 		b.live()
 		b.sees("main", p.has)
+		b.looks()
 		b.picture(p.name)
 	}
 }

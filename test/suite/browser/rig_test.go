@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
@@ -93,6 +94,13 @@ func newRig(t *testing.T, config string) *rig {
 	r.AwaitReady()
 	r.AwaitDrivers()
 	r.Run("acl", "policy", "apply", "web", r.Write("web.policy", `agent { policy = "read" }`))
+	r.Eventually("the plugin has its token", func() error {
+		v := r.visit(t, "")
+		if res, text := v.post("/sign-in", url.Values{"form": {v.form}, "token": {r.manager}}); res.StatusCode != http.StatusSeeOther {
+			return fmt.Errorf("sign in: %s: %s", res.Status, text)
+		}
+		return nil
+	})
 	r.reader = r.token("reader", readPolicy)
 	r.nobody = r.token("nobody", `namespace "elsewhere" { policy = "read" }`)
 	return r
@@ -291,11 +299,38 @@ func value[T any](b *browser, expression string) T {
 	return run(b, expression, chromedp.Evaluate[T](expression))
 }
 
+// eval evaluates an expression for what it does.
+func (b *browser) eval(expression string) {
+	b.t.Helper()
+	_ = run(b, expression, chromedp.Evaluate[any](expression))
+}
+
+// fresh empties the browser's cache, and weight says how many bytes it has loaded since.
+func (b *browser) fresh() {
+	b.t.Helper()
+	b.do("empty the cache", call(network.ClearBrowserCache, cdp.Empty{}))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bytes = 0
+}
+
+func (b *browser) weight() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return int(b.bytes)
+}
+
+// enter types the secret of a token into the form, and sends it.
+func (b *browser) enter(secret string) {
+	b.t.Helper()
+	b.do("sign in", chromedp.SendKeys("#token", secret+"\r"))
+}
+
 // signIn signs in with the secret of a token.
 func (b *browser) signIn(r *rig, secret string) {
 	b.t.Helper()
 	b.open(r.url("/sign-in"))
-	b.do("sign in", chromedp.SendKeys("#token", secret+"\r"))
+	b.enter(secret)
 	b.until("the overview is open", `location.pathname == "/"`)
 	b.live()
 }

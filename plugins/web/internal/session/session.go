@@ -1,5 +1,5 @@
-// Package session keeps who uses the pages: the secret of an ACL token, encrypted in the browser's cookie. No process has
-// a session in memory, so a swap of the plugin signs nobody out, and no secret is stored on the host.
+// Package session keeps who uses the pages: the secret of an ACL token, encrypted in the browser's cookie. No process
+// has a session in memory, so a swap of the plugin signs nobody out, and no secret is stored on the host.
 package session
 
 import (

@@ -35,12 +35,18 @@ type action struct {
 var actions = map[string]action{
 	"detach": {
 		title: "Detach", danger: true, back: volumePage,
-		text: "Every claim of the volume %s on this node is released: it is unmounted there. A workload that uses it is refused.",
+		text: "The workload that has the volume %s on this node is stopped there, and its claim is released.",
 		command: func(t target) string {
 			return "pannier volume detach" + inNamespace(t) + " " + t.ID + " " + t.Node
 		},
 		do: func(ctx context.Context, u user, t target) error {
-			res, err := ask(ctx, u, u.api.Volumes.DetachVolume, &hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
+			ctx, cancel := context.WithTimeout(ctx, detachWait)
+			defer cancel()
+			res, err := ask(ctx, u, u.api.Volumes.DetachVolume,
+				&hostv1.DetachVolumeRequest{Namespace: t.Namespace, Id: t.ID, Node: t.Node})
+			if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
+				return nil // the release goes on, and the volume's page shows it
+			}
 			if err != nil {
 				return err
 			}
@@ -58,7 +64,8 @@ var actions = map[string]action{
 		text:    "The driver takes a snapshot of the volume %s as it is now.",
 		command: func(t target) string { return "pannier volume snapshot create" + inNamespace(t) + " " + t.ID },
 		do: func(ctx context.Context, u user, t target) error {
-			_, err := ask(ctx, u, u.api.Volumes.CreateSnapshot, &hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID})
+			_, err := ask(ctx, u, u.api.Volumes.CreateSnapshot,
+				&hostv1.CreateSnapshotRequest{Namespace: t.Namespace, VolumeId: t.ID})
 			return err
 		},
 	},
@@ -128,6 +135,9 @@ func inNamespace(t target) string {
 	}
 	return " -namespace " + t.Namespace
 }
+
+// detachWait is how long the answer to a detach waits for the release.
+const detachWait = 5 * time.Second
 
 // actionTimeout bounds an action. It goes on at the host when the page gives up.
 const actionTimeout = 3 * time.Minute

@@ -28,8 +28,8 @@ func (s *Site) who(r *http.Request) user {
 	return user{found, s.API}
 }
 
-// as returns a context whose calls are the user's: without a token they are those of somebody without one, and never the
-// plugin's own.
+// as returns a context whose calls are the user's: without a token they are those of somebody without one, and never
+// the plugin's own.
 func (u user) as(ctx context.Context) context.Context { return api.WithCaller(ctx, u.Secret) }
 
 // ask makes a unary call as a user.

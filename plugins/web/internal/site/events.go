@@ -83,7 +83,8 @@ func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []*host
 }
 
 // eventsOf returns the newest events about an object, or why there are none.
-func (s *Site) eventsOf(ctx context.Context, u user, topics []string, about func(*hostv1.Event) bool) (found []*hostv1.Event, why string) {
+func (s *Site) eventsOf(ctx context.Context, u user, topics []string, about func(*hostv1.Event) bool,
+) (found []*hostv1.Event, why string) {
 	all, err := recent(ctx, u, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics})
 	if err != nil {
 		return nil, reason(err)

@@ -49,8 +49,8 @@ func (s *Site) guard(next http.Handler) http.Handler {
 }
 
 // known says whether a browser may have called the pages by a name. A name that an attacker owns may resolve to this
-// host's address, and the browser then takes the attacker's scripts for the pages' own (DNS rebinding). An attacker owns
-// no IP address, and not localhost (RFC 6761, section 6.3).
+// host's address, and the browser then takes the attacker's scripts for the pages' own (DNS rebinding). An attacker
+// owns no IP address, and not localhost (RFC 6761, section 6.3).
 func (s *Site) known(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -62,8 +62,8 @@ func (s *Site) known(host string) bool {
 	return host == "localhost" || slices.Contains(s.Hosts, host)
 }
 
-// overTLS says whether the browser uses TLS: with this process, or with a proxy in front of it. A client that lies about
-// the latter changes its own cookie only.
+// overTLS says whether the browser uses TLS: with this process, or with a proxy in front of it. A client that lies
+// about the latter changes its own cookie only.
 func (s *Site) overTLS(r *http.Request) bool {
 	return s.TLS || r.Header.Get("X-Forwarded-Proto") == "https"
 }

@@ -73,7 +73,8 @@ func (s *Site) overview(ctx context.Context, u user, _ *http.Request) (any, erro
 	if err != nil {
 		s.Log.Warn("the growth of the last day cannot be read", "error", err)
 	}
-	d.Used = plot(samples, func(p trend.Sample) float64 { return float64(p.Used) }, func(v float64) string { return size(uint64(v)) })
+	d.Used = plot(samples, func(p trend.Sample) float64 { return float64(p.Used) },
+		func(v float64) string { return size(uint64(v)) })
 	d.Stalled = plot(samples, func(p trend.Sample) float64 { return float64(p.Stalled) },
 		func(v float64) string { return roughly(time.Duration(v) * time.Second) })
 	return d, nil

@@ -54,14 +54,18 @@ func (s *Site) page(v view) http.Handler {
 		switch {
 		case u.signedOut(err):
 			s.toSignIn(w, r)
-		case err != nil:
+		case err != nil && status(err) < http.StatusInternalServerError:
 			s.fail(w, r, u, status(err), reason(err))
 		default:
+			p, code := s.of(r, u, v.name, data), http.StatusOK
+			if err != nil { // the agent may be restarting: the page comes when it is back
+				code = status(err)
+				p.Name, p.Code, p.Error = "error", code, reason(err)
+			}
 			query := r.URL.Query()
 			query.Set(liveParam, "1")
-			p := s.of(r, u, v.name, data)
 			p.Live = r.URL.Path + "?" + query.Encode()
-			s.write(w, http.StatusOK, p)
+			s.write(w, code, p)
 		}
 	})
 }
@@ -132,7 +136,7 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	tick := time.NewTicker(v.every)
 	defer tick.Stop()
 	control := http.NewResponseController(w)
-	var seed, last = maphash.MakeSeed(), uint64(0)
+	seed, last := maphash.MakeSeed(), uint64(0)
 	for {
 		data, err := s.look(r, u, v)
 		if u.signedOut(err) && last == 0 {

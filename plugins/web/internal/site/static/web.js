@@ -6,7 +6,7 @@ document.addEventListener('htmx:error', () => live('not live: reload', 'bad'));
 
 // A page that is left ends its stream, also where the browser keeps the page for the way back: HTTP/1.1 has six
 // connections.
-addEventListener('pagehide', () => document.getElementById('main')?._htmx?.sse?.abortController.abort());
+addEventListener('pagehide', () => stop());
 addEventListener('pageshow', event => event.persisted && location.reload());
 
 function live(text, kind) {
