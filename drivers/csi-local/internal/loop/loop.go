@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -38,24 +39,31 @@ type Options struct {
 
 // Find returns all loop devices that image is attached to. A deleted image is recognised by its path.
 func Find(image string) ([]Device, error) {
-	devices, err := os.ReadDir("/sys/block")
+	// A machine may have a device for each of many volumes: few system calls for each.
+	const devices = "/sys/devices/virtual/block" // where the links of /sys/block lead
+	dir, err := unix.Open(devices, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list block devices: %w", &os.PathError{Op: "open", Path: devices, Err: err})
+	}
+	f := os.NewFile(uintptr(dir), devices)
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
 	if err != nil {
 		return nil, fmt.Errorf("list block devices: %w", err)
 	}
 	var found []Device
-	for _, device := range devices {
-		name := device.Name()
+	text := make([]byte, unix.PathMax+len(deleted)+1)
+	for _, name := range names {
 		if !strings.HasPrefix(name, "loop") {
 			continue
 		}
-		data, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
+		path, err := backing(dir, name, text)
 		if err != nil {
 			continue // nothing is attached to it
 		}
-		path := strings.TrimSuffix(strings.TrimSuffix(string(data), "\n"), " (deleted)")
 		// The image's name is unique. Checking it first avoids opening other devices, which would make them busy
 		// for a moment.
-		if filepath.Base(path) != filepath.Base(image) {
+		if filepath.Base(strings.TrimSuffix(path, deleted)) != filepath.Base(image) {
 			continue
 		}
 		dev, err := inspect("/dev/"+name, image)
@@ -67,7 +75,25 @@ func Find(image string) ([]Device, error) {
 		}
 		found = append(found, dev)
 	}
+	slices.SortFunc(found, func(a, b Device) int { return strings.Compare(a.Path, b.Path) })
 	return found, nil
+}
+
+// deleted is what the kernel adds to the path of a file that was deleted.
+const deleted = " (deleted)"
+
+// backing returns the path of the file of a loop device, as the kernel has it. dir is open and has the devices.
+func backing(dir int, name string, text []byte) (string, error) {
+	fd, err := unix.Openat(dir, name+"/loop/backing_file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	n, err := unix.Read(fd, text) // sysfs gives an attribute in one piece
+	_ = unix.Close(fd)            // nothing was written through it
+	if err != nil {
+		return "", err
+	}
+	return strings.TrimSuffix(string(text[:n]), "\n"), nil
 }
 
 // Acquire returns a device that image is attached to in the wanted mode, an existing or a new one, and an open
@@ -256,7 +282,7 @@ func backedBy(dev *os.File, image string) error {
 	if errors.Is(err, unix.ENOENT) {
 		// The file was deleted: only its recorded path is left.
 		path, err := os.ReadFile(filepath.Join("/sys/block", filepath.Base(dev.Name()), "loop/backing_file"))
-		if err == nil && strings.TrimSuffix(string(path), "\n") == image+" (deleted)" {
+		if err == nil && strings.TrimSuffix(string(path), "\n") == image+deleted {
 			return nil
 		}
 		return errNotOurs
