@@ -17,6 +17,13 @@ var ofMounts = []mutant{
 		pkg:  "./host/internal/system/mountuse", run: "^TestDetached$",
 	},
 	{
+		name: "mounts-remembered", promise: "what is mounted is what the kernel says now",
+		file: "host/internal/system/mountuse/own.go",
+		old:  "	if !o.changed() && o.table != nil {\n",
+		new:  "	if o.table != nil {\n",
+		pkg:  "./host/internal/system/mountuse", run: "^TestOwn$",
+	},
+	{
 		name: "published-with-rights", promise: "set-user-ID programs and device files in a volume have no effect",
 		file: "host/internal/workload/volumesteps/publish.go",
 		old:  "	if !v.SUID() {\n",

@@ -225,8 +225,8 @@ var workloads = []mutant{
 	{
 		name: "copies-on-the-host-ignored", promise: "a claim is not freed while the volume is bound elsewhere on the host",
 		file: "host/internal/system/mountuse/holder.go",
-		old:  "	s.lookHere(table)\n",
-		new:  "",
+		old:  "	s.learn(table)\n	s.lookHere(table)\n",
+		new:  "	s.learn(table)\n",
 		pkg:  workloadPkg, run: "^TestStopWaitsForCopiesOnTheHost$",
 	},
 	{

@@ -54,9 +54,9 @@ func (m Mount) String() string {
 // Table is what was mounted in this process's namespace at one moment, in the order of mounting.
 type Table []*mountinfo.Info
 
-// Read reads the mount table.
+// Read returns the present mount table.
 func Read() (Table, error) {
-	table, err := mountuse.Read(mountuse.Self)
+	table, err := mountuse.Own()
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}

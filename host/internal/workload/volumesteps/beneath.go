@@ -1,9 +1,11 @@
 package volumesteps
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -17,7 +19,8 @@ func inTheWay(verb string, v *Volume, err error) error {
 		"start again: %w", verb, v.Ref, err)
 }
 
-// unmount asks a driver to unmount a volume and remove the path, and does what it left undone.
+// unmount asks a driver to unmount a volume and remove the path, and does what it left undone, but for the directories,
+// which the caller removes.
 //
 // Files beneath the mount point, such as those of a container that was given the path before the volume was mounted,
 // make most drivers fail for ever: they cannot remove the directory. With ours, which says that all that is at the
@@ -42,7 +45,7 @@ func (s *Steps) unmount(ref claim.VolumeRef, path string, ours bool, call func()
 		s.report(ref, path, fmt.Sprintf("the driver answered that it has unmounted %s, and it was mounted still: %v", path, there))
 		return err
 	}
-	return s.removePath(ref, path)
+	return s.clearPath(ref, path)
 }
 
 // report tells of a mount that the host has to unmount itself.
@@ -65,16 +68,61 @@ func (s *Steps) removeMount(ref claim.VolumeRef, path string) error {
 
 // removePath removes a path where nothing is mounted any more.
 func (s *Steps) removePath(ref claim.VolumeRef, path string) error {
+	if err := s.clearPath(ref, path); err != nil {
+		return err
+	}
+	return s.removeEmpty(path)
+}
+
+// removeEmpty removes a path where nothing is mounted any more, and its parents, unless files stay there.
+func (s *Steps) removeEmpty(path string) error {
+	if err := s.Layout.Remove(path); !errors.Is(err, mounts.ErrHoldsData) {
+		return err
+	}
+	return nil
+}
+
+// clearPath moves files aside that are at a path where nothing is mounted any more.
+func (s *Steps) clearPath(ref claim.VolumeRef, path string) error {
 	_, err := s.setAside(ref, path)
 	if stays := (*os.LinkError)(nil); errors.As(err, &stays) {
 		// The volume is unmounted, so its claim may be released. The next start says what is in its way.
 		s.Log.Error("files beneath a volume's mount point could not be moved aside", "volume", ref, "error", err)
 		return nil
 	}
+	return err
+}
+
+// removeEmptied removes the paths where volumes were mounted, except those of keep.
+func (s *Steps) removeEmptied(ctx context.Context, set *Set, keep []claim.VolumeRef) (err error) {
+	for _, v := range set.Volumes {
+		if slices.Contains(keep, v.Ref) {
+			continue
+		}
+		for _, path := range v.Emptied {
+			if path == v.Staging {
+				err = errors.Join(err, s.removeStaging(ctx, v))
+			} else {
+				err = errors.Join(err, s.removeEmpty(path))
+			}
+		}
+	}
+	return err
+}
+
+// removeStaging removes the path where a volume was staged, unless another workload has it staged there again.
+func (s *Steps) removeStaging(ctx context.Context, v *Volume) error {
+	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
+	defer cancel()
+	unlock, err := s.Locks.lock(bounded, v.Ref)
 	if err != nil {
+		return context.Cause(ctx) // nil: another workload stages it
+	}
+	defer unlock()
+	if u, err := s.loadUsers(stagings, v.stagingKey()); err != nil || u != nil {
 		return err
 	}
-	return s.Layout.Remove(path)
+	return s.removeEmpty(v.Staging)
 }
 
 // setAside moves the files at a path where nothing is mounted any more, and says where they are.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -231,20 +232,35 @@ func (s *Steps) Release(ctx context.Context, set *Set) error {
 	}
 	left = append(left, stay...)
 	clean = slices.DeleteFunc(clean, func(c claim.Claim) bool { return slices.Contains(stay, c.Volume) })
+	var removing sync.WaitGroup
+	var removed error
+	removing.Go(func() { removed = s.removeEmptied(ctx, set, left) }) // beside the ledger, which waits for a disk too
+	freed := s.free(ctx, set, clean, len(left) == 0)
+	removing.Wait()
+	if len(left) > 0 && freed == nil {
+		freed = fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left)
+	}
+	if err = errors.Join(err, freed, removed); err != nil {
+		return err
+	}
+	_, err = s.stillMounted(ctx, set, nil)
+	return err
+}
+
+// free releases claims of volumes that are unmounted; if wait is set it waits until the leader has freed them.
+func (s *Steps) free(ctx context.Context, set *Set, clean []claim.Claim, wait bool) error {
 	if len(clean) > 0 {
 		if err := s.Ledger.NodeDetached(ctx, clean); err != nil {
 			return fmt.Errorf("release the claims of workload %q: %w", set.Ref(), err)
 		}
 	}
-	if len(left) > 0 {
-		return errors.Join(err,
-			fmt.Errorf("workload %q keeps %v until their mounts are gone", set.Ref(), left))
+	if !wait {
+		return nil
 	}
 	if err := s.Ledger.AwaitFreed(ctx, clean); err != nil {
 		return fmt.Errorf("wait until the claims of workload %q are freed: %w", set.Ref(), err)
 	}
-	_, err = s.stillMounted(ctx, set, nil)
-	return err
+	return nil
 }
 
 // releasable returns the claims of those volumes of which nothing is left on this node, and the

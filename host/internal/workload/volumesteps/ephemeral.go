@@ -126,5 +126,8 @@ func (s *Steps) removeLeftover(ctx context.Context, ref claim.VolumeRef, path st
 	if errors.Is(err, drivers.ErrNotFound) {
 		return s.removeMount(ref, path)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return s.removeEmpty(path)
 }

@@ -3,6 +3,7 @@ package volumesteps
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pannier/pannier/host/internal/csi/drivers"
@@ -43,6 +44,13 @@ func (s *Steps) release(ctx context.Context, v *Volume, m unmounting) error {
 	}
 	if waits != nil {
 		return waits
+	}
+	if v.set == nil {
+		if err := s.removeEmpty(m.Path); err != nil {
+			return err
+		}
+	} else if !slices.Contains(v.Emptied, m.Path) {
+		v.set.Update(func() { v.Emptied = append(v.Emptied, m.Path) })
 	}
 	if !v.guarded() {
 		return nil
