@@ -146,7 +146,7 @@ func (d *Driver) deleteEphemeral(ctx context.Context, client, id, target string)
 	case err != nil:
 		return status.Errorf(codes.InvalidArgument, "target_path: %v", err)
 	default:
-		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
+		if _, err := d.unmountAll(ctx, id, "target_path", path); err != nil {
 			return err
 		}
 		if err := removeTarget(path); err != nil {

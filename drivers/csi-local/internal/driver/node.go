@@ -87,7 +87,8 @@ func (d *Driver) bindNode(ctx context.Context, u usage, id string, readOnly bool
 		return err
 	}
 	if err := d.bindNewNode(ctx, id, readOnly, path); err != nil {
-		return errors.Join(err, d.detachUnused(id))
+		now, usageErr := d.usage(id)
+		return errors.Join(err, usageErr, d.detachUnused(id, now))
 	}
 	return nil
 }
@@ -127,9 +128,9 @@ func makeFile(path string) error {
 }
 
 // release undoes what was mounted at a path of a request, which names it by field, and then frees
-// the loop devices that nothing uses any more. undo gets the resolved path, and is not called when
-// the path does not exist. The error is a gRPC status.
-func (d *Driver) release(rpc, id, field, requested string, undo func(path string) error) error {
+// the loop devices that nothing uses any more. undo gets the resolved path, and returns the usage that it has left; it
+// is not called when the path does not exist. The error is a gRPC status.
+func (d *Driver) release(rpc, id, field, requested string, undo func(path string) (usage, error)) error {
 	switch {
 	case id == "":
 		return status.Error(codes.InvalidArgument, "volume_id is missing")
@@ -145,15 +146,19 @@ func (d *Driver) release(rpc, id, field, requested string, undo func(path string
 		return err
 	}
 	path, err := filesystem.Resolve(requested)
+	var left usage
 	switch {
 	case err == nil:
-		if err := undo(path); err != nil {
-			return failed(err)
-		}
-	case !errors.Is(err, os.ErrNotExist):
+		left, err = undo(path)
+	case errors.Is(err, os.ErrNotExist):
+		left, err = d.usage(id)
+	default:
 		return status.Errorf(codes.InvalidArgument, "%s: %v", field, err)
 	}
-	return failed(d.detachUnused(id))
+	if err != nil {
+		return failed(err)
+	}
+	return failed(d.detachUnused(id, left))
 }
 
 // known fails with NotFound if there is neither a volume with this id nor anything of it left on the node. An
@@ -173,34 +178,32 @@ func (d *Driver) known(id string) error {
 	return err
 }
 
-// unmountAll unmounts the volume from path, as often as it is mounted there. It reports another mount at that
-// path; what names the field in the request.
-func (d *Driver) unmountAll(ctx context.Context, id, what, path string) error {
+// unmountAll unmounts the volume from each of the paths, as often as it is mounted there, and returns the usage that is
+// left. It reports another mount at one of the paths; what names the field in the request.
+func (d *Driver) unmountAll(ctx context.Context, id, what string, paths ...string) (usage, error) {
 	for {
 		u, err := d.usage(id)
 		if err != nil {
-			return err
+			return u, err
 		}
-		at := u.at(path)
-		if at.other != nil {
-			return foreign(what, id, at.other)
+		for len(paths) > 0 && u.at(paths[0]) == (place{}) {
+			paths = paths[1:]
 		}
-		if at == (place{}) {
-			return nil
+		if len(paths) == 0 {
+			return u, nil
 		}
-		if err := filesystem.Unmount(ctx, path); err != nil {
-			return err
+		if at := u.at(paths[0]); at.other != nil {
+			return u, foreign(what, id, at.other)
+		}
+		if err := filesystem.Unmount(ctx, paths[0]); err != nil {
+			return u, err
 		}
 	}
 }
 
 // detachUnused detaches the devices that are bound to no path: a staged block volume is bound below its staging
 // path, so other devices are leftovers. Devices with mounts detach themselves.
-func (d *Driver) detachUnused(id string) error {
-	u, err := d.usage(id)
-	if err != nil {
-		return err
-	}
+func (d *Driver) detachUnused(id string, u usage) error {
 	for _, dev := range u.devices {
 		bound := slices.ContainsFunc(u.nodes, func(n node) bool { return n.device == dev })
 		if bound || dev.AutoClear {

@@ -173,11 +173,12 @@ func (d *Driver) NodeUnpublishVolume(ctx context.Context,
 	if done, err := d.unpublishEphemeral(ctx, req); done || err != nil {
 		return &csi.NodeUnpublishVolumeResponse{}, err
 	}
-	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) error {
-		if err := d.unmountAll(ctx, id, "target_path", path); err != nil {
-			return err
+	err := d.release("NodeUnpublishVolume", id, "target_path", req.GetTargetPath(), func(path string) (usage, error) {
+		left, err := d.unmountAll(ctx, id, "target_path", path)
+		if err == nil {
+			err = removeTarget(path)
 		}
-		return removeTarget(path)
+		return left, err
 	})
 	if err != nil {
 		return nil, err

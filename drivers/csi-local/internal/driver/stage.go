@@ -234,14 +234,14 @@ func (d *Driver) NodeUnstageVolume(ctx context.Context,
 	req *csi.NodeUnstageVolumeRequest,
 ) (*csi.NodeUnstageVolumeResponse, error) {
 	id := req.GetVolumeId()
-	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(), func(path string) error {
-		for _, p := range []string{path, stagedNode(path)} {
-			if err := d.unmountAll(ctx, id, "staging_target_path", p); err != nil {
-				return err
+	err := d.release("NodeUnstageVolume", id, "staging_target_path", req.GetStagingTargetPath(),
+		func(path string) (usage, error) {
+			left, err := d.unmountAll(ctx, id, "staging_target_path", path, stagedNode(path))
+			if err == nil {
+				err = removeTarget(stagedNode(path))
 			}
-		}
-		return removeTarget(stagedNode(path))
-	})
+			return left, err
+		})
 	if err != nil {
 		return nil, err
 	}
