@@ -9,7 +9,7 @@ SHELL := /bin/bash
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier is the client, which executes
 # bin/pannier-agent, the whole program, for what it cannot do.
 PROGRAMS := host/cmd/pannier drivers/csi-local
-PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume web
+PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume web nomad-api
 BIN      := bin
 
 VERSION = $(shell tools/version)

@@ -40,3 +40,13 @@ plugin "docker-volume" {
 #     policy = "web" # counts where ACLs are on
 #   }
 # }
+
+# nomad volume ..., and Terraform's nomad_csi_volume, with NOMAD_ADDR=unix:///run/pannier/nomad.sock.
+# plugin "nomad-api" {
+#   listen "nomad" {
+#     address = "unix:///run/pannier/nomad.sock"
+#   }
+#   api {
+#     policy = "nomad-api" # counts where ACLs are on
+#   }
+# }

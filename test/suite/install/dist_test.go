@@ -71,7 +71,8 @@ func TestDist(t *testing.T) {
 
 // forTests are modules that only tests need.
 var forTests = []string{
-	"github.com/anishathalye/porcupine", "github.com/chromedp/", "github.com/kubernetes-csi/csi-test", "github.com/onsi/",
+	"github.com/anishathalye/porcupine", "github.com/chromedp/", "github.com/gorilla/websocket", "github.com/hashicorp/cronexpr",
+	"github.com/hashicorp/nomad/", "github.com/kubernetes-csi/csi-test", "github.com/onsi/",
 	"github.com/rogpeppe/go-internal", "github.com/stretchr/", "go.uber.org/goleak", "pgregory.net/rapid",
 }
 
@@ -80,7 +81,7 @@ func contents(t *testing.T, dir string) {
 	notices := string(check.Must(os.ReadFile(dir + "/THIRD-PARTY-NOTICES"))(t))
 	for _, program := range []string{
 		"pannier", "pannier-agent", "csi-local", "plugins/csi-bridge", "plugins/sids", "plugins/consul-services", "plugins/envoy-bootstrap",
-		"plugins/docker-volume", "plugins/web",
+		"plugins/docker-volume", "plugins/web", "plugins/nomad-api",
 	} {
 		info := check.Must(buildinfo.ReadFile(filepath.Join(dir, program)))(t)
 		var bom struct {

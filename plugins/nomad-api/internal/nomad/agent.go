@@ -1,0 +1,126 @@
+package nomad
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// self is what an agent says about itself, of which clients use little.
+type self struct {
+	Config map[string]any               `json:"config"`
+	Member member                       `json:"member"`
+	Stats  map[string]map[string]string `json:"stats"`
+}
+
+type member struct {
+	Name   string
+	Addr   string
+	Port   uint16
+	Tags   map[string]string
+	Status string
+}
+
+// readSelf describes this host's agent.
+func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Request) (answer, error) {
+	res, err := s.api.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	if err != nil {
+		return answer{}, err
+	}
+	m, region := res.Msg, s.config().Region
+	return answer{value: self{
+		Config: map[string]any{
+			"Region": region, "Datacenter": m.GetDatacenter(), "NodeName": m.GetName(),
+			"Version": map[string]string{"Version": m.GetVersion()},
+		},
+		Member: member{
+			Name: m.GetName() + "." + region, Status: "alive",
+			Tags: map[string]string{"role": "pannier", "region": region, "dc": m.GetDatacenter(), "build": m.GetVersion()},
+		},
+		Stats: map[string]map[string]string{"pannier": {
+			"leader": strconv.FormatBool(m.GetLeader()), "raft_index": strconv.FormatUint(m.GetRaftIndex(), 10),
+			"volumes": strconv.FormatInt(m.GetVolumes(), 10), "claims": strconv.FormatInt(m.GetClaims(), 10),
+		}},
+	}}, nil
+}
+
+// readLeader returns the address of the server that leads. A host that is alone leads, and has no address but the one
+// that the client has reached.
+func (s *server) readLeader(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	res, err := s.api.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+	if err != nil {
+		return answer{}, err
+	}
+	for _, m := range res.Msg.GetMembers() {
+		if m.GetLeader() {
+			return answer{value: cmp.Or(m.GetRpcAddress(), m.GetAddress(), r.Host)}, nil
+		}
+	}
+	return answer{}, &statusError{code: http.StatusInternalServerError, text: "No cluster leader"}
+}
+
+// listRegions lists the one region.
+func (s *server) listRegions(context.Context, http.ResponseWriter, *http.Request) (answer, error) {
+	return answer{value: []string{s.config().Region}}, nil
+}
+
+// namespace is a namespace, which needs no definition here: it is there with the first volume in it.
+type namespace struct {
+	Name        string
+	Description string
+	Quota       string
+	Meta        map[string]string
+	indexes
+}
+
+// listNamespaces lists the namespaces with volumes that the caller may see, and the default one.
+func (s *server) listNamespaces(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	q, err := readQuery(r)
+	if err != nil {
+		return answer{}, err
+	}
+	names, err := s.namespaceNames(ctx, q)
+	if err != nil {
+		return answer{}, err
+	}
+	shown := []namespace{}
+	for _, name := range names {
+		if strings.HasPrefix(name, q.prefix) {
+			shown = append(shown, namespace{Name: name})
+		}
+	}
+	return answer{value: shown}, nil
+}
+
+// readNamespace reads one namespace.
+func (s *server) readNamespace(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	names, err := s.namespaceNames(ctx, query{})
+	if err != nil {
+		return answer{}, err
+	}
+	name := r.PathValue("name")
+	if !slices.Contains(names, name) {
+		return answer{}, notFound("namespace %q has no volumes that you may see", name)
+	}
+	return answer{value: namespace{Name: name}}, nil
+}
+
+func (s *server) namespaceNames(ctx context.Context, _ query) ([]string, error) {
+	all, _, err := s.volumes(ctx, query{namespace: allNamespaces})
+	if err != nil {
+		return nil, err
+	}
+	names := []string{defaultNamespace}
+	for _, v := range all {
+		names = append(names, v.GetSpec().GetNamespace())
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}

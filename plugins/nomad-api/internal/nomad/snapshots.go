@@ -1,0 +1,145 @@
+package nomad
+
+import (
+	"context"
+	"maps"
+	"net/http"
+
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+// snapshot is a snapshot at a driver.
+type snapshot struct {
+	ID                     string
+	ExternalSourceVolumeID string
+	SizeBytes              int64
+	CreateTime             int64 // seconds since 1970
+	IsReady                bool
+	SourceVolumeID         string
+	PluginID               string
+	Name                   string            `json:",omitempty"`
+	Secrets                map[string]string `json:",omitempty"` // never shown
+	Parameters             map[string]string `json:",omitempty"`
+}
+
+// snapshots is the body of a request that creates some, and of answers.
+type snapshots struct {
+	Snapshots []snapshot
+	NextToken string `json:",omitempty"`
+}
+
+func snapshotOf(p *hostv1.Snapshot) snapshot {
+	return snapshot{
+		ID: p.GetSnapshotId(), ExternalSourceVolumeID: p.GetExternalVolumeId(), SizeBytes: p.GetSize(),
+		CreateTime: p.GetCreatedAt().GetSeconds(), IsReady: p.GetReady(), SourceVolumeID: p.GetVolume(),
+		PluginID: p.GetPluginId(), Name: p.GetName(),
+	}
+}
+
+// createSnapshot takes a snapshot of a registered volume.
+func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	q, err := readQuery(r)
+	if err != nil {
+		return answer{}, err
+	}
+	var body snapshots
+	if err := read(r, &body); err != nil {
+		return answer{}, err
+	}
+	secrets, err := secretsOf(r)
+	if err != nil {
+		return answer{}, err
+	}
+	if len(body.Snapshots) != 1 {
+		return answer{}, badRequest("the request has %d Snapshots, and must have one", len(body.Snapshots))
+	}
+	want := body.Snapshots[0]
+	if want.SourceVolumeID == "" {
+		return answer{}, badRequest("SourceVolumeID is missing: the volume to take a snapshot of")
+	}
+	if secrets == nil {
+		secrets = map[string]string{}
+	}
+	maps.Copy(secrets, want.Secrets)
+	res, err := s.api.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
+		Namespace: q.namespace, VolumeId: want.SourceVolumeID, Name: want.Name, Parameters: want.Parameters, Secrets: secrets,
+	}))
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{value: snapshots{Snapshots: []snapshot{snapshotOf(res.Msg.GetSnapshot())}}}, nil
+}
+
+// deleteSnapshot deletes a snapshot at its driver, by the driver's id or by its name in the namespace.
+func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	q, err := readQuery(r)
+	if err != nil {
+		return answer{}, err
+	}
+	secrets, err := secretsOf(r)
+	if err != nil {
+		return answer{}, err
+	}
+	values := r.URL.Query()
+	_, err = s.api.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
+		Namespace: q.namespace, PluginId: values.Get("plugin_id"), SnapshotId: values.Get("snapshot_id"), Secrets: secrets,
+	}))
+	return answer{}, err
+}
+
+// listSnapshots lists a page of a driver's snapshots or, if it names no driver, all of all drivers.
+func (s *server) listSnapshots(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
+	q, err := readQuery(r)
+	if err != nil {
+		return answer{}, err
+	}
+	secrets, err := secretsOf(r)
+	if err != nil {
+		return answer{}, err
+	}
+	plugin := r.URL.Query().Get("plugin_id")
+	if plugin == "" {
+		return s.allSnapshots(ctx, secrets)
+	}
+	res, err := s.api.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
+		PluginId: plugin, PerPage: int32(q.perPage), PageToken: q.nextToken, Secrets: secrets,
+	}))
+	if err != nil {
+		return answer{}, err
+	}
+	shown := snapshots{Snapshots: []snapshot{}, NextToken: res.Msg.GetNextToken()}
+	for _, p := range res.Msg.GetSnapshots() {
+		shown.Snapshots = append(shown.Snapshots, snapshotOf(p))
+	}
+	return answer{value: shown}, nil
+}
+
+// allSnapshots lists the snapshots of all drivers that list them.
+func (s *server) allSnapshots(ctx context.Context, secrets map[string]string) (answer, error) {
+	all, err := s.drivers(ctx, "")
+	if err != nil {
+		return answer{}, err
+	}
+	shown := snapshots{Snapshots: []snapshot{}}
+	for _, d := range all {
+		req := &hostv1.ListSnapshotsRequest{PluginId: d.GetId(), Secrets: secrets}
+		for {
+			res, err := s.api.Volumes.ListSnapshots(ctx, connect.NewRequest(req))
+			if connect.CodeOf(err) == connect.CodeUnimplemented {
+				break // it lists none
+			}
+			if err != nil {
+				return answer{}, err
+			}
+			for _, p := range res.Msg.GetSnapshots() {
+				shown.Snapshots = append(shown.Snapshots, snapshotOf(p))
+			}
+			if req.PageToken = res.Msg.GetNextToken(); req.PageToken == "" {
+				break
+			}
+		}
+	}
+	return answer{value: shown}, nil
+}
