@@ -24,6 +24,11 @@ func TestOneHost(t *testing.T) {
 		{"nodes", nodes},
 		{"search", search},
 		{"agent", agent},
+		{"definitions", definitions},
+		{"redefinition", redefinition},
+		{"registration", registration},
+		{"in use", inUse},
+		{"snapshots", snapshots},
 	} {
 		if !t.Run(test.name, func(t *testing.T) {
 			r.Use(t)
