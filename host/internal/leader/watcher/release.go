@@ -44,12 +44,13 @@ func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried strin
 	return tried, left, errors.Join(errs...)
 }
 
-// anyReleasing reports whether any claim of the volume is being released.
+// anyReleasing reports whether any claim of the volume is being released, as this server's ledger has it.
 func (w *Watcher) anyReleasing(ctx context.Context, ref claim.VolumeRef) (bool, error) {
-	_, claims, err := w.read(ctx, ref)
-	if errors.Is(err, claim.ErrVolumeNotFound) {
-		return false, nil
-	}
+	var claims []claim.Claim
+	err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
+		claims, err = tx.Claims(ref)
+		return err
+	})
 	return slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.State.Releasing() }), err
 }
 
