@@ -1,6 +1,7 @@
 package clusterbench
 
 import (
+	"os"
 	"testing"
 
 	"github.com/pannier/pannier/test/bench/measure"
@@ -8,7 +9,13 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-func TestMain(m *testing.M) { testns.Main(m, 0) }
+func TestMain(m *testing.M) {
+	if driver, is := os.LookupEnv(relayOf); is {
+		relay(driver)
+		return
+	}
+	testns.Main(m, 0)
+}
 
 // BenchmarkCluster takes all measurements once, regardless of b.N.
 func BenchmarkCluster(b *testing.B) {

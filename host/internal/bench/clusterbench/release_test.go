@@ -27,7 +27,7 @@ const (
 
 // measureRelease lets a node claim and attach 1,000 volumes, and an operator vouch that it is down. Its
 // claims are free when the driver has detached each volume and the ledger has recorded that. Before that, it
-// measures the driver alone, called directly on its socket.
+// measures the driver alone, called directly on its socket, and through one more process.
 func measureRelease(b *testing.B, r *table.Section) {
 	volumes := filepath.Join(b.TempDir(), "volumes")
 	s := form(b, fmt.Sprintf(`
@@ -45,7 +45,9 @@ csi_driver "shared" {
 	if err := os.WriteFile(filepath.Join(volumes, ".nodes", name), nil, 0o600); err != nil {
 		b.Fatal(err)
 	}
-	floor := detachAlone(ctx, b, s.leader(b).Path("data/csi/shared/csi.sock"), name)
+	socket := s.leader(b).Path("data/csi/shared/csi.sock")
+	floor := detachAlone(ctx, b, socket, name)
+	relayed := detachAlone(ctx, b, startRelay(b, socket), name)
 	operator := s.operator(b)
 	err := parallel(releases, atOnce, func(i int) error { return register(ctx, operator, i, "shared") })
 	if err != nil {
@@ -102,6 +104,10 @@ csi_driver "shared" {
 	r.Add(
 		table.Row{What: "a node is down → its 1,000 claims are free", Value: took.Seconds(), Unit: "s"},
 		table.Row{What: "the driver alone detaches as many volumes", Value: floor.Seconds(), Unit: "s"},
+		table.Row{
+			What: "the driver behind a process that only passes calls on, without TLS and ledger", Value: relayed.Seconds(),
+			Unit: "s",
+		},
 		table.Row{What: "the first over the second", Value: took.Seconds() / floor.Seconds(), AtMost: 2},
 		table.Row{What: "CPU time of the three agents meanwhile", Value: used.servers.Seconds(), Unit: "s"},
 	)
