@@ -74,8 +74,9 @@ type Discovery struct {
 	mu      sync.Mutex
 	self    Self
 	changed notify.Broadcast
-	odd     map[string]bool // members that were logged as unparsable
-	told    map[string]bool // addresses at which others lately believed this agent to be
+	odd     map[string]bool  // members that were logged as unparsable
+	told    map[string]bool  // addresses at which others lately believed this agent to be
+	heard   notify.Broadcast // told has changed
 
 	stop     context.CancelFunc
 	unjoin   context.CancelFunc // ends keepJoined

@@ -17,11 +17,13 @@ import (
 // keepJoined tries each configured address until it has answered once: two groups of agents that never met would
 // not find each other otherwise. While this agent is alone it tries all of them, and the members of its last run.
 // While others believe this agent to be at another address, it contacts the configured ones repeatedly: they
-// accept a new address once the old one has failed, and would otherwise learn it half a minute later.
+// accept a new address once the old one has failed, and would otherwise learn it half a minute later. While there is
+// nothing to try it waits for news of members.
 func (d *Discovery) keepJoined(ctx context.Context, configured, before []string) {
 	left := configured
 	pause := firstPause
 	for {
+		changed, heard := d.changed.Wait(), d.heard.Wait()
 		if d.alone() {
 			left = append(append([]string{}, configured...), before...)
 		}
@@ -31,6 +33,12 @@ func (d *Discovery) keepJoined(ctx context.Context, configured, before []string)
 		}
 		if len(left) == 0 {
 			pause = firstPause
+			select { // until this agent may be alone, or believed to be elsewhere
+			case <-ctx.Done():
+				return
+			case <-changed:
+			case <-heard:
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -60,6 +68,7 @@ func (d *Discovery) heardOf(address string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.told[address] = true
+	d.heard.Notify()
 }
 
 // misplaced reports whether another agent, when last contacted, believed this one to be at another address.
