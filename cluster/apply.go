@@ -115,9 +115,10 @@ func (n *Node) executeTogether(ctx context.Context, commands []command.Command) 
 		entries  [][]byte
 		settle   []func(state.Outcome) // of each entry
 	)
+	room := map[uint64]error{} // by the free space that a command requires
 	for i, c := range commands {
 		free, freed := n.freeing(ctx, c)
-		entry, err := n.entry(c)
+		entry, err := n.entry(c, room)
 		if err != nil {
 			outcomes[i].Err = err
 			continue
@@ -126,7 +127,7 @@ func (n *Node) executeTogether(ctx context.Context, commands []command.Command) 
 		if free == nil {
 			continue
 		}
-		if entry, err := n.entry(free); err == nil { // else the claims are freed later
+		if entry, err := n.entry(free, room); err == nil { // else the claims are freed later
 			entries = append(entries, entry)
 			settle = append(settle, func(o state.Outcome) {
 				for _, done := range freed {
@@ -146,10 +147,17 @@ func (n *Node) executeTogether(ctx context.Context, commands []command.Command) 
 	return outcomes
 }
 
-// entry checks whether a command may be applied, stamps it with the time and encodes it.
-func (n *Node) entry(c command.Command) ([]byte, error) {
-	if err := needSpace(n.dir, spaceFor(c)); err != nil {
-		return nil, err
+// entry checks whether a command may be applied, stamps it with the time and encodes it. room has what this has found
+// out for other commands of the same batch.
+func (n *Node) entry(c command.Command, room map[uint64]error) ([]byte, error) {
+	need := spaceFor(c)
+	full, checked := room[need]
+	if !checked {
+		full = needSpace(n.dir, need)
+		room[need] = full
+	}
+	if full != nil {
+		return nil, full
 	}
 	if err := n.knownToAll(c); err != nil {
 		return nil, err

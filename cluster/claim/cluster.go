@@ -15,7 +15,7 @@ type Cluster struct {
 
 // Validate checks the id. The error is a *FieldError.
 func (c *Cluster) Validate() error {
-	check := checker{object: "cluster"}
+	check := checker{object: func() string { return "cluster" }}
 	check.id("id", c.ID)
 	return check.err
 }
@@ -48,7 +48,7 @@ func DefaultAutopilot() Autopilot {
 
 // Validate checks the bounds of each setting. The error is a *FieldError.
 func (a *Autopilot) Validate() error {
-	c := checker{object: "autopilot"}
+	c := checker{object: func() string { return "autopilot" }}
 	if a.LastContactThreshold <= 0 {
 		c.fail("last_contact_threshold", fmt.Sprintf("(%s) must be above 0", a.LastContactThreshold))
 	}
@@ -105,7 +105,7 @@ const MaxSecretsKeys = 16
 
 // Put adds a key, or activates an existing one. The error is a *FieldError.
 func (k *SecretsKeys) Put(id string, active bool, at time.Time) error {
-	c := checker{object: fmt.Sprintf("secrets key %q", id)}
+	c := checker{object: func() string { return fmt.Sprintf("secrets key %q", id) }}
 	c.id("id", id)
 	there := slices.ContainsFunc(k.Keys, func(have SecretsKey) bool { return have.ID == id })
 	if !there && len(k.Keys) >= MaxSecretsKeys {
@@ -161,7 +161,7 @@ type Liveness struct {
 
 // Validate checks the order of the times. The error is a *FieldError.
 func (l *Liveness) Validate() error {
-	c := checker{object: "server"}
+	c := checker{object: func() string { return "server" }}
 	if l.HeartbeatTTL <= 0 {
 		c.fail("heartbeat_ttl", fmt.Sprintf("(%s) must be above 0", l.HeartbeatTTL))
 	}
@@ -192,7 +192,7 @@ const maxKey = 4 << 10
 
 // Validate checks that nothing is missing. The error is a *FieldError.
 func (k *SigningKey) Validate() error {
-	c := checker{object: fmt.Sprintf("signing key %q", k.ID)}
+	c := checker{object: func() string { return fmt.Sprintf("signing key %q", k.ID) }}
 	c.id("id", k.ID)
 	for _, part := range []struct {
 		field string

@@ -130,7 +130,7 @@ var validPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustComp
 
 // CheckNamespaces checks the namespaces that a node is to be bound to. The error is a *FieldError.
 func CheckNamespaces(node string, namespaces []string) error {
-	c := checker{object: fmt.Sprintf("node %q", node)}
+	c := checker{object: func() string { return fmt.Sprintf("node %q", node) }}
 	if len(namespaces) > MaxNamespaces {
 		c.fail("namespaces", fmt.Sprintf("are more than %d", MaxNamespaces))
 	}
@@ -272,7 +272,7 @@ var sha256Hex = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 
 // Validate checks a node's report about itself. The error is a *FieldError.
 func (n *Node) Validate() error {
-	c := checker{object: fmt.Sprintf("node %q", n.Name)}
+	c := checker{object: func() string { return fmt.Sprintf("node %q", n.Name) }}
 	c.id("name", n.Name)
 	if n.SecretHash != "" && !sha256Hex().MatchString(n.SecretHash) {
 		c.fail("secret_hash", "is no SHA-256 in lower-case hexadecimal")

@@ -27,7 +27,7 @@ type Snapshot struct {
 
 // Validate checks a snapshot before it is recorded. The error is a *FieldError.
 func (s *Snapshot) Validate() error {
-	c := checker{object: fmt.Sprintf("snapshot %q", s.SnapshotRef)}
+	c := checker{object: func() string { return fmt.Sprintf("snapshot %q", s.SnapshotRef) }}
 	c.id("name", s.Name)
 	c.id("namespace", s.Namespace)
 	c.id("plugin_id", s.PluginID)

@@ -82,13 +82,13 @@ func CheckVolumeID(id string) error {
 
 // checker collects the first problem of one object's fields.
 type checker struct {
-	object string
+	object func() string // its name, which is formatted only for a problem
 	err    error
 }
 
 func (c *checker) fail(field, problem string) {
 	if c.err == nil {
-		c.err = &FieldError{Object: c.object, Field: field, Problem: problem}
+		c.err = &FieldError{Object: c.object(), Field: field, Problem: problem}
 	}
 }
 
@@ -100,7 +100,7 @@ func (c *checker) id(field, id string) {
 
 // Validate checks the reference's id and namespace.
 func (r VolumeRef) Validate() error {
-	c := checker{object: fmt.Sprintf("volume %q", r)}
+	c := checker{object: func() string { return fmt.Sprintf("volume %q", r) }}
 	if err := CheckVolumeID(r.ID); err != nil {
 		c.fail("id", err.Error())
 	}
@@ -110,7 +110,7 @@ func (r VolumeRef) Validate() error {
 
 // Validate checks the reference's id and namespace.
 func (r WorkloadRef) Validate() error {
-	c := checker{object: fmt.Sprintf("workload %q", r)}
+	c := checker{object: func() string { return fmt.Sprintf("workload %q", r) }}
 	c.id("id", r.ID)
 	c.id("namespace", r.Namespace)
 	return c.err
@@ -121,7 +121,7 @@ func (v *Volume) Validate() error {
 	if err := v.VolumeRef.Validate(); err != nil {
 		return err
 	}
-	c := checker{object: fmt.Sprintf("volume %q", v.VolumeRef)}
+	c := checker{object: func() string { return fmt.Sprintf("volume %q", v.VolumeRef) }}
 	c.id("plugin_id", v.PluginID)
 	if v.ExternalID == "" {
 		c.fail("external_id", "is missing")
@@ -164,7 +164,7 @@ func (c *Claim) Validate() error {
 	if err := c.Workload.Validate(); err != nil {
 		return err
 	}
-	k := checker{object: fmt.Sprintf("claim of workload %q on volume %q", c.Workload, c.Volume)}
+	k := checker{object: func() string { return fmt.Sprintf("claim of workload %q on volume %q", c.Workload, c.Volume) }}
 	k.id("node", c.Node)
 	if len(c.DriverNodeID) > maxDriverNodeID {
 		k.fail("driver_node_id", fmt.Sprintf("has %d bytes: at most %d are allowed", len(c.DriverNodeID), maxDriverNodeID))

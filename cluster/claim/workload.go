@@ -90,7 +90,7 @@ func (t *Token) Validate() error {
 	if err := t.Workload.Validate(); err != nil {
 		return err
 	}
-	c := checker{object: fmt.Sprintf("token %q of workload %q", t.ID, t.Workload)}
+	c := checker{object: func() string { return fmt.Sprintf("token %q of workload %q", t.ID, t.Workload) }}
 	if !uuid().MatchString(t.ID) {
 		c.fail("id", "is not a UUID in lower case")
 	}

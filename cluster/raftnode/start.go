@@ -34,8 +34,8 @@ type start struct {
 	onWrite  func()             // is called once, when that is
 }
 
-// newStart decides where raft starts. ahead says that the FSM has all of the newest snapshot. The entry that was applied
-// last must be in the log: it has the term.
+// newStart decides where raft starts. ahead says that the FSM has all of the newest snapshot. The entry that was
+// applied last must be in the log: it has the term.
 func newStart(cfg Config, log *wal.WAL, snapshots raft.SnapshotStore, ahead bool) (*start, error) {
 	s := &start{SnapshotStore: snapshots}
 	list, err := snapshots.List()
@@ -76,7 +76,8 @@ func (s *start) skipped() uint64 {
 }
 
 // startedLog is the log of a server with its start. A leader that has sent the newest snapshot to another server looks
-// for the term of the snapshot's last entry in its log, if that is not where raft has started. It may have been deleted.
+// for the term of the snapshot's last entry in its log, if that is not where raft has started. The entry may have been
+// deleted.
 type startedLog struct {
 	boundedLog
 	start *start

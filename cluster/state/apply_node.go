@@ -1,7 +1,6 @@
 package state
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -208,13 +207,13 @@ func (tx *writeTx) knownNode(name string) (claim.Node, error) {
 // checkEligible refuses new workloads on a node that takes none. A node that is not in the ledger has not reported
 // yet, and may start what it has.
 func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
-	record, err := tx.get(nodeKey(node))
-	if err != nil || record == nil {
-		return err
-	}
-	known, err := tx.eligible.check(node, record)
-	if err != nil {
-		return err
+	known, cached := tx.eligible[nodeKey(node)]
+	if !cached {
+		n, found, err := read[claim.Node](&tx.ReadTx, nodeKey(node))
+		if err != nil || !found {
+			return err
+		}
+		known = tx.eligible.add(&n)
 	}
 	refusal := known.refusal
 	if refusal == nil {
@@ -226,12 +225,11 @@ func (tx *writeTx) checkEligible(ref claim.WorkloadRef, node string) error {
 	return nil
 }
 
-// eligible caches whether a node's record allows new workloads, by the record's checksum: the record is long, and
-// is read at every start.
+// eligible caches, by the key of a node's record, which workloads the record refuses. The record is long and would be
+// read at every start. Writing a record removes it from the cache.
 type eligible map[string]eligibility
 
 type eligibility struct {
-	of      [sha256.Size]byte // the record
 	refusal error
 	bound   claim.Node // only its name and namespaces
 }
@@ -239,21 +237,13 @@ type eligibility struct {
 // maxEligible bounds the nodes in the cache.
 const maxEligible = 1 << 12
 
-// check returns which workloads a node's record refuses. The error is a fault.
-func (e eligible) check(node string, record []byte) (eligibility, error) {
-	sum := sha256.Sum256(record)
-	if known, ok := e[node]; ok && known.of == sum {
-		return known, nil
-	}
-	n, err := decode[claim.Node](record)
-	if err != nil {
-		return eligibility{}, fault("get %q: %w", nodeKey(node), err)
-	}
+func (e eligible) add(n *claim.Node) eligibility {
 	if len(e) >= maxEligible {
 		clear(e)
 	}
-	e[node] = eligibility{sum, n.CheckEligible(), claim.Node{Name: n.Name, Namespaces: n.Namespaces}}
-	return e[node], nil
+	known := eligibility{n.CheckEligible(), claim.Node{Name: n.Name, Namespaces: n.Namespaces}}
+	e[nodeKey(n.Name)] = known
+	return known
 }
 
 func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {

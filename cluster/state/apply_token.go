@@ -94,10 +94,10 @@ func (tx *writeTx) newTokens(c *command.StartWorkload, runs *claim.Workload) ([]
 
 // wantedTokens checks the arguments and sets what a token takes from its workload.
 func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
-	object := fmt.Sprintf("workload %q", c.Ref)
+	object := func() string { return fmt.Sprintf("workload %q", c.Ref) }
 	if len(c.Tokens) > command.MaxTokens {
 		return nil, &claim.FieldError{
-			Object: object, Field: "service",
+			Object: object(), Field: "service",
 			Problem: fmt.Sprintf("needs a token %d times: at most %d are allowed", len(c.Tokens), command.MaxTokens),
 		}
 	}
@@ -105,10 +105,10 @@ func wantedTokens(c *command.StartWorkload) ([]claim.Token, error) {
 	seen := map[string]bool{}
 	for i, w := range c.Tokens {
 		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
-			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q %s", w.ID, problem)}
+			return nil, &claim.FieldError{Object: object(), Field: "token", Problem: fmt.Sprintf("%q %s", w.ID, problem)}
 		}
 		if seen[w.ID] {
-			return nil, &claim.FieldError{Object: object, Field: "token", Problem: fmt.Sprintf("%q is wanted twice", w.ID)}
+			return nil, &claim.FieldError{Object: object(), Field: "token", Problem: fmt.Sprintf("%q is wanted twice", w.ID)}
 		}
 		seen[w.ID] = true
 		if err := w.Validate(); err != nil {

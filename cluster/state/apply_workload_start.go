@@ -15,9 +15,8 @@ func (tx *writeTx) StartWorkload(c *command.StartWorkload) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	workload, err := tx.Workload(c.Ref)
-	known := err == nil
-	if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
+	workload, known, err := read[claim.Workload](&tx.ReadTx, workloadKey(c.Ref))
+	if err != nil {
 		return nil, err
 	}
 	if known && tx.fingerprint != nil && bytes.Equal(workload.StartedBy, tx.fingerprint) {
@@ -136,13 +135,13 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	if err := c.Ref.Validate(); err != nil {
 		return nil, err
 	}
-	object := fmt.Sprintf("workload %q", c.Ref)
+	object := func() string { return fmt.Sprintf("workload %q", c.Ref) }
 	if err := claim.CheckID(c.Node); err != nil {
-		return nil, &claim.FieldError{Object: object, Field: "node", Problem: err.Error()}
+		return nil, &claim.FieldError{Object: object(), Field: "node", Problem: err.Error()}
 	}
 	if len(c.Claims) > command.MaxClaims {
 		return nil, &claim.FieldError{
-			Object: object, Field: "volume",
+			Object: object(), Field: "volume",
 			Problem: fmt.Sprintf("is there %d times: at most %d are allowed", len(c.Claims), command.MaxClaims),
 		}
 	}
@@ -151,13 +150,13 @@ func wantedClaims(c *command.StartWorkload) ([]claim.Claim, error) {
 	for i, w := range c.Claims {
 		if problem := settleOwner(c, &w.Workload, &w.Node); problem != "" {
 			return nil, &claim.FieldError{
-				Object: object, Field: "claim",
+				Object: object(), Field: "claim",
 				Problem: fmt.Sprintf("on volume %q %s", w.Volume, problem),
 			}
 		}
 		if seen[w.Volume] {
 			return nil, &claim.FieldError{
-				Object: object, Field: "claim",
+				Object: object(), Field: "claim",
 				Problem: fmt.Sprintf("on volume %q is wanted twice", w.Volume),
 			}
 		}

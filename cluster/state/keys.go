@@ -3,6 +3,7 @@ package state
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -129,7 +130,8 @@ func volumeIndexKeys(v *claim.Volume) []string {
 // externalIDPart is the prefix of the index keys of all volumes with an external id. An external id may hold any
 // characters, so its hash is in the key.
 func externalIDPart(driver, externalID string) string {
-	return fmt.Sprintf("%s%s/%x/", volumesByExternalID, driver, sha256.Sum256([]byte(externalID)))
+	sum := sha256.Sum256([]byte(externalID))
+	return volumesByExternalID + driver + "/" + hex.EncodeToString(sum[:]) + "/"
 }
 
 func snapshotIndexKeys(s *claim.Snapshot) []string {

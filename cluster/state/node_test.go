@@ -107,6 +107,7 @@ func TestNodesThatTakeNoWorkloads(t *testing.T) {
 			l := open(t)
 			l.must(&command.StartWorkload{Ref: workload("runs"), Node: "a"}) // the ledger does not know the node yet
 			l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
+			l.must(&command.StartWorkload{Ref: workload("earlier"), Node: "a"})
 			l.must(row.set)
 			before := l.records()
 			for _, c := range []command.Command{

@@ -220,12 +220,14 @@ func (tx *writeTx) put(key string, value []byte) {
 		value = []byte{}
 	}
 	tx.over.set(key, value)
+	delete(tx.eligible, key)
 	tx.writes++
 	tx.bytes += len(key) + len(value)
 }
 
 func (tx *writeTx) delete(key string) {
 	tx.over.set(key, nil)
+	delete(tx.eligible, key)
 	tx.writes++
 	tx.bytes += len(key)
 }

@@ -151,6 +151,13 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestNodeIsToldOfLostClaims$",
 	},
 	{
+		name: "eligibility-remembered", promise: "a drained or ineligible node gets no new workload",
+		file: "cluster/state/tx.go",
+		old:  "	delete(tx.eligible, key)\n	tx.writes++\n	tx.bytes += len(key) + len(value)\n",
+		new:  "	tx.writes++\n	tx.bytes += len(key) + len(value)\n",
+		pkg:  statePkg, run: "^TestNodesThatTakeNoWorkloads$",
+	},
+	{
 		name: "start-with-old-servers", promise: "a server that starts knows the servers of the last configuration",
 		file: "cluster/raftnode/start.go",
 		old:  "	known := s.snapshot > 0 && cfg.Servers.Since <= s.snapshot\n",
