@@ -42,7 +42,7 @@ func (a *app) wrongUsage(root *cobra.Command, err error) error {
 func (a *app) completeRoot(root *cobra.Command) {
 	root.Version = a.opts.Version
 	root.SetVersionTemplate("pannier {{.Version}}\n")
-	root.AddCommand(a.setupCommand(), a.doctorCommand(), a.debugCommand(), a.completionCommand())
+	root.AddCommand(a.setupCommand(), a.importCommand(), a.doctorCommand(), a.debugCommand(), a.completionCommand())
 	if a.opts.RunAgent != nil {
 		agent := a.agentCommand()
 		agent.AddCommand(a.agentOrders()...)

@@ -29,6 +29,8 @@ func TestOneHost(t *testing.T) {
 		{"registration", registration},
 		{"in use", inUse},
 		{"snapshots", snapshots},
+		{"blocking", blocking},
+		{"swap", swap},
 	} {
 		if !t.Run(test.name, func(t *testing.T) {
 			r.Use(t)

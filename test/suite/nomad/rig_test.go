@@ -28,10 +28,15 @@ type rig struct {
 	nomad *api.Client
 }
 
-// start starts a host with more configuration.
+// start starts a host with a driver of its own, and more configuration.
 func start(t *testing.T, more string) *rig {
 	t.Helper()
-	h := testhost.New(t, hostpathDriver(t)+more, plugin)
+	return startWith(t, hostpathDriver(t)+more)
+}
+
+func startWith(t *testing.T, configuration string) *rig {
+	t.Helper()
+	h := testhost.New(t, configuration, plugin)
 	r := &rig{Host: h}
 	h.Write("agent.hcl", read(t, h.Path("agent.hcl"))+fmt.Sprintf(`
 plugin %q {

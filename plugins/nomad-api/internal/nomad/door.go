@@ -40,15 +40,37 @@ const (
 // idle reports whether the plugin has no socket: it is installed, but not set up.
 func idle() bool { return len(sdk.Listeners()) == 0 }
 
-// Ready is called before this process takes over from another one: the API must answer, whatever it says.
+// Ready is called before this process takes over from another one: it must have a right address, and the API must
+// answer, whatever it says.
 func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 	if idle() {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	_, err := aclsOn(ctx, host.API)
+	listener, _, err := listen(host)
+	if err == nil {
+		err = listener.Close() // a copy of the socket
+	}
+	if err == nil {
+		_, err = aclsOn(ctx, host.API)
+	}
 	return err
+}
+
+// listen returns the listener, and whether its address is one of TCP.
+func listen(host frontend.Host) (listener net.Listener, tcp bool, err error) {
+	listener, err = host.Listen(listenName)
+	if err != nil {
+		return nil, false, err
+	}
+	at, tcp := listener.Addr().(*net.TCPAddr)
+	if tcp && !at.IP.IsLoopback() {
+		return nil, true, errors.Join(fmt.Errorf("listen %q: %s can be reached from other machines, and tokens would be sent "+
+			"to it unencrypted: use 127.0.0.1 or a unix socket, behind a proxy that has a certificate", listenName, at),
+			listener.Close())
+	}
+	return listener, tcp, nil
 }
 
 // Serve serves clients until ctx ends.
@@ -58,18 +80,13 @@ func (d *Door) Serve(ctx context.Context, host frontend.Host) error {
 		<-ctx.Done()
 		return nil
 	}
-	listener, err := host.Listen(listenName)
+	listener, tcp, err := listen(host)
 	if err != nil {
 		return err
 	}
 	s := &server{api: host.API, config: d.Get, serving: ctx, log: slog.Default()}
 	handler := s.handler()
-	if at, tcp := listener.Addr().(*net.TCPAddr); tcp {
-		if !at.IP.IsLoopback() {
-			return errors.Join(fmt.Errorf("listen %q: %s can be reached from other machines, and tokens would be sent to it "+
-				"unencrypted: use 127.0.0.1 or a unix socket, behind a proxy that has a certificate", listenName, at),
-				listener.Close())
-		}
+	if tcp {
 		handler = s.guard(handler)
 	}
 	return frontend.ServeHTTP(ctx, listener, handler)

@@ -1,0 +1,299 @@
+//go:build !client
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+)
+
+func (a *app) importCommand() *cobra.Command {
+	return a.noun("import", "Take over what another program knows", a.importNomad())
+}
+
+// importFlags are those of import nomad.
+type importFlags struct {
+	address, tokenFile, write string
+	dryRun, force             bool
+}
+
+func (a *app) importNomad() *cobra.Command {
+	var f importFlags
+	cmd := &cobra.Command{
+		Use: "nomad", Short: "Register the CSI volumes of a Nomad server here",
+		Long: `Register the CSI volumes of a Nomad server here, with what Nomad knows of them: driver, external
+id, context, capabilities, capacity, parameters and topology. Nomad is only read. The command may
+be repeated, and says of each volume what it did. -namespace limits it to one namespace; volumes
+keep theirs.
+
+Nomad shows neither the values of secrets nor mount flags. A volume that has some is not
+registered; -write writes a spec of it, to be completed and registered with pannier volume
+register. A volume that a workload of Nomad claims is not registered either, unless -force is given:
+Pannier does not know of that claim, and two writers of a volume destroy its data.
+
+Nomad is called at -nomad-address or NOMAD_ADDR, with the token in -nomad-token-file or NOMAD_TOKEN,
+and with NOMAD_CACERT, NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAME and NOMAD_REGION.
+
+The exit code is 1 if a volume could not be registered.`,
+		Example: "pannier import nomad -nomad-address https://nomad.example.com:4646 -dry-run",
+		Args:    exactly(),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.address, "nomad-address", "", "the `URL` of Nomad's API, or unix:///PATH (default NOMAD_ADDR, or "+defaultNomad+")")
+	flags.StringVar(&f.tokenFile, "nomad-token-file", "", "a `file` with the secret of a token of Nomad's (default: what NOMAD_TOKEN has)")
+	flags.StringVar(&f.write, "write", "", "write specs of the volumes that need completion into the folder `DIR`")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "only say what would be done")
+	flags.BoolVar(&f.force, "force", false, "register volumes that workloads of Nomad claim, too")
+	cmd.RunE = a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
+		return a.runImport(ctx, client, f)
+	})
+	return cmd
+}
+
+// What became of a volume.
+const (
+	importRegistered = "registered"
+	importWould      = "would be registered"
+	importKnown      = "is registered already"
+	importIncomplete = "needs completion"
+	importInUse      = "is in use"
+	importFailed     = "failed"
+)
+
+// imported is what became of one volume.
+type imported struct {
+	Namespace string   `json:"namespace"`
+	ID        string   `json:"id"`
+	Outcome   string   `json:"outcome"`
+	Detail    string   `json:"detail,omitempty"`
+	Warnings  []string `json:"warnings,omitempty"`
+}
+
+func (a *app) runImport(ctx context.Context, client *api.Client, f importFlags) error {
+	server, err := dialNomad(f.address, f.tokenFile)
+	if err != nil {
+		return err
+	}
+	volumes, err := server.volumes(ctx, cmp.Or(a.namespace, os.Getenv("NOMAD_NAMESPACE"), "*"))
+	if err != nil {
+		return fmt.Errorf("read Nomad's volumes: %w", err)
+	}
+	all := []imported{}
+	left := 0
+	for _, v := range volumes {
+		one := a.importVolume(ctx, client, f, v)
+		all = append(all, one)
+		switch one.Outcome {
+		case importRegistered, importKnown, importWould:
+		default:
+			left++
+		}
+	}
+	if a.format == formatJSON {
+		err = a.printValue(all)
+	} else {
+		err = a.sayImported(all)
+	}
+	if err == nil && left > 0 {
+		err = &codeError{fmt.Errorf("%d of Nomad's %d volumes are not registered", left, len(all)), ExitError}
+	}
+	return err
+}
+
+func (a *app) sayImported(all []imported) error {
+	if len(all) == 0 {
+		return a.say("Nomad has no CSI volumes there")
+	}
+	for _, one := range all {
+		text := fmt.Sprintf("%s/%s: %s", one.Namespace, one.ID, one.Outcome)
+		if one.Detail != "" {
+			text += ": " + one.Detail
+		}
+		if err := a.say(text); err != nil {
+			return err
+		}
+		a.warn(one.Warnings)
+	}
+	return nil
+}
+
+// importVolume registers one volume, if nothing is against it.
+func (a *app) importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
+	one := imported{Namespace: v.Namespace, ID: v.ID}
+	spec := v.spec()
+	known, err := client.Volumes.GetVolume(ctx,
+		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID}))
+	switch {
+	case err == nil:
+		has := known.Msg.GetVolume().GetSpec()
+		one.Outcome = importKnown
+		if has.GetPluginId() != v.PluginID || has.GetExternalId() != v.ExternalID {
+			one.Outcome, one.Detail = importFailed, fmt.Sprintf("another volume is registered with this id: %s of driver %q",
+				has.GetExternalId(), has.GetPluginId())
+		}
+		return one
+	case connect.CodeOf(err) != connect.CodeNotFound:
+		one.Outcome, one.Detail = importFailed, err.Error()
+		return one
+	}
+	if hidden := v.hidden(); len(hidden) > 0 {
+		one.Outcome, one.Detail = importIncomplete, "Nomad does not show its "+strings.Join(hidden, " and ")
+		path, err := v.write(f)
+		switch {
+		case err != nil:
+			one.Outcome, one.Detail = importFailed, err.Error()
+		case path == "":
+			one.Detail += "; -write DIR writes a spec to complete"
+		default:
+			one.Detail += fmt.Sprintf("; complete %s, then: pannier volume register %s", path, path)
+		}
+		return one
+	}
+	if n := v.claims(); n > 0 && !f.force {
+		one.Outcome = importInUse
+		one.Detail = fmt.Sprintf("%d allocations of Nomad claim it (%s): stop them first", n, strings.Join(v.jobs(), ", "))
+		return one
+	}
+	if f.dryRun {
+		one.Outcome = importWould
+		return one
+	}
+	res, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+	if err != nil {
+		one.Outcome, one.Detail = importFailed, hintDriver(err).Error()
+		return one
+	}
+	one.Outcome, one.Warnings = importRegistered, res.Msg.GetWarnings()
+	return one
+}
+
+// spec is the volume as Pannier has it. Of what Nomad hides there is nothing in it.
+func (v nomadVolume) spec() *hostv1.VolumeSpec {
+	spec := &hostv1.VolumeSpec{
+		Id: v.ID, Name: v.Name, Type: "csi", Namespace: v.Namespace, PluginId: v.PluginID, ExternalId: v.ExternalID,
+		CapacityMin: v.RequestedCapacityMin, CapacityMax: v.RequestedCapacityMax,
+		Parameters: v.Parameters, Context: v.Context,
+	}
+	for _, c := range v.RequestedCapabilities {
+		spec.Capabilities = append(spec.Capabilities,
+			&hostv1.VolumeCapability{AccessMode: c.AccessMode, AttachmentMode: c.AttachmentMode})
+	}
+	if len(spec.GetCapabilities()) == 0 && v.AccessMode != "" { // registered by an old version
+		spec.Capabilities = []*hostv1.VolumeCapability{{AccessMode: v.AccessMode, AttachmentMode: v.AttachmentMode}}
+	}
+	if v.MountOptions.FSType != "" {
+		spec.MountOptions = &hostv1.MountOptions{FsType: v.MountOptions.FSType}
+	}
+	for _, t := range v.Topologies { // a registered volume is where its required topologies say
+		if len(t.Segments) == 0 {
+			continue
+		}
+		if spec.TopologyRequest == nil {
+			spec.TopologyRequest = &hostv1.TopologyRequest{}
+		}
+		spec.TopologyRequest.Required = append(spec.TopologyRequest.Required, &hostv1.Topology{Segments: t.Segments})
+	}
+	return spec
+}
+
+// hidden names what the volume has that Nomad does not show.
+func (v nomadVolume) hidden() (all []string) {
+	if keys := slices.Sorted(maps.Keys(v.Secrets)); len(keys) > 0 {
+		all = append(all, "secrets ("+strings.Join(keys, ", ")+")")
+	}
+	if len(v.MountOptions.MountFlags) > 0 {
+		all = append(all, "mount flags")
+	}
+	return all
+}
+
+// claims counts the allocations that have the volume.
+func (v nomadVolume) claims() int {
+	return max(len(v.Allocations), len(v.ReadAllocs)+len(v.WriteAllocs))
+}
+
+// jobs names the jobs of these allocations.
+func (v nomadVolume) jobs() (all []string) {
+	for _, alloc := range v.Allocations {
+		all = append(all, "job "+alloc.JobID)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// toFill is where a spec names the file of a secret that is to be filled in. There is none: the spec is refused as it is.
+const toFill = "file:///fill/in/the/path/of/"
+
+// write writes a spec to complete. It returns "" if no folder was given, or nothing is to be done.
+func (v nomadVolume) write(f importFlags) (path string, err error) {
+	if f.write == "" || f.dryRun {
+		return "", nil
+	}
+	spec := v.spec()
+	file := map[string]any{
+		"id": spec.GetId(), "name": spec.GetName(), "type": spec.GetType(), "namespace": spec.GetNamespace(),
+		"plugin_id": spec.GetPluginId(), "external_id": spec.GetExternalId(),
+		"parameters": spec.GetParameters(), "context": spec.GetContext(),
+	}
+	if n := spec.GetCapacityMin(); n > 0 {
+		file["capacity_min"] = n
+	}
+	if n := spec.GetCapacityMax(); n > 0 {
+		file["capacity_max"] = n
+	}
+	var capabilities []map[string]string
+	for _, c := range spec.GetCapabilities() {
+		capabilities = append(capabilities,
+			map[string]string{"access_mode": c.GetAccessMode(), "attachment_mode": c.GetAttachmentMode()})
+	}
+	file["capability"] = capabilities
+	if o := v.MountOptions; o.FSType != "" || len(o.MountFlags) > 0 {
+		file["mount_options"] = map[string]any{"fs_type": o.FSType, "mount_flags": o.MountFlags}
+	}
+	if len(v.Secrets) > 0 {
+		from := map[string]string{}
+		for key := range v.Secrets {
+			from[key] = toFill + key
+		}
+		file["secrets_from"] = from
+	}
+	var required []map[string]any
+	for _, t := range spec.GetTopologyRequest().GetRequired() {
+		required = append(required, map[string]any{"segments": t.GetSegments()})
+	}
+	if required != nil {
+		file["topology_request"] = map[string]any{"required": map[string]any{"topology": required}}
+	}
+	maps.DeleteFunc(file, func(_ string, value any) bool {
+		text, isText := value.(string)
+		pairs, isPairs := value.(map[string]string)
+		return isText && text == "" || isPairs && len(pairs) == 0
+	})
+	text, err := json.MarshalIndent(file, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	if strings.ContainsRune(v.ID+v.Namespace, filepath.Separator) {
+		return "", fmt.Errorf("volume %q of namespace %q: the name is none of a file", v.ID, v.Namespace)
+	}
+	path = filepath.Join(f.write, v.Namespace+"-"+v.ID+".json")
+	err = errors.Join(os.MkdirAll(f.write, 0o700), os.WriteFile(path, append(text, '\n'), 0o600))
+	if err != nil {
+		return "", fmt.Errorf("write the spec of volume %q: %w", v.ID, err)
+	}
+	return path, nil
+}
