@@ -64,26 +64,38 @@ func (n *Node) states() (changed <-chan raft.Observation, end func()) {
 	return states, func() { n.DeregisterObserver(changes) }
 }
 
-// watchAlone makes a server without others lead again a heartbeat timeout after it has stopped, as when its log could
-// not be written, until ctx ends. Raft alone takes up to twice as long.
+// leadAgainAfter is how long a server without others waits until it leads again, as when its log could not be written.
+const leadAgainAfter = 2 * time.Second
+
+// watchAlone makes a server without others lead again after it has stopped, until ctx ends. Raft alone takes up to
+// twice aloneTimeout.
 func (n *Node) watchAlone(ctx context.Context) {
 	states, end := n.states()
 	defer end()
 	for {
 		var late <-chan time.Time
 		if n.State() == raft.Follower {
-			late = time.After(aloneHeartbeat)
+			late = time.After(leadAgainAfter)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-states:
 		case <-late:
-			if err := n.checkLeader(); err != nil {
+			if err := n.leadAgain(); err != nil {
 				n.logger.Error("raft could not be told to lead again", "error", err)
 			}
 		}
 	}
+}
+
+// leadAgain makes a server without others stand for election now, as the target of a leadership transfer does.
+func (n *Node) leadAgain() error {
+	id, self := raft.ServerID(n.cfg.ID), n.transport.LocalAddr()
+	now := raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
+		ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(id), Addr: n.transport.EncodePeer(id, self),
+	}}
+	return n.transport.TimeoutNow(id, self, &now, &raft.TimeoutNowResponse{})
 }
 
 // turns returns how long this server waits for the voters that check before it, when the leader has been silent

@@ -83,9 +83,10 @@ const (
 	// Elections among several servers; raft's own defaults. A single voter does not wait for them (startAlone).
 	heartbeat   = time.Second
 	leaderLease = 500 * time.Millisecond
-	// Those of a server without others, which has nobody to hear from: it should wake up rarely (watchAlone).
-	aloneHeartbeat = 2 * time.Second
-	aloneLease     = aloneHeartbeat - 2*time.Millisecond
+	// Those of a server without others, which has nobody to hear from: it should wake up rarely. It does not wait for
+	// them to lead again (watchAlone).
+	aloneTimeout = 10 * time.Second
+	aloneLease   = aloneTimeout - 2*time.Millisecond // checkLeader shortens the timeout
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256
 	// cachedEntries is how many of the log's last entries stay in memory, for the other servers and for the FSM.
@@ -224,7 +225,9 @@ func Open(cfg Config) (n *Node, err error) {
 // connect makes the transport to the other servers, or one without connections.
 func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	if n.cfg.Streams == nil {
-		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
+		address, alone := raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
+		alone.Connect(address, alone) // for leadAgain
+		n.transport = alone
 		return
 	}
 	log := quieter(logger.Named("transport"), n.cfg)
@@ -251,7 +254,7 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.ElectionTimeout = heartbeat
 	conf.LeaderLeaseTimeout = leaderLease
 	if cfg.Streams == nil {
-		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = aloneHeartbeat, aloneHeartbeat, aloneLease
+		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = aloneTimeout, aloneTimeout, aloneLease
 	}
 	conf.MaxAppendEntries = maxAppend
 	conf.BatchApplyCh = true

@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"syscall"
 	"time"
@@ -41,6 +42,8 @@ const (
 	// trimInterval is how soon memory is returned to the system after a burst, such as a list of all volumes. By
 	// default Go keeps it until the heap has grown by half, which on a quiet host takes minutes.
 	trimInterval = 30 * time.Second
+	// trimFrom is how much memory is worth that, in bytes.
+	trimFrom = 1 << 20
 )
 
 func (a *agent) openJournal(context.Context) (err error) {
@@ -291,16 +294,28 @@ func (a *agent) tuneMemory(ctx context.Context) error {
 		a.closers.add(func() error { debug.SetGCPercent(was); return nil })
 	}
 	a.closers.loop(ctx, func(ctx context.Context) {
-		tick := time.NewTicker(trimInterval)
-		defer tick.Stop()
 		for {
+			now := time.Now()
 			select {
 			case <-ctx.Done():
 				return
-			case <-tick.C:
-				debug.FreeOSMemory()
+			case <-time.After(now.Truncate(trimInterval).Add(trimInterval).Sub(now)): // when plugins are measured, too
+				if surplus() >= trimFrom {
+					debug.FreeOSMemory()
+				}
 			}
 		}
 	})
 	return nil
+}
+
+// surplus returns how much memory a collection could return to the system, in bytes: what is unused already, and what
+// was allocated since the last collection.
+func surplus() uint64 {
+	samples := []metrics.Sample{
+		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"},
+	}
+	metrics.Read(samples)
+	free, objects, live := samples[0].Value.Uint64(), samples[1].Value.Uint64(), samples[2].Value.Uint64()
+	return free + objects - min(objects, live)
 }

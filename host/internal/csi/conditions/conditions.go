@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -18,15 +19,18 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/notify"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
 const (
-	// every is the pause between two looks at all volumes.
-	every = 30 * time.Second
+	// every is the pause between two looks at all volumes. While nothing changes, no volume is abnormal and the metrics
+	// are not read, it doubles up to seldom: three processes wake up for each question.
+	every  = 30 * time.Second
+	seldom = 2 * time.Minute
 	// answerWithin bounds the question about one volume.
 	answerWithin = 10 * time.Second
-	// atOnce is how many volumes are asked about at the same time: three processes wake up for each question.
+	// atOnce is how many volumes are asked about at the same time.
 	atOnce = 8
 	// readLately is how long after the metrics were read it is asked how full volumes are.
 	readLately = 5 * time.Minute
@@ -67,7 +71,8 @@ type Monitor struct {
 	mu    sync.Mutex
 	known map[source]storage.Condition
 	full  map[volumeKey][]storage.Usage
-	read  time.Time // the metrics, last
+	read  time.Time        // the metrics, last
+	begun notify.Broadcast // the metrics are read again
 }
 
 // volumeKey is a volume and its driver.
@@ -84,23 +89,26 @@ type source struct {
 
 // Run looks at the volumes until ctx ends.
 func (m *Monitor) Run(ctx context.Context) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		m.look(ctx)
+	for pause := every; ; {
+		begun := m.begun.Wait()
+		if pause = min(2*pause, seldom); !m.look(ctx) {
+			pause = every
+		}
 		select {
-		case <-tick.C:
+		case <-time.After(pause):
+		case <-begun:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// look asks about each volume once. One without an answer keeps the condition that was last known.
-func (m *Monitor) look(ctx context.Context) {
+// look asks about each volume once. One without an answer keeps the condition that was last known. It returns whether
+// the next look can wait: all volumes are as before and well, and the metrics are not read.
+func (m *Monitor) look(ctx context.Context) (quiet bool) {
 	now, full := map[source]storage.Condition{}, map[volumeKey][]storage.Usage{}
 	m.mu.Lock()
-	usage := !m.NoVolumes && !m.read.IsZero() && time.Since(m.read) < readLately
+	usage := !m.NoVolumes && m.isRead()
 	m.mu.Unlock()
 	var mu sync.Mutex
 	var asked errgroup.Group
@@ -122,8 +130,16 @@ func (m *Monitor) look(ctx context.Context) {
 	_ = asked.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	quiet = !usage && len(now) > 0 && maps.Equal(m.known, now)
+	for _, c := range now {
+		quiet = quiet && !c.Abnormal
+	}
 	m.known, m.full = now, full
+	return quiet
 }
+
+// isRead says whether the metrics were read lately. m.mu is held.
+func (m *Monitor) isRead() bool { return !m.read.IsZero() && time.Since(m.read) < readLately }
 
 // answered adds the answer about one volume to what is known now.
 func (m *Monitor) answered(v Volume, answer Answer, err error, now map[source]storage.Condition) {

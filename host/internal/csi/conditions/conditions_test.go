@@ -4,15 +4,60 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/sdk/storage"
 )
+
+// Volumes that are well and as before are asked about less often, until something changes or the metrics are read.
+func TestPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		condition := storage.Condition{}
+		mounted := []Volume{{Volume: claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
+		began := time.Now()
+		var asked []time.Duration
+		m := &Monitor{
+			Node: "n1", Events: events.New(0), Log: hclog.NewNullLogger(), Mounted: func() []Volume { return mounted },
+			Ask: func(context.Context, claim.Volume, mounts.Place, bool) (Answer, error) {
+				asked = append(asked, time.Since(began)/time.Second)
+				now := condition
+				return Answer{Node: &now}, nil
+			},
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { m.Run(ctx) })
+		until := func(second time.Duration) {
+			time.Sleep(time.Until(began.Add(second * time.Second)))
+			synctest.Wait()
+		}
+		until(400)
+		condition.Abnormal = true
+		until(520)
+		condition.Abnormal = false
+		until(580)
+		metrics := make(chan prometheus.Metric, 100)
+		m.Collect(metrics)
+		until(661)
+		stop()
+		running.Wait()
+		// The first answer is new; then nothing changes; at 450 the volume is abnormal, from 540 on it is well, and from
+		// 580 on the metrics are read.
+		want := []time.Duration{0, 30, 90, 210, 330, 450, 480, 510, 540, 570, 580, 610, 640}
+		if !slices.Equal(asked, want) {
+			t.Errorf("it was asked after %d seconds, want %d", asked, want)
+		}
+	})
+}
 
 // One event for each change, and none for what is as before, for a volume that was always well, or for a driver that
 // does not answer.

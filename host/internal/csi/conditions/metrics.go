@@ -49,6 +49,9 @@ func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !m.NoVolumes && !m.isRead() {
+		m.begun.Notify() // how full the volumes are is not known yet
+	}
 	m.read = time.Now()
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)

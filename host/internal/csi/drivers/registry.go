@@ -120,8 +120,15 @@ var defaultTiming = timing{
 	stopGrace:        10 * time.Second,
 	measureEvery:     time.Second,
 	programEvery:     500 * time.Millisecond,
-	tendEvery:        5 * time.Second,
+	tendEvery:        10 * time.Second,
 	leftGrace:        time.Minute,
+}
+
+// untilTend returns the pause until the next look at what earlier processes have left. All drivers look at the same
+// time, with the plugins' supervisor, so that an idle host wakes up once for them.
+func (t timing) untilTend() time.Duration {
+	now := time.Now()
+	return now.Truncate(t.tendEvery).Add(t.tendEvery).Sub(now)
 }
 
 // New makes a Registry with no driver; Open fills it.

@@ -7,7 +7,9 @@ import (
 
 // A generation is drained when its last user releases it, and cannot be acquired once it is retired.
 func TestRetiredGenerationDrains(t *testing.T) {
-	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{
+		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
+	}
 	first, ok := g.acquire()
 	if !ok {
 		t.Fatal("acquire failed")
@@ -34,7 +36,9 @@ func TestRetiredGenerationDrains(t *testing.T) {
 }
 
 func TestRetireWithoutUsers(t *testing.T) {
-	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{
+		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
+	}
 	g.retire()
 	if !isDrained(g) {
 		t.Error("not drained")
@@ -42,7 +46,9 @@ func TestRetireWithoutUsers(t *testing.T) {
 }
 
 func TestDrainTimesOut(t *testing.T) {
-	g := &generation{retiring: make(chan struct{}), drained: make(chan struct{})}
+	g := &generation{
+		run: &pluginRunner{meter: &meter{}}, retiring: make(chan struct{}), drained: make(chan struct{}),
+	}
 	if _, ok := g.acquire(); !ok {
 		t.Fatal("acquire failed")
 	}

@@ -109,7 +109,7 @@ const (
 	// is being copied changes all the time. A file that is renamed into place is taken at once.
 	settleTime = 100 * time.Millisecond
 	// rewatchEvery is how often a watch is tried again if the plugin directory does not exist or cannot be
-	// watched.
+	// watched, and how often it is checked where links in it lead.
 	rewatchEvery = 5 * time.Second
 )
 
@@ -125,8 +125,7 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 	defer watcher.Close()
 	settled := time.NewTimer(0)
 	defer settled.Stop()
-	retry := time.NewTicker(rewatchEvery)
-	defer retry.Stop()
+	var retry <-chan time.Time // nil: nothing can change without an event
 	for {
 		select {
 		case <-ctx.Done():
@@ -142,11 +141,12 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			s.log.Warn("changes of the plugin directory may have been missed; it is read again", "error", err)
 			settled.Reset(settleTime)
 		case <-settled.C:
-			s.watchAll(watcher)
+			_, retry = s.watchAll(watcher)
 			s.unsettled.Store(false)
 			s.rescan()
-		case <-retry.C:
-			if s.watchAll(watcher) {
+		case <-retry:
+			added := false
+			if added, retry = s.watchAll(watcher); added {
 				settled.Reset(settleTime)
 			}
 		}
@@ -195,29 +195,37 @@ func (s *Supervisor) poll(ctx context.Context) {
 }
 
 // watchAll watches the plugin directory and the directories that links in it lead to. It returns whether a watch
-// was added.
-func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool) {
+// was added, and when to call it again: nil if the next event is soon enough.
+func (s *Supervisor) watchAll(watcher *fsnotify.Watcher) (added bool, again <-chan time.Time) {
 	dirs := []string{s.cfg.PluginDir}
+	linked := false
 	for _, files := range s.allFiles() {
 		for _, f := range files {
 			target, err := filepath.EvalSymlinks(f.path)
 			if dir := filepath.Dir(target); err == nil && !slices.Contains(dirs, dir) {
 				dirs = append(dirs, dir)
 			}
+			linked = linked || target != f.path
 		}
 	}
 	watched := watcher.WatchList()
+	complete := true
 	for _, dir := range dirs {
-		if !slices.Contains(watched, dir) && watcher.Add(dir) == nil {
-			added = true
+		if slices.Contains(watched, dir) {
+			continue
 		}
+		err := watcher.Add(dir)
+		added, complete = added || err == nil, complete && err == nil
 	}
 	for _, dir := range watched {
 		if !slices.Contains(dirs, dir) {
 			_ = watcher.Remove(dir) // it may be gone
 		}
 	}
-	return added
+	if linked || !complete {
+		again = time.After(rewatchEvery)
+	}
+	return added, again
 }
 
 // recheckFile makes the plugin of a file that is known already check which binary should run. The kernel lets nobody
