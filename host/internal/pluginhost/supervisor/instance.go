@@ -129,6 +129,7 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 			return nil, "", permanent{err}
 		}
 		i.loaded = true
+		i.knowFiles()
 		if gen, err = i.reattach(ctx); gen != nil || err != nil {
 			return gen, EventReattached, err
 		}

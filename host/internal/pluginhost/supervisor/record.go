@@ -41,6 +41,11 @@ type record struct {
 	// Kept are the copies that served and are kept, the one that served last at the end. Hosts before this field
 	// drop it, and keep only Served and LastGood.
 	Kept []keptCopy `json:"kept,omitempty"`
+	// Files are the checksums of the plugin's files in the plugin directory, by path, so that the next host does not
+	// read those that have not changed. Hosts before this field drop it.
+	Files map[string]hashed `json:"files,omitempty"`
+
+	unsaved bool // Files has changed
 }
 
 // keptCopy is a copy that served.
@@ -130,7 +135,27 @@ func (r *record) save(dir string) error {
 	if err := atomicfile.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
+	r.unsaved = false
 	return nil
+}
+
+// hashed records the checksum of a file if every later change of the file can be noticed, and drops those of files
+// that are gone.
+func (r *record) hashed(path string, h hashed, settled bool) {
+	files := maps.Clone(r.Files)
+	maps.DeleteFunc(files, func(other string, _ hashed) bool {
+		_, err := os.Lstat(other)
+		return other == path || errors.Is(err, fs.ErrNotExist)
+	})
+	if settled {
+		if files == nil {
+			files = map[string]hashed{}
+		}
+		files[path] = h
+	}
+	if !maps.Equal(files, r.Files) {
+		r.Files, r.unsaved = files, true
+	}
 }
 
 // serving returns the run that callers use, or nil.

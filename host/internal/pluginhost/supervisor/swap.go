@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,6 +65,7 @@ func (i *instance) replace(ctx context.Context, gen *generation, grace *time.Dur
 	}
 	i.use(src.sha)
 	if src.sha == gen.sha && (i.hasSettings(gen) || i.unfit[src.sha]) {
+		i.saveFiles()
 		return nil, errSame
 	}
 	return i.swapTo(ctx, gen, src, grace)
@@ -446,10 +448,11 @@ func (i *instance) fileIs(problem string) {
 // hashed is the checksum of a file as it was when last read.
 type hashed struct {
 	program.Stamp
-	sha string
+	SHA256 string `json:"sha256"`
 }
 
-// sum returns the checksum of a file that can be run. It reads the file only if it has changed.
+// sum returns the checksum of a file that can be run. It reads the file only if it has changed, also under an earlier
+// host. It decides which file is copied; what runs is hashed when it is copied.
 func (i *instance) sum(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -460,14 +463,29 @@ func (i *instance) sum(path string) (string, error) {
 	}
 	now := hashed{Stamp: program.StampOf(info)}
 	was, ok := i.sums[path]
-	if now.sha = was.sha; ok && now == was {
-		return was.sha, nil
+	if now.SHA256 = was.SHA256; ok && now == was {
+		return was.SHA256, nil
 	}
-	if now.sha, err = i.read(path); err != nil {
+	looked := time.Now()
+	if now.SHA256, err = i.read(path); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	i.sums[path] = now
-	return now.sha, nil
+	i.rec.hashed(path, now, now.Settled(looked))
+	return now.SHA256, nil
+}
+
+// knowFiles takes over the checksums of files from the record.
+func (i *instance) knowFiles() { maps.Copy(i.sums, i.rec.Files) }
+
+// saveFiles saves the record if the checksum of a file is new in it.
+func (i *instance) saveFiles() {
+	if !i.rec.unsaved {
+		return
+	}
+	if err := i.rec.save(i.sup.dir); err != nil {
+		i.log.Warn("the next host reads the plugin's files again", "error", err)
+	}
 }
 
 // signed returns why a file is not signed as the host requires. It reads the file only if that, or its signature, has

@@ -49,13 +49,13 @@ func (i *instance) versions() []Version {
 			}
 			continue
 		}
-		v := at(known.sha)
+		v := at(known.SHA256)
 		v.File = f.path
 		if v.Version == "" && f.version != nil {
 			v.Version = f.version.String()
 		}
-		if _, no := i.rec.Refused[known.sha]; !no && waits {
-			v.Waits = known.sha != i.rec.Pinned
+		if _, no := i.rec.Refused[known.SHA256]; !no && waits {
+			v.Waits = known.SHA256 != i.rec.Pinned
 			waits = false
 		}
 	}
