@@ -111,6 +111,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 // open opens all parts.
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
+	a.startFast()
 	if err := a.openTraces(ctx); err != nil {
 		return err
 	}
@@ -215,7 +216,7 @@ type step struct {
 func (a *agent) role() []step {
 	switch {
 	case a.cfg.TLS == nil:
-		return (&standalone{ledgerKeeper{agent: a}}).steps()
+		return (&standalone{ledgerKeeper: ledgerKeeper{agent: a}}).steps()
 	case a.cfg.Server.Enabled:
 		return (&server{agent: a, ledgerKeeper: ledgerKeeper{agent: a}, member: member{agent: a}}).steps()
 	default:

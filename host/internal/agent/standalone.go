@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"slices"
+	"sync"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
@@ -10,14 +11,18 @@ import (
 )
 
 // standalone is an agent with a ledger of its own, and no other hosts.
-type standalone struct{ ledgerKeeper }
+type standalone struct {
+	ledgerKeeper
+	opened func() (*cluster.Node, error) // waits until the ledger is open
+}
 
 func (s *standalone) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
+		{"ledger", s.beginLedger}, // it is read while the journal is, and the plugins come up
 		{"journal", s.openJournal},
 		{"secrets", s.openSecrets},
-		{"plugins", s.openPlugins}, // they come up while the ledger is read
+		{"plugins", s.openPlugins},
 		{"devices", s.followDevices},
 		{"ledger", s.openLedger},
 		{"secrets keys", s.openKeys},
@@ -37,11 +42,32 @@ func (s *standalone) steps() []step {
 	}
 }
 
-func (s *standalone) openLedger(ctx context.Context) error {
-	if err := s.ledgerKeeper.openLedger(ctx, func(*cluster.Config) {}); err != nil {
+// beginLedger begins to open the ledger, which needs nothing that is open yet.
+func (s *standalone) beginLedger(ctx context.Context) error {
+	cfg, err := s.ledgerConfig()
+	if err != nil {
 		return err
 	}
-	_, err := s.clusterID(ctx)
+	var node *cluster.Node
+	var opening sync.WaitGroup
+	opening.Go(func() { node, err = cluster.Open(ctx, cfg) })
+	s.opened = func() (*cluster.Node, error) { opening.Wait(); return node, err }
+	s.closers.add(func() error { // if openLedger was not reached
+		if node, _ := s.opened(); node != nil {
+			return node.Close()
+		}
+		return nil
+	})
+	return nil
+}
+
+func (s *standalone) openLedger(ctx context.Context) error {
+	node, err := s.opened()
+	if err != nil {
+		return err
+	}
+	s.keep(node)
+	_, err = s.clusterID(ctx)
 	return err
 }
 

@@ -24,11 +24,11 @@ func TestPauses(t *testing.T) {
 		condition := storage.Condition{}
 		mounted := []Volume{{Volume: claim.Volume{VolumeRef: claim.VolumeRef{Namespace: "prod", ID: "v"}, PluginID: "d"}}}
 		began := time.Now()
-		var asked []time.Duration
+		var asked []int // after how many seconds
 		m := &Monitor{
 			Node: "n1", Events: events.New(0), Log: hclog.NewNullLogger(), Mounted: func() []Volume { return mounted },
 			Ask: func(context.Context, claim.Volume, mounts.Place, bool) (Answer, error) {
-				asked = append(asked, time.Since(began)/time.Second)
+				asked = append(asked, int(time.Since(began).Seconds()))
 				now := condition
 				return Answer{Node: &now}, nil
 			},
@@ -36,8 +36,8 @@ func TestPauses(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { m.Run(ctx) })
-		until := func(second time.Duration) {
-			time.Sleep(time.Until(began.Add(second * time.Second)))
+		until := func(second int) {
+			time.Sleep(time.Until(began.Add(time.Duration(second) * time.Second)))
 			synctest.Wait()
 		}
 		until(400)
@@ -52,7 +52,7 @@ func TestPauses(t *testing.T) {
 		running.Wait()
 		// The first answer is new; then nothing changes; at 450 the volume is abnormal, from 540 on it is well, and from
 		// 580 on the metrics are read.
-		want := []time.Duration{0, 30, 90, 210, 330, 450, 480, 510, 540, 570, 580, 610, 640}
+		want := []int{0, 30, 90, 210, 330, 450, 480, 510, 540, 570, 580, 610, 640}
 		if !slices.Equal(asked, want) {
 			t.Errorf("it was asked after %d seconds, want %d", asked, want)
 		}

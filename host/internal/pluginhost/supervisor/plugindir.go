@@ -145,7 +145,7 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 			s.unsettled.Store(false)
 			s.rescan()
 		case <-retry:
-			added := false
+			var added bool
 			if added, retry = s.watchAll(watcher); added {
 				settled.Reset(settleTime)
 			}
