@@ -19,7 +19,7 @@ type standalone struct {
 func (s *standalone) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
-		{"ledger", s.beginLedger}, // it is read while the journal is, and the plugins come up
+		{"ledger's files", s.beginLedger}, // it is read while the journal is, and the plugins come up
 		{"journal", s.openJournal},
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins},
