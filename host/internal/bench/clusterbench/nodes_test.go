@@ -163,8 +163,12 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration, ok bool) {
 // whether that was so within a minute; in a full run it has to be.
 func (all swarm) await(b *testing.B, some int) bool {
 	b.Helper()
-	for late := time.Now().Add(patience); all.alone() > 0 ||
-		all.missing() > some*len(all); time.Sleep(50 * time.Millisecond) {
+	for late := time.Now().Add(patience); ; {
+		looked := time.Now()
+		if all.alone() == 0 && all.missing() <= some*len(all) {
+			return true
+		}
+		rest(looked)
 		if time.Now().After(late) {
 			if !measure.Full() {
 				return false
@@ -174,8 +178,11 @@ func (all swarm) await(b *testing.B, some int) bool {
 				len(all), len(all)+servers-1, all.alone(), all.missing())
 		}
 	}
-	return true
 }
+
+// rest pauses after a look at all members of all nodes, of which there are a million, so that looking takes a
+// twentieth of a core at most.
+func rest(looked time.Time) { time.Sleep(max(50*time.Millisecond, 20*time.Since(looked))) }
 
 // patient returns gossip's default timings with longer ones for probes. 1,000 nodes on the cores of one host
 // may answer more slowly than nodes on separate hosts, and must not count as failed. The limits are
@@ -210,12 +217,14 @@ func (all swarm) heal() bool {
 	if measure.Full() {
 		bound = healing
 	}
-	for late := time.Now().Add(bound); all.missing() > 0; time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(late) {
-			return false
+	for late := time.Now().Add(bound); time.Now().Before(late); {
+		looked := time.Now()
+		if all.missing() == 0 {
+			return true
 		}
+		rest(looked)
 	}
-	return true
+	return false
 }
 
 // awaitMembers waits until each server knows of all nodes and servers.
