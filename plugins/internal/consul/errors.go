@@ -109,10 +109,13 @@ const maxRefusal = 64 << 10
 type redacting struct{ next http.RoundTripper }
 
 func (r redacting) RoundTrip(req *http.Request) (*http.Response, error) {
-	secrets := sentSecrets(req)
 	res, err := r.next.RoundTrip(req)
-	if err != nil || res.StatusCode < http.StatusBadRequest || len(secrets) == 0 {
+	if err != nil || res.StatusCode < http.StatusBadRequest {
 		return res, err
+	}
+	secrets := sentSecrets(req)
+	if len(secrets) == 0 {
+		return res, nil
 	}
 	text, readErr := io.ReadAll(io.LimitReader(res.Body, maxRefusal))
 	_ = res.Body.Close()
