@@ -83,9 +83,10 @@ demo: build ## Show a volume's life on one host, a crash included (root)
 	go run ./test/demo -bin bin
 
 .PHONY: demo-cluster
-demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its volume moved to another (root)
+demo-cluster: KEEP =
+demo-cluster: build ## Show five hosts: the leader killed, a node cut off, its volume moved; in a browser too (root; KEEP=1: until Ctrl-C)
 	$(GO_BUILD) -o bin/ ./test/lib/shareddriver
-	go run ./test/demo -bin bin -cluster
+	go run ./test/demo -bin bin -cluster $(if $(KEEP),-keep)
 
 .PHONY: demo-docker
 demo-docker: build ## Show one volume for containers of two hosts with a dockerd each: refused, cut off, moved (root, docker.io)
@@ -120,6 +121,12 @@ quick: ## Build everything and run the fast tests: no root, no servers, under a 
 .PHONY: test-browser
 test-browser: ## Look at the pages of the plugin web in a real Chromium; leaves their pictures in test/artefacts (root, chromium)
 	$(GO_TEST) ./test/suite/browser
+
+.PHONY: web-pictures
+web-pictures: ## Take the pictures of docs/web.md anew (root, chromium)
+	$(GO_TEST) -count=1 -run '^TestCluster$$' ./test/suite/browser
+	cp test/artefacts/cluster-overview.png docs/images/web-overview.png
+	cp test/artefacts/cluster-volume.png docs/images/web-volume.png
 
 .PHONY: race
 race: GO_TEST += -race -timeout 30m

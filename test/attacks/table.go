@@ -11,6 +11,7 @@ func all() []attack {
 		ofNodes,
 		ofTokens,
 		ofAccess,
+		onPages,
 		ofWorkloads,
 		onMounts,
 		ofPlugins,

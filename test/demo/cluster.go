@@ -6,8 +6,8 @@ import (
 )
 
 // clusterStory runs the cluster demo.
-func clusterStory(ctx context.Context, h *host) (err error) {
-	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers}
+func clusterStory(ctx context.Context, h *host, keep bool) (err error) {
+	s := &clusterTeller{teller: &teller{ctx: ctx, h: h}, names: clusterHosts, servers: clusterServers, pagesOf: "node-2"}
 	defer func() { err = errors.Join(err, s.cleanUp()) }()
 
 	s.say("A folder for all that follows, an authority for the hosts' certificates, and the key of their gossip.")
@@ -24,6 +24,7 @@ func clusterStory(ctx context.Context, h *host) (err error) {
 	s.startAll()
 	s.shows("node-1", "pannier server members", has("server-3"))
 	s.sh("node-1", "pannier operator raft list-peers")
+	s.pages()
 
 	s.say("A volume that all hosts can reach, for one writer at a time. The workload db gets it on node-1, and writes.")
 	s.sh("server-1", "pannier volume create data.hcl")
@@ -64,6 +65,10 @@ func clusterStory(ctx context.Context, h *host) (err error) {
 	s.check("db's volume is not mounted on node-1", func() error { return s.notMounted("node-1") })
 	s.sh("node-1", "pannier volume explain data")
 
+	if keep {
+		s.keep()
+		return s.err
+	}
 	s.say("db-2 is asked to end, and all is deleted.")
 	s.end(db2)
 	s.until("node-1", "pannier volume explain data", has("nobody"))

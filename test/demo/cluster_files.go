@@ -75,6 +75,9 @@ func (s *clusterTeller) configure(on *testnet.Host, role string) error {
 		block, more = fmt.Sprintf(serverBlock, s.servers), ""
 	}
 	h := s.h
+	if on.Name == s.pagesOf {
+		more += fmt.Sprintf(pagesBlock, h.path(pagesSocket))
+	}
 	return h.writeFile(on.Name+".hcl",
 		fmt.Sprintf(clusterConfig, on.Name, on.Addr, filepath.Join(h.bin, "plugins"), role, block,
 			filepath.Join(h.bin, "shareddriver"), h.path("volumes"))+more)

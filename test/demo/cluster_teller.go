@@ -33,6 +33,9 @@ type clusterTeller struct {
 	hosts  map[string]*testnet.Host
 	agents map[string]*exec.Cmd
 	at     time.Time // the time from which since counts
+
+	pagesOf    string // the host that shows pages; empty: none does
+	closePages func() // nil: they cannot be reached
 }
 
 // prepare opens the network, writes the files, and shows the directory.
@@ -426,6 +429,9 @@ func (s *clusterTeller) cleanUp() error {
 				tails = append(tails, fmt.Errorf("%s.log ends with:\n%s", name, strings.Join(lines[max(0, len(lines)-15):], "\n")))
 			}
 		}
+	}
+	if s.closePages != nil {
+		s.closePages()
 	}
 	for _, cmd := range s.agents {
 		_ = cmd.Process.Kill()

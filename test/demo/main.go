@@ -2,7 +2,8 @@
 // mounts it where there is no dockerd. It starts an agent in a temporary directory, gives volumes to workloads,
 // kills the agent while one of them runs, replaces a plugin meanwhile, and leaves nothing behind. With -mesh it also
 // starts a Consul and shows how workloads join and leave its mesh. With -cluster it runs five agents, each in its
-// own network, kills the leader and disconnects a node. With -docker it gives containers of two dockerds one volume.
+// own network, kills the leader and disconnects a node; the pages of one of them show that in a browser, and with -keep
+// they stay up at the end. With -docker it gives containers of two dockerds one volume.
 // Every command that it prints can be typed by hand. It needs root and Linux.
 package main
 
@@ -26,18 +27,22 @@ func demo() (code int) {
 	mesh := flag.Bool("mesh", false, "tell the story of the mesh")
 	hosts := flag.Bool("cluster", false, "tell the story of a cluster")
 	containers := flag.Bool("docker", false, "tell the story of containers of two hosts")
+	keep := flag.Bool("keep", false, "keep the cluster up at the end of its story, until an interrupt")
 	program := flag.String("consul", "consul", "Consul's `program`, for the mesh")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
+	if !*keep {
+		bounded, cancel := context.WithTimeout(ctx, 2*time.Minute)
+		defer cancel()
+		ctx = bounded
+	}
 	tell := story
 	switch {
 	case *containers:
 		tell = dockerStory
 	case *hosts:
-		tell = clusterStory
+		tell = func(ctx context.Context, h *host) error { return clusterStory(ctx, h, *keep) }
 	case *mesh:
 		tell = func(ctx context.Context, h *host) error { return meshStory(ctx, h, *program) }
 	}

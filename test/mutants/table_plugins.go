@@ -215,6 +215,13 @@ var plugins = []mutant{
 		pkg:  "./examples/plugins", run: "^TestNoRequestIsLostInSwaps$",
 	},
 	{
+		name: "rights-of-the-pages-lent", promise: "the pages of a cluster show and do what the user's own token allows",
+		file: "plugins/web/internal/site/caller.go",
+		old:  "{ return api.WithCaller(ctx, u.Secret) }",
+		new:  "{\n	if u.Secret == \"\" {\n		return ctx\n	}\n	return api.WithCaller(ctx, u.Secret)\n}",
+		pkg:  "./test/suite/browser", run: "^TestRightsOfThePluginAreNotLent$",
+	},
+	{
 		name: "unmount-of-another-container", promise: "a container keeps its volume when another one ends",
 		file: "plugins/docker-volume/internal/volumes/state.go",
 		old:  "		delete(r.Mounts, id)\n	}\n}\n\n// unseenGrace",

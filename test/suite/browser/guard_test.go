@@ -166,7 +166,7 @@ func TestReadOnlySession(t *testing.T) {
 func TestRightsOfThePluginAreNotLent(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "actions = true")
-	r.Run("acl", "policy", "apply", "web", r.Write("more.policy", strings.ReplaceAll(readPolicy, "read", "write")))
+	r.Run("acl", "policy", "apply", "web", r.Write("more.policy", strings.ReplaceAll(readPolicy(t), "read", "write")))
 	r.volume("secret-plans")
 	pages := []string{
 		"/", "/volumes", "/volumes?live=1", "/volumes/default/secret-plans", "/workloads", "/nodes", "/nodes/a", "/events", "/checks",

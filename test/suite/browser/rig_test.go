@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -37,15 +39,6 @@ type rig struct {
 	manager, reader, nobody string
 }
 
-// readPolicy allows to see all pages.
-const readPolicy = `
-namespace "*" { policy = "read" }
-plugin { policy = "read" }
-node { policy = "read" }
-operator { policy = "read" }
-agent { policy = "read" }
-`
-
 // free returns an address that nobody listens on.
 func free(t *testing.T) string {
 	t.Helper()
@@ -54,21 +47,10 @@ func free(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// webBlock is the plugin's block.
-func webBlock(address, config string) string {
-	return fmt.Sprintf(`
-plugin "web" {
-  config {
-    %s
-  }
-  listen "http" {
-    address = %q
-  }
-  api {
-    policy = "web"
-  }
-}
-`, config, address)
+// webBlock is the plugin's block, with an address and more keys of its config.
+func webBlock(t *testing.T, address, config string) string {
+	return strings.NewReplacer(`"127.0.0.1:7480"`, strconv.Quote(address), "  user = \"nobody\"\n",
+		"  user = \"nobody\"\n  config {\n    "+config+"\n  }\n").Replace(docpages.Block(t, "web.md", "config", "web"))
 }
 
 // newRig starts a host with ACLs and the pages. config is of the plugin.
@@ -76,7 +58,7 @@ func newRig(t *testing.T, config string) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "the pages of a real agent")
 	r := &rig{address: free(t)}
-	r.Host = testhost.New(t, "acl {\n  enabled = true\n}\n"+webBlock(r.address, config)+testhost.LocalDriver(t), "web")
+	r.Host = testhost.New(t, "acl {\n  enabled = true\n}\n"+webBlock(t, r.address, config)+testhost.LocalDriver(t), "web")
 	r.Begin()
 	r.Eventually("ACLs are bootstrapped", func() error {
 		out := r.Try("acl", "bootstrap", "-o", "json")
@@ -93,7 +75,7 @@ func newRig(t *testing.T, config string) *rig {
 	r.Token = r.manager
 	r.AwaitReady()
 	r.AwaitDrivers()
-	r.Run("acl", "policy", "apply", "web", r.Write("web.policy", `agent { policy = "read" }`))
+	r.Run("acl", "policy", "apply", "web", r.Write("web.policy", docpages.Block(t, "web.md", "policy", "web")))
 	r.Eventually("the plugin has its token", func() error {
 		v := r.visit(t, "")
 		if res, text := v.post("/sign-in", url.Values{"form": {v.form}, "token": {r.manager}}); res.StatusCode != http.StatusSeeOther {
@@ -101,10 +83,13 @@ func newRig(t *testing.T, config string) *rig {
 		}
 		return nil
 	})
-	r.reader = r.token("reader", readPolicy)
+	r.reader = r.token("reader", readPolicy(t))
 	r.nobody = r.token("nobody", `namespace "elsewhere" { policy = "read" }`)
 	return r
 }
+
+// readPolicy allows to see all pages.
+func readPolicy(t *testing.T) string { return docpages.Block(t, "web.md", "policy", "web-reader") }
 
 // token makes a token with a policy of its name.
 func (r *rig) token(name, rules string) string {

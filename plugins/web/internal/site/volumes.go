@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 
+	"connectrpc.com/connect"
+
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -195,6 +197,9 @@ func (s *Site) snapshotsOf(ctx context.Context, u user, v *hostv1.Volume) (found
 	res, err := ask(ctx, u, u.api.Volumes.ListSnapshots, &hostv1.ListSnapshotsRequest{
 		PluginId: v.GetSpec().GetPluginId(), PerPage: maxSnapshots,
 	})
+	if connect.CodeOf(err) == connect.CodeUnimplemented {
+		return nil, "The driver does not list snapshots."
+	}
 	if err != nil {
 		return nil, reason(err)
 	}
