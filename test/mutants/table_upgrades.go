@@ -54,8 +54,8 @@ var upgrades = []mutant{
 	{
 		name: "ready-too-early", promise: "a unit that systemd starts after the agent finds the API's socket",
 		file: "host/internal/agent/agent.go",
-		old:  "	log := newLogger(cfg, io.MultiWriter(recent, logs))\n",
-		new:  "	log := newLogger(cfg, io.MultiWriter(recent, logs))\n	_ = manager.Tell(servicemanager.Ready)\n",
+		old:  "	log := newLogger(cfg, recent, logs)\n",
+		new:  "	log := newLogger(cfg, recent, logs)\n	_ = manager.Tell(servicemanager.Ready)\n",
 		pkg:  "./test/suite/systemd", run: "^TestAfterTheAgent$",
 	},
 }
