@@ -12,6 +12,13 @@ var ofAccess = []attack{
 		remains: "a name that policies give to two namespaces. Root of a host has the host's own Consul token, which registers any service, but with no identity",
 	},
 	{
+		who: weakToken, tries: "list, read, change and detach volumes through a front door that may do more than its user",
+		stops: "calls for a user have the user's token, an empty one too, and an empty token is nobody's",
+		pkg:   "./test/suite/nomad", run: "^TestAWeakTokenThroughTheDoor$",
+		worked:  "d6cf8d3, with calls for users without a token made by the plugin itself: got <nil>, want the status 403",
+		remains: "a front door that calls for its users with its own token",
+	},
+	{
 		who: weakToken, tries: "log in to Consul as a service of another namespace, should a host sign the JWT",
 		stops: "the documented binding rule, which looks at the namespace",
 		pkg:   "./host/internal/cli", run: "^TestDocumentedAuthMethod$",

@@ -243,6 +243,27 @@ var plugins = []mutant{
 		pkg:  "./plugins/docker-volume/internal/volumes", run: "^TestMounts$",
 	},
 	{
+		name: "door-asks-for-itself", promise: "whoever uses Nomad's API may do what the request's token may, and nothing that the plugin may",
+		file: "plugins/nomad-api/internal/nomad/server.go",
+		old:  "call(api.WithCaller(r.Context(), tokenOf(r)), w, r)",
+		new:  "call(map[bool]context.Context{true: r.Context(), false: api.WithCaller(r.Context(), tokenOf(r))}[tokenOf(r) == \"\"], w, r)",
+		pkg:  "./test/suite/nomad", run: "^TestAWeakTokenThroughTheDoor$/^no_token$",
+	},
+	{
+		name: "waits-beyond-a-swap", promise: "a query of Nomad's API that waits is answered when its process is to end",
+		file: "plugins/nomad-api/internal/nomad/query.go",
+		old:  "	defer context.AfterFunc(s.serving, stop)() //nolint:contextcheck // Serve's, besides the request's\n",
+		new:  "",
+		pkg:  "./test/suite/nomad", run: "^TestOneHost$/^(volumes|swap)$",
+	},
+	{
+		name: "nomad-detaches-what-is-used", promise: "`nomad volume detach` takes no volume from a workload that uses it",
+		file: "plugins/nomad-api/internal/nomad/detach.go",
+		old:  "c.GetNode() == name && c.GetState() == stateTaken && inUse(res.Msg, c)",
+		new:  "c.GetNode() == name && c.GetState() != stateTaken && inUse(res.Msg, c)",
+		pkg:  "./test/suite/nomad", run: "^TestOneHost$/^in_use$",
+	},
+	{
 		name: "token-with-all-rights", promise: "a front door's token has its policy only",
 		file: "host/internal/pluginhost/frontdoors/token.go",
 		old:  "Type: ledger.Client,\n		Policies: []string{access.Policy}, ExpiresAt",
