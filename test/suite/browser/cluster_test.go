@@ -48,8 +48,8 @@ func forward(t *testing.T, to *testhost.Host, port string) string {
 	return "http://" + l.Addr().String()
 }
 
-// The pages of one host show the cluster: a volume moves to another node while its page is open, and a node that is lost
-// is the first thing to see.
+// The pages of one host show the cluster: a volume moves to another node while its page is open, and a node that is
+// lost is the first thing to see.
 func TestCluster(t *testing.T) {
 	t.Parallel()
 	block := strings.Replace(docpages.Block(t, "web.md", "config", "web"), "policy = \"web\"", "", 1) // ACLs are off

@@ -3,12 +3,15 @@ package browser
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/usage"
 )
 
 // many is how many volumes a long list has.
@@ -56,6 +59,22 @@ func TestManyVolumes(t *testing.T) {
 	} else {
 		t.Logf("the page and what belongs to it have %d bytes", weight)
 	}
+	visitor := r.visit(t, r.reader)
+	plugins := check.Must(r.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
+	pids := []int{r.PID()}
+	for _, p := range plugins.Msg.GetPlugins() {
+		if p.GetName() == "web" {
+			pids = append(pids, int(p.GetPid()))
+		}
+	}
+	const reads = 20
+	before := usage.CPU(t, pids...)
+	for range reads {
+		if res, text := visitor.get("/volumes"); res.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s", res.Status, text)
+		}
+	}
+	t.Logf("a page takes agent and plugin %v of CPU time", (usage.CPU(t, pids...)-before)/reads)
 	if rows := value[int](b, "document.querySelectorAll('tbody tr').length"); rows != 50 {
 		t.Errorf("%d rows", rows)
 	}

@@ -79,6 +79,10 @@ var forTests = []string{
 // contents checks that the bills of materials and the licences have all modules of the programs in dir.
 func contents(t *testing.T, dir string) {
 	notices := string(check.Must(os.ReadFile(dir + "/THIRD-PARTY-NOTICES"))(t))
+	pages := string(check.Must(os.ReadFile(dir + "/sbom/web.cdx.json"))(t)) // what is embedded is no module
+	if !strings.Contains(notices, "htmx.org@4.0.1") || !strings.Contains(pages, "pkg:npm/htmx.org@4.0.1") {
+		t.Error("the notices or the bill of materials of plugins/web lack htmx")
+	}
 	for _, program := range []string{
 		"pannier", "pannier-agent", "csi-local", "plugins/csi-bridge", "plugins/sids", "plugins/consul-services", "plugins/envoy-bootstrap",
 		"plugins/docker-volume", "plugins/web", "plugins/nomad-api",
