@@ -235,7 +235,8 @@ func (v nomadVolume) jobs() (all []string) {
 	return slices.Compact(all)
 }
 
-// toFill is where a spec names the file of a secret that is to be filled in. There is none: the spec is refused as it is.
+// toFill is where a spec names the file of a secret that is to be filled in. There is none, so the spec is refused as
+// it is.
 const toFill = "file:///fill/in/the/path/of/"
 
 // write writes a spec to complete. It returns "" if no folder was given, or nothing is to be done.

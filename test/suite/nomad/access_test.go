@@ -71,8 +71,8 @@ func token(t *testing.T, h *testhost.Host, name, rules string) string {
 	return made.Secret
 }
 
-// TestAWeakTokenThroughTheDoor: a caller may do what its token may, and one without a token what everybody may. That the
-// front door itself may do everything helps neither.
+// TestAWeakTokenThroughTheDoor: a caller may do what its token may, and one without a token what everybody may. That
+// the front door itself may do everything helps neither.
 func TestAWeakTokenThroughTheDoor(t *testing.T) {
 	t.Parallel()
 	audit := t.TempDir() + "/audit.log"
@@ -100,7 +100,7 @@ func TestAWeakTokenThroughTheDoor(t *testing.T) {
 				"create":     func() error { _, _, err := v.Create(definition("new"), nil); return err },
 				"register":   func() error { _, err := v.Register(definition("till"), nil); return err },
 				"deregister": func() error { return v.Deregister("till", true, nil) },
-				"delete":     func() error { return v.Delete("till", nil) },
+				"delete":     func() error { return remove(client, "till", nil) },
 				"detach":     func() error { return v.Detach("till", r.Name, nil) },
 				"snapshot": func() error {
 					_, _, err := v.CreateSnapshot(&api.CSISnapshot{SourceVolumeID: "till"}, nil)
@@ -159,7 +159,7 @@ func TestAWeakTokenThroughTheDoor(t *testing.T) {
 	if check.NoError(t, err); len(found.Matches[contexts.Volumes]) != 1 || len(found.Matches[contexts.Allocs]) != 0 {
 		t.Errorf("it finds %v", found.Matches)
 	}
-	check.NoError(t, shop.CSIVolumes().Delete("stock", &api.WriteOptions{Namespace: "shop"}))
+	check.NoError(t, remove(shop, "stock", &api.WriteOptions{Namespace: "shop"}))
 
 	// The audit log has who asked.
 	log, err := os.ReadFile(audit)
@@ -178,7 +178,7 @@ func TestAWeakTokenThroughTheDoor(t *testing.T) {
 		t.Error(err)
 	}
 	refused(t, nobody.Detach("till", r.Name, nil), http.StatusInternalServerError, "in use")
-	refused(t, nobody.Delete("till", nil), http.StatusForbidden, api.PermissionDeniedErrorContent)
+	refused(t, remove(r.client(t, ""), "till", nil), http.StatusForbidden, api.PermissionDeniedErrorContent)
 }
 
 func hasLine(text string, parts ...string) bool {
@@ -203,7 +203,8 @@ func freeAddress(t *testing.T, ip string) string {
 	return net.JoinHostPort(ip, port)
 }
 
-// TestATCPAddress: any local user and any page in a browser can reach a TCP address, so it needs tokens and known names.
+// TestATCPAddress: any local user and any page in a browser can reach a TCP address, so it needs tokens and known
+// names.
 func TestATCPAddress(t *testing.T) {
 	t.Parallel()
 	address, everywhere := freeAddress(t, "127.0.0.1"), freeAddress(t, "0.0.0.0")

@@ -122,6 +122,11 @@ workload %q {
 	t.Cleanup(func() { r.Try("workload", "stop", workload) })
 }
 
+// remove deletes a volume as Terraform's provider does.
+func remove(client *api.Client, id string, o *api.WriteOptions) error {
+	return client.CSIVolumes().Delete(id, o) //nolint:staticcheck // deprecated, but it is what the provider calls
+}
+
 // refused checks an error's status and text.
 func refused(t *testing.T, err error, status int, says ...string) {
 	t.Helper()

@@ -110,10 +110,11 @@ func registration(t *testing.T, r *rig) {
 	check.NoError(t, r.nomad.CSIVolumes().DeleteOpts(&api.CSIVolumeDeleteRequest{
 		ExternalVolumeID: "moved", Secrets: api.CSISecrets{"password": "hunter2"},
 	}, nil))
-	check.NoError(t, r.nomad.CSIVolumes().Delete("moved", nil))
+	check.NoError(t, remove(r.nomad, "moved", nil))
 	page, _, err := r.nomad.CSIVolumes().ListExternal("hostpath", &api.QueryOptions{})
 	check.NoError(t, err)
-	if slices.ContainsFunc(page.Volumes, func(e *api.CSIVolumeExternalStub) bool { return e.ExternalID == made.ExternalID }) {
+	if slices.ContainsFunc(page.Volumes,
+		func(e *api.CSIVolumeExternalStub) bool { return e.ExternalID == made.ExternalID }) {
 		t.Error("the deleted volume is at the driver")
 	}
 	refused(t, r.nomad.CSIVolumes().Deregister("moved", false, nil), 404, "moved")
@@ -126,7 +127,7 @@ func inUse(t *testing.T, r *rig) {
 	for _, force := range []bool{false, true} {
 		refused(t, r.nomad.CSIVolumes().Deregister("used", force, nil), 500, "writer")
 	}
-	refused(t, r.nomad.CSIVolumes().Delete("used", nil), 500, "writer")
+	refused(t, remove(r.nomad, "used", nil), 500, "writer")
 	v, _, err := r.nomad.CSIVolumes().Info("used", nil)
 	check.NoError(t, err)
 	id := v.Allocations[0].NodeID
