@@ -404,6 +404,13 @@ var plugins = []mutant{
 		pkg:  "./host/internal/cli/release", run: "^TestVerify$",
 	},
 	{
+		name: "stamp-unsettled", promise: "a host relies on a checksum of an earlier one only if every later change of the file shows",
+		file: "host/internal/pluginhost/supervisor/swap.go",
+		old:  "	i.rec.hashed(path, now, now.Settled(looked))\n",
+		new:  "	i.rec.hashed(path, now, looked.Before(time.Now()))\n",
+		pkg:  supervisorPkg, run: "^TestFilesAreReadOnce$",
+	},
+	{
 		name: "copy-unsigned", promise: "the signature is checked of the copy that runs, not only of the file",
 		file: "host/internal/pluginhost/supervisor/store.go",
 		old:  "	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {\n",
