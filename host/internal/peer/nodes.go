@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	peerv1 "github.com/pannier/pannier/host/internal/peer/proto/pannier/peer/v1"
@@ -179,7 +180,8 @@ func (c nodeConn) Invoke(ctx context.Context, method string, args, reply any, op
 	}
 	term := c.nodes.cfg.Term()
 	if term == 0 {
-		return received(status.Error(codes.Aborted, errOldTerm.Error()))
+		// The next leader answers the caller, who may repeat the call.
+		return &answered{status: status.New(codes.Aborted, errOldTerm.Error()), is: command.ErrNotLeader}
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
