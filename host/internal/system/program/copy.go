@@ -92,7 +92,8 @@ func copyAndHash(to io.Writer, from io.Reader) (checksum string, err error) {
 		}
 	})
 	for err == nil {
-		buffer, n := <-free, 0
+		var n int
+		buffer := <-free
 		if n, err = from.Read(buffer); n > 0 {
 			if _, failed := to.Write(buffer[:n]); failed != nil {
 				err = failed

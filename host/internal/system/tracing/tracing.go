@@ -255,7 +255,7 @@ func Span(ctx context.Context, name string, attributes ...attribute.KeyValue) (c
 	return trace.SpanFromContext(ctx).TracerProvider().Tracer(scope).Start(ctx, name, trace.WithAttributes(attributes...))
 }
 
-// Logged returns the trace that ctx is in as the key and value of a log entry; none: it is in no trace that is recorded.
+// Logged returns the trace that ctx is in as the key and value of a log entry. It is empty if none is recorded.
 func Logged(ctx context.Context) []any {
 	if id := TraceID(ctx); id != "" {
 		return []any{"trace_id", id}
