@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,19 +68,50 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := flock(ctx, f); err != nil {
+		other, _ := os.ReadFile(path)
+		err = fmt.Errorf("another agent (pid %s) runs on data_dir %s: stop it, or give this one a data_dir of its own: %w",
+			strings.TrimSpace(string(other)), dir, err)
+		return nil, errors.Join(err, f.Close())
+	}
+	if err := awaitDatabases(ctx, dir); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, writePID(f)
+}
+
+// flock locks a file, which an ending process may have locked, within ctx.
+func flock(ctx context.Context, f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, writePID(f)
-		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || ctx.Err() != nil {
-			other, _ := os.ReadFile(path)
-			err = fmt.Errorf("another agent (pid %s) runs on data_dir %s: stop it, or give this one a data_dir of its own: %w",
-				strings.TrimSpace(string(other)), dir, err)
-			return nil, errors.Join(err, f.Close())
+			return err
 		}
 		time.Sleep(lockEvery)
 	}
+}
+
+// awaitDatabases waits until no process has the databases in the data directory open. A process that ends gives up one
+// lock after the other, so the agent's may be free before those of the databases are.
+func awaitDatabases(ctx context.Context, dir string) error {
+	generations, err := filepath.Glob(filepath.Join(dir, "ledger", "db-*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range append(generations, filepath.Join(dir, "ledger", "lock"), filepath.Join(dir, "journal")) {
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was never opened
+		}
+		if err != nil {
+			return err
+		}
+		err = flock(ctx, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("wait for the end of the process that has %s open: %w", path, err)
+		}
+	}
+	return nil
 }
 
 // writePID records the lock's holder for the error of another agent.
