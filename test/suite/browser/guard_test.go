@@ -57,6 +57,9 @@ func (v *visitor) send(req *http.Request) (*http.Response, string) {
 	v.t.Helper()
 	res := check.Must(v.Do(req))(v.t)
 	defer res.Body.Close()
+	if res.Header.Get("Content-Type") == "text/event-stream" {
+		return res, "" // it does not end
+	}
 	return res, string(check.Must(io.ReadAll(res.Body))(v.t))
 }
 
