@@ -41,7 +41,7 @@
 // its four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at
 // its threads more often, so there the wake-ups are more than on an idle one.
 //
-// Memory. 10,000 volumes are registered through the API, 200 workloads started and stopped, all
+// Memory. 10,000 volumes are created through the API, 200 workloads started and stopped, all
 // volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s, since the
 // agent returns memory to the kernel every half minute.
 //

@@ -19,7 +19,7 @@ import (
 // rest is longer than the agent needs to return memory to the kernel after a burst.
 const rest = 35 * time.Second
 
-// measureMemory registers volumes, which makes calls to the driver through csi-bridge for each of them, lists
+// measureMemory creates volumes, which makes calls to the driver through csi-bridge for each of them, lists
 // them, and starts and stops workloads with some of them.
 func measureMemory(b *testing.B, r *table.Section) {
 	const volumes, used = 10_000, 200
@@ -27,12 +27,9 @@ func measureMemory(b *testing.B, r *table.Section) {
 	h := newHost(b)
 	h.Start()
 	c := caller{b, h.Client()}
-	external := c.create(ctx, "base")
 	id := func(i int) string { return fmt.Sprintf("volume-%05d", i) }
 	parallel(b, volumes, 16, func(i int) error {
-		spec := volumeSpec(id(i))
-		spec.ExternalId = external // the driver has one volume, the ledger a name for it each time
-		_, err := c.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+		_, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: volumeSpec(id(i))}))
 		return err
 	})
 	for i := range measure.Turns(used, 20*time.Second) {
@@ -40,7 +37,7 @@ func measureMemory(b *testing.B, r *table.Section) {
 		took(b)(c.stop(ctx, id(i)))
 	}
 	list, err := c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
-	if err != nil || len(list.Msg.GetVolumes()) != volumes+1 {
+	if err != nil || len(list.Msg.GetVolumes()) != volumes {
 		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
 	}
 	bridge := processOf(b, h, "csi-bridge")

@@ -68,7 +68,7 @@ func measureMesh(b *testing.B, r *table.Section) {
 		alone = gather(alone, each)
 	}
 	r.Add(
-		start.Row("start, p50", 0.5),
+		start.Row("start, p50", 0.5).Most(8),
 		start.Row("start, p99", 0.99),
 		steps["claim"].Row("of that claim, with the token's intent, p50", 0.5),
 		steps["register"].Row("of that register, p50", 0.5),
