@@ -1,7 +1,7 @@
 // Package crash kills the host, its plugins, its drivers and Consul at every instant that
 // matters, lets them come back, and compares the end state with a run without the kill.
 //
-// Compared are: volumes and claims (pannier volume status, without times and indexes); the
+// Compared are: volumes and claims (pannier volume status, without times, indexes and drivers' health); the
 // journal's records; the kernel's mount table, with sizes; loop devices by backing file; the
 // driver's own lists; directories under the data directory; processes; and for the mesh,
 // Consul's services, checks and tokens after one sweep, and the owners, modes and content of

@@ -5,8 +5,8 @@ document.addEventListener('htmx:sse:close', () => live('not live: reload', 'bad'
 document.addEventListener('htmx:error', () => live('not live: reload', 'bad'));
 
 // A page that is left ends its stream, also where the browser keeps the page for the way back: HTTP/1.1 has six
-// connections.
-addEventListener('pagehide', () => stop());
+// connections. stop() would end them all, and with them what the next page loads.
+addEventListener('pagehide', () => document.getElementById('main')?._htmx?.sse?.abortController?.abort());
 addEventListener('pageshow', event => event.persisted && location.reload());
 
 function live(text, kind) {
