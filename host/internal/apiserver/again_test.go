@@ -2,9 +2,11 @@ package apiserver
 
 import (
 	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"testing"
+	"testing/iotest"
 
 	"connectrpc.com/connect"
 	"github.com/hashicorp/go-hclog"
@@ -25,6 +27,7 @@ import (
 type twice struct {
 	to   http.RoundTripper
 	here bool
+	lose func(*http.Response) (*http.Response, error)
 
 	mu    sync.Mutex
 	leads bool
@@ -46,9 +49,23 @@ func (l *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	defer l.mu.Unlock()
 	if call := r.Header.Get(callHeader); err == nil && !l.seen[call] {
 		l.seen[call] = true
-		return nil, errors.Join(errors.New("the answer is lost"), resp.Body.Close())
+		return l.lose(resp)
 	}
 	return resp, err
+}
+
+// lost loses the whole answer.
+func lost(resp *http.Response) (*http.Response, error) {
+	return nil, errors.Join(errors.New("the answer is lost"), resp.Body.Close())
+}
+
+// brokenOff loses the end of the answer, as of a server whose process ends while it sends it.
+func brokenOff(resp *http.Response) (*http.Response, error) {
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{iotest.ErrReader(io.ErrUnexpectedEOF), resp.Body}
+	return resp, nil
 }
 
 func (l *twice) lead(leads bool) {
@@ -59,11 +76,12 @@ func (l *twice) lead(leads bool) {
 
 // TestOneCallDeletesOnce: the second attempt of a call does not fail because the first one has done its work.
 func TestOneCallDeletesOnce(t *testing.T) {
-	t.Run("passed on again", func(t *testing.T) { deletesOnce(t, false) })
-	t.Run("answered by the agent itself", func(t *testing.T) { deletesOnce(t, true) })
+	t.Run("passed on again", func(t *testing.T) { deletesOnce(t, false, lost) })
+	t.Run("passed on again after a part of the answer", func(t *testing.T) { deletesOnce(t, false, brokenOff) })
+	t.Run("answered by the agent itself", func(t *testing.T) { deletesOnce(t, true, lost) })
 }
 
-func deletesOnce(t *testing.T, here bool) {
+func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Response, error)) {
 	authority := pkitest.New(t)
 	port, err := transport.Open(t.Context(),
 		transport.Config{Addr: "127.0.0.1:0", Certs: authority.Certs(t, pki.Server, "n1"), Logger: hclog.NewNullLogger()})
@@ -72,7 +90,7 @@ func deletesOnce(t *testing.T, here bool) {
 	transport := &http.Transport{TLSClientConfig: authority.Certs(t, pki.Server, "n2").Client(pki.Server, "n1", "h2",
 		"http/1.1"), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
-	lossy := &twice{to: transport, here: here, leads: here, seen: map[string]bool{}}
+	lossy := &twice{to: transport, here: here, leads: here, seen: map[string]bool{}, lose: lose}
 	way := routeTo(lossy, reach{route.Member{Name: "leader", Addr: port.Addr().String(), Server: true}, lossy})
 	server := clustertest.Form(t, 1, clustertest.Options{}).Hosts()[0]
 	_, err = server.PutNode(t.Context(), claim.Node{Name: "n1", Drivers: map[string]claim.NodeDriver{

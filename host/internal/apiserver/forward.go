@@ -133,7 +133,7 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 			rewind()
 			headers := http.Header{forwardedHeader: {caller}, callHeader: {call}}
 			end := s.cfg.Traces.Forward(r, headers, "forward to the leader", tracing.Node.String(s.cfg.Name))
-			err = s.proxy(w, r, m, headers)
+			err = s.proxy(w, r, m, headers, streams(method))
 			end(err)
 			return err
 		},
@@ -143,8 +143,10 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 	}
 }
 
-// proxy has a request answered by another server. If the error is a *route.NotLeader nothing was written.
-func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, headers http.Header) (err error) {
+// proxy has a request answered by another server. If the error is a *route.NotLeader nothing was written. An answer
+// that is no stream is passed on when it is complete: a server that ends may break it off.
+func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, headers http.Header, stream bool,
+) (err error) {
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", m.Addr, ""
@@ -157,6 +159,17 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, m route.Member, h
 			if resp.StatusCode == http.StatusMisdirectedRequest {
 				return errMisdirected
 			}
+			if stream {
+				return nil
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				return err
+			}
+			resp.Body = struct {
+				io.Reader
+				io.Closer
+			}{bytes.NewReader(body), resp.Body}
 			return nil
 		},
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, failed error) { err = &route.NotLeader{Err: failed} },
