@@ -148,8 +148,11 @@ func newBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Skip("there is no chromium in PATH: the pages are not looked at in a browser (Debian: apt install chromium)")
 	}
+	temporary, err := os.MkdirTemp("", "pb-") // its sockets' paths are bounded
+	check.NoError(t, err)
+	t.Cleanup(func() { check.NoError(t, os.RemoveAll(temporary)) })
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox,
-		chromedp.UserDataDir(t.TempDir()), chromedp.WindowSize(1360, 900),
+		chromedp.UserDataDir(t.TempDir()), chromedp.Env("TMPDIR="+temporary), chromedp.WindowSize(1360, 900),
 		chromedp.Flag("disable-gpu", true), chromedp.Flag("disable-component-update", true),
 		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-sync", true),
 		chromedp.Flag("no-first-run", true))

@@ -170,18 +170,18 @@ func (f *facts) agent() []finding {
 	return fine("%s is ready: version %s, process %d", s.GetName(), s.GetVersion(), s.GetPid())
 }
 
-// The part of a disk in percent from which on it is too full.
-const almostFull, full = 85, 95
+// The free space of a data directory in bytes that pannier doctor wants, and that the ledger needs to take claims.
+const diskWanted, diskNeeded = 1 << 30, 64 << 20
 
 func (f *facts) disk() []finding {
 	s := f.status
-	used := percent(s.GetDataDirSize()-s.GetDataDirFree(), s.GetDataDirSize())
-	text := fmt.Sprintf("%s of %s: %d %% of %s used", s.GetDataDir(), s.GetName(), used, size(s.GetDataDirSize()))
+	text := fmt.Sprintf("%s of %s: %s of %s left", s.GetDataDir(), s.GetName(), size(s.GetDataDirFree()),
+		size(s.GetDataDirSize()))
 	command := "du -xh --max-depth=2 " + s.GetDataDir() + " | sort -h | tail"
 	switch {
-	case used >= full:
-		return []finding{{State: "fail", Text: text, Command: command}}
-	case used >= almostFull:
+	case s.GetDataDirFree() < diskNeeded:
+		return []finding{{State: "fail", Text: text + ": no claim can be taken", Command: command}}
+	case s.GetDataDirFree() < diskWanted:
 		return []finding{{State: "warn", Text: text, Command: command}}
 	}
 	return fine("%s", text)
