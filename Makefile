@@ -97,9 +97,9 @@ demo-docker: build ## Show one volume for containers of two hosts with a dockerd
 demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and what is left of them: nothing (root)
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
-# Clusters of real agents have elections and timeouts, which fail on a busy machine. Their tests run one package after
-# the other, after all other tests.
-CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume
+# Clusters of real agents have elections and timeouts, and a Chromium gives up connections, on a busy machine. Their
+# tests run one package after the other, after all other tests.
+CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume test/suite/browser
 
 # These packages take longest. They start first, so that none of them runs alone at the end.
 LONGEST := test/suite/e2e test/suite/crash
