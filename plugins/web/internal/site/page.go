@@ -136,6 +136,8 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	tick := time.NewTicker(v.every)
 	defer tick.Stop()
 	control := http.NewResponseController(w)
+	// The deadline of the last message may be over, and the end of the answer has to be written too.
+	defer func() { _ = control.SetWriteDeadline(time.Now().Add(callTimeout)) }() // an error: it has no end
 	seed, last := maphash.MakeSeed(), uint64(0)
 	for {
 		data, err := s.look(r, u, v)
