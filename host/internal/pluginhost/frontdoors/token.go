@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // Access is what a front door may do with the API.
@@ -100,7 +101,8 @@ var errNoAPI = errcode.PermissionDenied.New("the plugin may not call the API")
 // refusals writes errors in the caller's protocol.
 var refusals = connect.NewErrorWriter()
 
-// API serves a plugin's call of the API. Before Open it waits.
+// API serves a plugin's call of the API. Before Open it waits. A call that the plugin makes for one of its users has
+// that user's token, and depends on no token of the plugin.
 func (d *Doors) API(w http.ResponseWriter, r *http.Request, plugin string) {
 	d.mu.Lock()
 	access, ok := d.access[plugin]
@@ -114,6 +116,10 @@ func (d *Doors) API(w http.ResponseWriter, r *http.Request, plugin string) {
 	case <-d.opened:
 	case <-r.Context().Done():
 		return // the caller is gone
+	}
+	if _, ofUser := r.Header[api.TokenHeader]; ofUser {
+		d.backend.API(w, r, plugin, "")
+		return
 	}
 	secret, err := d.secret(r.Context(), plugin, access)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	ledger "github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
+	"github.com/pannier/pannier/sdk/api"
 )
 
 // tokens is a ledger's tokens by their secrets' hashes.
@@ -50,22 +51,27 @@ func (l *tokens) DeleteACLTokens(_ context.Context, accessors ...string) ([]ledg
 	return nil, nil
 }
 
-// open returns the doors of a host, and a function that makes a call as a plugin: it returns the secret that the API
-// has got, or what the plugin was answered.
-func open(access map[string]Access, back Backend) (d *Doors, call func(plugin string) string) {
+// open returns the doors of a host, and a function that makes a call as a plugin, with the tokens of its user if there
+// are some: it returns the secret that the API has got, or what the plugin was answered.
+func open(access map[string]Access, back Backend) (d *Doors, call func(plugin string, user ...string) string) {
 	d = New(Config{
 		Node: "n1", Log: hclog.NewNullLogger(),
 		ReadSecret: func(ref string) (string, error) { return "in " + ref, nil },
 	})
 	d.Allow(access)
 	var got string
-	back.API = func(_ http.ResponseWriter, _ *http.Request, plugin, secret string) { got = plugin + ": " + secret }
+	back.API = func(_ http.ResponseWriter, r *http.Request, plugin, secret string) {
+		got = plugin + ": " + secret + strings.Join(r.Header[api.TokenHeader], " ")
+	}
 	d.Open(back)
-	return d, func(plugin string) string {
+	return d, func(plugin string, user ...string) string {
 		got = ""
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest(http.MethodPost, "/pannier.host.v1.VolumeService/ListVolumes", strings.NewReader("{}"))
 		r.Header.Set("Content-Type", "application/json")
+		if user != nil {
+			r.Header[api.TokenHeader] = user
+		}
 		d.API(w, r, plugin)
 		return got + w.Body.String()
 	}
@@ -117,6 +123,12 @@ func TestTokens(t *testing.T) {
 	}
 	if l.puts != 1 {
 		t.Errorf("it was tried %d times", l.puts)
+	}
+	// Calls for its users need none: neither for one with a token nor for one without.
+	for _, user := range []string{"users-own", ""} {
+		if got := call("page", user); got != "page: "+user {
+			t.Errorf("without its policy, for the user %q: %q", user, got)
+		}
 	}
 }
 
