@@ -172,11 +172,7 @@ func (s *server) released(ctx context.Context, q query, id string, until time.Ti
 
 // deleteVolume deletes a volume at its driver. One that is gone is deleted.
 func (s *server) deleteVolume(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
-	secrets, err := secretsOf(r)
+	q, secrets, err := readChange(r)
 	if err != nil {
 		return answer{}, err
 	}

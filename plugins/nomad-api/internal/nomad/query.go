@@ -76,6 +76,14 @@ func readQuery(r *http.Request) (q query, err error) {
 	return q, nil
 }
 
+// readChange returns what the changes have in common: the query, and a driver's secrets for one call.
+func readChange(r *http.Request) (q query, secrets map[string]string, err error) {
+	if q, err = readQuery(r); err == nil {
+		secrets, err = secretsOf(r)
+	}
+	return q, secrets, err
+}
+
 // page returns one page of a list that is in the order of its keys. The token of a page is the key of its first
 // element, which is in the answer's header.
 func page[T any](w http.ResponseWriter, q query, all []T, key func(T) string) []T {

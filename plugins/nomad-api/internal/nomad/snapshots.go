@@ -30,26 +30,26 @@ type snapshots struct {
 	NextToken string `json:",omitempty"`
 }
 
-func snapshotOf(p *hostv1.Snapshot) snapshot {
-	return snapshot{
-		ID: p.GetSnapshotId(), ExternalSourceVolumeID: p.GetExternalVolumeId(), SizeBytes: p.GetSize(),
-		CreateTime: p.GetCreatedAt().GetSeconds(), IsReady: p.GetReady(), SourceVolumeID: p.GetVolume(),
-		PluginID: p.GetPluginId(), Name: p.GetName(),
+func snapshotsOf(all []*hostv1.Snapshot, next string) snapshots {
+	shown := snapshots{Snapshots: []snapshot{}, NextToken: next}
+	for _, p := range all {
+		shown.Snapshots = append(shown.Snapshots, snapshot{
+			ID: p.GetSnapshotId(), ExternalSourceVolumeID: p.GetExternalVolumeId(), SizeBytes: p.GetSize(),
+			CreateTime: p.GetCreatedAt().GetSeconds(), IsReady: p.GetReady(), SourceVolumeID: p.GetVolume(),
+			PluginID: p.GetPluginId(), Name: p.GetName(),
+		})
 	}
+	return shown
 }
 
 // createSnapshot takes a snapshot of a registered volume.
 func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
+	q, secrets, err := readChange(r)
 	if err != nil {
 		return answer{}, err
 	}
 	var body snapshots
 	if err := read(r, &body); err != nil {
-		return answer{}, err
-	}
-	secrets, err := secretsOf(r)
-	if err != nil {
 		return answer{}, err
 	}
 	if len(body.Snapshots) != 1 {
@@ -69,16 +69,12 @@ func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{value: snapshots{Snapshots: []snapshot{snapshotOf(res.Msg.GetSnapshot())}}}, nil
+	return answer{value: snapshotsOf([]*hostv1.Snapshot{res.Msg.GetSnapshot()}, "")}, nil
 }
 
 // deleteSnapshot deletes a snapshot at its driver, by the driver's id or by its name in the namespace.
 func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
-	secrets, err := secretsOf(r)
+	q, secrets, err := readChange(r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -91,11 +87,7 @@ func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 
 // listSnapshots lists a page of a driver's snapshots or, if it names no driver, all of all drivers.
 func (s *server) listSnapshots(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	q, err := readQuery(r)
-	if err != nil {
-		return answer{}, err
-	}
-	secrets, err := secretsOf(r)
+	q, secrets, err := readChange(r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -109,11 +101,7 @@ func (s *server) listSnapshots(ctx context.Context, _ http.ResponseWriter, r *ht
 	if err != nil {
 		return answer{}, err
 	}
-	shown := snapshots{Snapshots: []snapshot{}, NextToken: res.Msg.GetNextToken()}
-	for _, p := range res.Msg.GetSnapshots() {
-		shown.Snapshots = append(shown.Snapshots, snapshotOf(p))
-	}
-	return answer{value: shown}, nil
+	return answer{value: snapshotsOf(res.Msg.GetSnapshots(), res.Msg.GetNextToken())}, nil
 }
 
 // allSnapshots lists the snapshots of all drivers that list them.
@@ -122,7 +110,7 @@ func (s *server) allSnapshots(ctx context.Context, secrets map[string]string) (a
 	if err != nil {
 		return answer{}, err
 	}
-	shown := snapshots{Snapshots: []snapshot{}}
+	var found []*hostv1.Snapshot
 	for _, d := range all {
 		req := &hostv1.ListSnapshotsRequest{PluginId: d.GetId(), Secrets: secrets}
 		for {
@@ -133,13 +121,11 @@ func (s *server) allSnapshots(ctx context.Context, secrets map[string]string) (a
 			if err != nil {
 				return answer{}, err
 			}
-			for _, p := range res.Msg.GetSnapshots() {
-				shown.Snapshots = append(shown.Snapshots, snapshotOf(p))
-			}
+			found = append(found, res.Msg.GetSnapshots()...)
 			if req.PageToken = res.Msg.GetNextToken(); req.PageToken == "" {
 				break
 			}
 		}
 	}
-	return answer{value: shown}, nil
+	return answer{value: snapshotsOf(found, "")}, nil
 }
