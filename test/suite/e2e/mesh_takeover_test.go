@@ -3,17 +3,15 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/takeover/probes"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -34,6 +32,7 @@ func TestMeshTokenIsReplacedWithoutAFailedProbe(t *testing.T) {
 	m := newMesh(t, minted, "")
 	m.open()
 	dir := m.Path("beside")
+	address := dir + "/address"
 	check.NoError(t, os.Mkdir(dir, 0o777))
 	check.NoError(t, errors.Join(os.Chmod(dir, 0o777), os.Chmod(m.Dir, 0o711)))
 	program, err := os.ReadFile(testbin.Build(t, "test/lib/takeover"))
@@ -46,18 +45,18 @@ func TestMeshTokenIsReplacedWithoutAFailedProbe(t *testing.T) {
 	check.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	m.Eventually("the sidecar answers", func() error {
-		_, err := probe(dir)
+		_, err := probes.Probe(address)
 		return err
 	})
-	p := probes(dir)
-	defer p.end()
+	p := probes.Start(address, time.Millisecond)
+	defer p.End()
 	first := m.service("w")
 	_, err = m.consul.Client(m.consul.Management).ACL().TokenDelete(first.GetTokenAccessor(), nil)
 	check.NoError(t, err)
 	m.Kill()
 	m.Start() // which looks after the tokens at once
 	m.Eventually("one with another token takes over", func() error {
-		if p.of("1 ") == 0 {
+		if p.Answered("1 ") == 0 {
 			return errors.New("it has not")
 		}
 		return nil
@@ -66,83 +65,18 @@ func TestMeshTokenIsReplacedWithoutAFailedProbe(t *testing.T) {
 	if second.GetTokenAccessor() == first.GetTokenAccessor() {
 		t.Error("the token is the same")
 	}
-	answer, err := probe(dir)
+	answer, err := probes.Probe(address)
 	check.NoError(t, err)
 	if !strings.Contains(answer, m.secret(second)) {
 		t.Error("the sidecar has not read the new token")
 	}
-	p.end()
-	if len(p.failed) > 0 || p.of("0 ") == 0 {
-		t.Errorf("%d probes failed, first by %v; %d were answered by the one before", len(p.failed), p.failed, p.of("0 "))
+	p.End()
+	if failed := p.Failed(); len(failed) > 0 || p.Answered("0 ") == 0 {
+		t.Errorf("%d probes failed, by %v; %d were answered by the one before", len(failed), failed, p.Answered("0 "))
 	}
 	check.NoError(t, cmd.Process.Signal(unix.SIGTERM))
 	if err := cmd.Wait(); err == nil || err.Error() != "exit status 143" {
 		t.Errorf("it ended with %v; output:\n%s", err, &out)
 	}
 	m.nothingInMesh()
-}
-
-// probe returns the answer of the sidecar, whose address is in a file of the directory.
-func probe(dir string) (string, error) {
-	address, err := os.ReadFile(dir + "/address")
-	if err != nil {
-		return "", err
-	}
-	conn, err := net.DialTimeout("tcp", string(address), time.Minute)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
-	answer, err := io.ReadAll(conn)
-	if err == nil && len(answer) == 0 {
-		err = errors.New("an empty answer")
-	}
-	return string(answer), err
-}
-
-// probing probes a sidecar again and again.
-type probing struct {
-	end func()
-
-	mu      sync.Mutex
-	answers []string // their first bytes
-	failed  []error
-}
-
-func probes(dir string) *probing {
-	p := &probing{}
-	stop := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(time.Millisecond):
-			}
-			answer, err := probe(dir)
-			p.mu.Lock()
-			if err != nil {
-				p.failed = append(p.failed, err)
-			} else {
-				p.answers = append(p.answers, answer[:2])
-			}
-			p.mu.Unlock()
-		}
-	})
-	p.end = sync.OnceFunc(func() { close(stop); running.Wait() })
-	return p
-}
-
-// of counts the answers that begin so.
-func (p *probing) of(prefix string) (n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, a := range p.answers {
-		if a == prefix {
-			n++
-		}
-	}
-	return n
 }

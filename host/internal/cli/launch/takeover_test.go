@@ -3,13 +3,10 @@ package launch
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/takeover/probes"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -26,28 +24,26 @@ type takeover struct {
 	file string
 	s    *Sidecars
 	n    *notes
-
-	mu      sync.Mutex
-	answers map[string]int
-	failed  []error
+	// probes are those since probe.
+	probes *probes.Prober
 }
 
 func startTakeover(t *testing.T) *takeover {
 	t.Helper()
 	program := testbin.Build(t, "test/lib/takeover")
 	dir := t.TempDir()
-	c := &takeover{dir: dir, file: filepath.Join(dir, "bootstrap"), answers: map[string]int{}}
+	c := &takeover{dir: dir, file: filepath.Join(dir, "bootstrap")}
 	_, c.s, c.n = beside(t, Plan{Command: "true"})
 	c.write(t, "first")
 	check.NoError(t, c.s.Start(t.Context(), "envoy", func(epoch int) Plan {
 		return Plan{
 			Command: program, Env: os.Environ(), Args: []string{
 				"-c", c.file, "-base-id", strconv.Itoa(os.Getpid()), "-restart-epoch", strconv.Itoa(epoch),
-				"-address", filepath.Join(dir, "address"), "-fail", filepath.Join(dir, "fail"),
+				"-address", c.address(), "-fail", filepath.Join(dir, "fail"),
 			},
 		}
 	}, c.file))
-	check.Eventually(t, "an address", func() bool { return read(filepath.Join(dir, "address")) != "" })
+	check.Eventually(t, "an address", func() bool { return read(c.address()) != "" })
 	return c
 }
 
@@ -58,54 +54,20 @@ func (c *takeover) write(t *testing.T, text string) {
 	check.NoError(t, os.Rename(c.file+".new", c.file))
 }
 
+// address is the file with the sidecar's address.
+func (c *takeover) address() string { return filepath.Join(c.dir, "address") }
+
 // probe probes the sidecar without a pause until the test says that it is over.
 func (c *takeover) probe(t *testing.T) (over func()) {
 	t.Helper()
-	address := read(filepath.Join(c.dir, "address"))
-	stop := make(chan struct{})
-	var probing sync.WaitGroup
-	probing.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			answer, err := probe(address)
-			c.mu.Lock()
-			if err != nil {
-				c.failed = append(c.failed, err)
-			} else {
-				c.answers[answer]++
-			}
-			c.mu.Unlock()
-		}
-	})
-	return sync.OnceFunc(func() { close(stop); probing.Wait() })
-}
-
-func probe(address string) (string, error) {
-	conn, err := net.DialTimeout("tcp", address, time.Minute)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Minute))
-	answer, err := io.ReadAll(conn)
-	if err == nil && len(answer) == 0 {
-		err = errors.New("an empty answer")
-	}
-	return string(answer), err
+	c.probes = probes.Start(c.address(), 0)
+	return c.probes.End
 }
 
 // answered waits until a probe got an answer.
 func (c *takeover) answered(t *testing.T, want string) {
 	t.Helper()
-	check.Eventually(t, "the answer "+want, func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.answers[want] > 0
-	})
+	check.Eventually(t, "the answer "+want, func() bool { return c.probes.Answered(want) > 0 })
 }
 
 func (c *takeover) processes() (pids []int) {
@@ -140,8 +102,8 @@ func TestTakeoverFailsNoProbe(t *testing.T) {
 		}
 	}
 	over()
-	if len(c.failed) > 0 || len(c.answers) != 3 {
-		t.Errorf("%d probes failed, the first one by %v; answers %v", len(c.failed), c.failed, c.answers)
+	if failed, answers := c.probes.Failed(), c.probes.Answers(); len(failed) > 0 || len(answers) != 3 {
+		t.Errorf("%d probes failed, by %v; answers %v", len(failed), failed, answers)
 	}
 	if c.n.count("the next one takes over") != 2 || len(c.n.all()) != 2 {
 		t.Errorf("notes %q", c.n.all())
@@ -166,8 +128,8 @@ func TestTakeoverThatFails(t *testing.T) {
 	c.answered(t, "1 second")
 	c.alone(t)
 	over()
-	if len(c.failed) > 0 {
-		t.Errorf("%d probes failed, the first one by %v", len(c.failed), c.failed[0])
+	if failed := c.probes.Failed(); len(failed) > 0 {
+		t.Errorf("%d probes failed, by %v", len(failed), failed)
 	}
 }
 
@@ -180,11 +142,11 @@ func TestTakeoverBeginsAgain(t *testing.T) {
 	c.answered(t, "1 second")
 	c.alone(t)
 	over()
-	check.NoError(t, os.Remove(filepath.Join(c.dir, "address")))
+	check.NoError(t, os.Remove(c.address()))
 	check.NoError(t, unix.Kill(c.processes()[0], unix.SIGKILL))
-	check.Eventually(t, "another address", func() bool { return read(filepath.Join(c.dir, "address")) != "" })
+	check.Eventually(t, "another address", func() bool { return read(c.address()) != "" })
 	check.Eventually(t, "an answer", func() bool {
-		answer, err := probe(read(filepath.Join(c.dir, "address")))
+		answer, err := probes.Probe(c.address())
 		return err == nil && answer == "0 second"
 	})
 }
