@@ -40,16 +40,20 @@ type Network func(fn func() error) error
 // Here is the network of the test.
 func Here(fn func() error) error { return fn() }
 
-// Start starts a Prometheus for targets, each HOST:PORT, by http or https, and waits until it serves. Tests are skipped
-// where there is none. It ends with the test.
+// Start starts a Prometheus for targets, each HOST:PORT, by http or https, and waits until it serves. The shipped rules
+// must pass promtool. Tests are skipped where there is none of these. It ends with the test.
 func Start(t testing.TB, in Network, scheme string, targets ...string) *Prometheus {
 	t.Helper()
-	for _, program := range []string{"prometheus", "curl"} {
+	for _, program := range []string{"prometheus", "promtool", "curl"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("%s is not installed (apt-get install prometheus curl): not covered: that the alerts fire", program)
 		}
 	}
-	rules, err := os.ReadFile(filepath.Join(testbin.Root(), Rules))
+	shipped := filepath.Join(testbin.Root(), Rules)
+	if said, err := exec.Command("promtool", "check", "rules", shipped).CombinedOutput(); err != nil {
+		t.Errorf("promtool check rules %s: %v\n%s", Rules, err, said)
+	}
+	rules, err := os.ReadFile(shipped)
 	if err != nil {
 		t.Fatal(err)
 	}
