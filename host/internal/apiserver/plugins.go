@@ -293,7 +293,10 @@ func (s *Server) shownPlugin(p supervisor.Status) *hostv1.Plugin {
 }
 
 func shownSide(s supervisor.Side) *hostv1.PluginGeneration {
-	return &hostv1.PluginGeneration{Generation: s.Generation, Version: s.Version, Sha256: s.SHA256}
+	return &hostv1.PluginGeneration{
+		Generation: s.Generation, Version: s.Version, Sha256: s.SHA256,
+		Calls: int64(s.Calls), FailedCalls: int64(s.FailedCalls),
+	}
 }
 
 // PluginLog streams what a plugin's processes printed.

@@ -37,7 +37,8 @@ func plugin() *hostv1.Plugin {
 				Error: "handshake: no",
 			},
 			{
-				At: at, From: second, To: &hostv1.PluginGeneration{Generation: 4, Version: "1.0.0", Sha256: oldSum},
+				At: at, From: &hostv1.PluginGeneration{Generation: 2, Version: "1.1.0", Sha256: newSum, Calls: 12, FailedCalls: 3},
+				To:   &hostv1.PluginGeneration{Generation: 4, Version: "1.0.0", Sha256: oldSum},
 				Took: durationpb.New(41 * time.Millisecond), Carried: 1, Rollback: true,
 				Why: "3 of the last 3 calls of Attach failed",
 			},

@@ -300,7 +300,7 @@ func (a *app) showCanary(p *hostv1.Plugin) error {
 	t := newTable("PROCESS", "GENERATION", "VERSION", "SHA256", "PID", "CALLS", "PART", "FAILED", "RATE")
 	row := func(what string, g *hostv1.PluginGeneration, pid, calls int64, part int32, failed int64) {
 		t.row(what, g.GetGeneration(), g.GetVersion(), shortSum(g.GetSha256()), pid, calls, fmt.Sprintf("%d%%", part), failed,
-			fmt.Sprintf("%.1f%%", 100*float64(failed)/float64(max(calls, 1))))
+			rate(failed, calls))
 	}
 	serves := &hostv1.PluginGeneration{Generation: p.GetGeneration(), Version: p.GetVersion(), Sha256: p.GetSha256()}
 	row("serves", serves, p.GetPid(), c.GetServingCalls(), 100-c.GetPercent(), c.GetServingFailedCalls())
@@ -327,7 +327,7 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 		a.note("the plugin has never been swapped")
 		return nil
 	}
-	t := newTable("AT", "FROM", "TO", "TOOK", "CALLS CARRIED", "RESULT")
+	t := newTable("AT", "FROM", "FAILED", "TO", "FAILED", "TOOK", "CALLS CARRIED", "RESULT")
 	for _, w := range swaps {
 		result := cell{"swapped", green}
 		switch {
@@ -342,10 +342,23 @@ func (a *app) showSwaps(swaps []*hostv1.PluginSwap) error {
 		case w.GetCanaryPercent() != 0:
 			result.text = fmt.Sprintf("canary of %d%%, promoted", w.GetCanaryPercent())
 		}
-		t.row(moment(w.GetAt()), side(w.GetFrom()), side(w.GetTo()),
+		t.row(moment(w.GetAt()), side(w.GetFrom()), failedOf(w.GetFrom()), side(w.GetTo()), failedOf(w.GetTo()),
 			short(w.GetTook().AsDuration()), w.GetCarried(), result)
 	}
 	return a.show(t)
+}
+
+// failedOf says how many calls of a process failed until a swap; empty: it had answered none.
+func failedOf(g *hostv1.PluginGeneration) string {
+	if g.GetCalls() == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d (%s)", g.GetFailedCalls(), g.GetCalls(), rate(g.GetFailedCalls(), g.GetCalls()))
+}
+
+// rate is the part of the calls that failed.
+func rate(failed, calls int64) string {
+	return fmt.Sprintf("%.1f%%", 100*float64(failed)/float64(max(calls, 1)))
 }
 
 // lastSwap returns the last swap; nil when there was none.

@@ -22,7 +22,8 @@ type canary struct {
 	src   source
 	share int // in percent
 	began time.Time
-	base  tally // calls and failures of the serving generation when it began
+	from  uint64 // the number of the generation that served when it began
+	base  tally  // the calls and failures of that generation until then
 
 	lost     chan struct{} // closed when it must end, or is no longer watched
 	why      error         // why it must end; valid once lost is closed
@@ -60,8 +61,17 @@ func (c *canary) snapshot(serving *generation) *Canary {
 		Percent: c.share, Users: c.gen.userCount(),
 	}
 	s.Calls, s.FailedCalls = c.gen.outcomes.answered()
-	calls, failed := serving.outcomes.answered()
-	s.ServingCalls, s.ServingFailed = calls-c.base.calls, failed-c.base.failed
+	beside := c.beside(serving)
+	s.ServingCalls, s.ServingFailed = beside.Calls, beside.FailedCalls
+	return s
+}
+
+// beside describes the generation that serves, with its calls since the canary began.
+func (c *canary) beside(serving *generation) Side {
+	s := serving.side()
+	if serving.number == c.from { // else another one has taken over meanwhile
+		s.Calls, s.FailedCalls = s.Calls-c.base.calls, s.FailedCalls-c.base.failed
+	}
 	return s
 }
 
@@ -138,7 +148,7 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 		i.notSwapped(gen, swap, src, err)
 		return err
 	}
-	c := &canary{gen: next, src: src, share: percent, began: time.Now().UTC(), lost: make(chan struct{})}
+	c := &canary{gen: next, src: src, share: percent, began: time.Now().UTC(), from: gen.number, lost: make(chan struct{})}
 	c.base.calls, c.base.failed = gen.outcomes.answered()
 	next.outcomes.beside = gen.outcomes
 	next.events = i.follow(ctx, next.conn, next.record, next.run.proc.Done())
@@ -206,7 +216,7 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 		delete(i.rec.Refused, gen.sha)
 	}
 	i.rec.swapped(Swap{
-		At: time.Now().UTC(), From: gen.side(), To: c.gen.side(), Took: time.Since(c.began), Canary: c.share, Error: why,
+		At: time.Now().UTC(), From: c.beside(gen), To: c.gen.side(), Took: time.Since(c.began), Canary: c.share, Error: why,
 	})
 	i.holds(gen.identity)
 	err := i.rec.save(i.sup.dir)
@@ -225,7 +235,7 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 	default:
 	}
 	next, was := c.gen, i.rec
-	swap := Swap{At: time.Now().UTC(), From: gen.side(), To: next.side(), Canary: c.share}
+	swap := Swap{At: time.Now().UTC(), From: c.beside(gen), To: next.side(), Canary: c.share}
 	i.use(next.sha)
 	i.serves(next.record, c.src)
 	i.rec.Refused = maps.Clone(i.rec.Refused)

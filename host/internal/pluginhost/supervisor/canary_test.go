@@ -88,6 +88,10 @@ func TestCanary(t *testing.T) {
 		len(st.Refused) != 0 || st.Swaps[len(st.Swaps)-1].Canary != 20 {
 		t.Fatalf("promoted: %v, %+v", err, st)
 	}
+	n := by[strconv.Itoa(c.PID)]
+	if last := st.Swaps[len(st.Swaps)-1]; last.To.Calls < n || last.From.Calls < 800-n || last.To.FailedCalls+last.From.FailedCalls != 0 {
+		t.Errorf("of 400 calls %d were answered by the canary, and the swap says %+v", n, last)
+	}
 	if _, err := s.Promote(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrCanary) {
 		t.Errorf("promoted twice: %v", err)
 	}
@@ -153,6 +157,10 @@ func TestABadCanaryIsEnded(t *testing.T) {
 				st.Refused[c.SHA256] != last.Error || w.count(supervisor.EventCanaryEnded) != 1 {
 				t.Errorf("after the canary: %+v", st)
 			}
+			if strings.Contains(why, " failed ") && (last.To.FailedCalls < 3 || last.To.Calls < last.To.FailedCalls) ||
+				last.From.FailedCalls != 0 {
+				t.Errorf("the swap does not say how many calls failed: %+v", last)
+			}
 		})
 	}
 }
@@ -182,6 +190,11 @@ func TestFailuresBesideACanary(t *testing.T) {
 	if repeated < 5 || err != nil || st.Canary != nil || w.count(supervisor.EventCanaryEnded) != 1 ||
 		!strings.Contains(st.Swaps[len(st.Swaps)-1].Error, "by an operator") {
 		t.Errorf("%d calls may be repeated; rolled back: %v, %+v", repeated, err, st)
+	}
+	// The calls before the canary are not counted.
+	if last := st.Swaps[len(st.Swaps)-1]; last.To.Calls != repeated || last.To.FailedCalls != repeated ||
+		last.From.Calls != 50-repeated || last.From.FailedCalls != 50-repeated {
+		t.Errorf("of 50 calls, %d of the canary, all failed: %+v", repeated, last)
 	}
 }
 

@@ -43,7 +43,8 @@ func TestFailingGenerationIsRolledBack(t *testing.T) {
 				}
 				last := st.Swaps[len(st.Swaps)-1]
 				if !last.Rollback || last.From.Version != "2.0.0" || !strings.Contains(last.Why, " calls of ") ||
-					!strings.Contains(last.Why, " failed (0 of ") || last.Why != st.Refused[bad] {
+					!strings.Contains(last.Why, " failed (0 of ") || last.Why != st.Refused[bad] ||
+					last.From.FailedCalls < 3 || last.From.Calls < last.From.FailedCalls {
 					t.Errorf("the swap back does not say why, with numbers: %+v", last)
 				}
 				if st := status(t, s, "fixture"); st.Degraded != "" || st.Restarts != 0 ||

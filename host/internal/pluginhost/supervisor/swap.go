@@ -46,10 +46,16 @@ type Side struct {
 	Generation uint64 `json:"generation,omitempty"`
 	Version    string `json:"version,omitempty"`
 	SHA256     string `json:"sha256"`
+	// Calls are those that the process had answered under this host until the swap, and FailedCalls how many of them
+	// failed (see Status). Beside a canary only those since the canary began are counted.
+	Calls       int `json:"calls,omitempty"`
+	FailedCalls int `json:"failed_calls,omitempty"`
 }
 
 func (g *generation) side() Side {
-	return Side{Generation: g.number, Version: g.version, SHA256: g.sha}
+	s := Side{Generation: g.number, Version: g.version, SHA256: g.sha}
+	s.Calls, s.FailedCalls = g.outcomes.answered()
+	return s
 }
 
 // errSame says that the right binary runs already.
@@ -100,6 +106,9 @@ func (i *instance) moved(ctx context.Context, gen, next *generation, swap Swap, 
 ) (*generation, error) {
 	ended := i.endCanary(ctx, next, next.describe()+" has taken over", grace)
 	swap.Carried = i.takeOver(ctx, gen, next)
+	if swap.Canary == 0 {
+		swap.From = gen.side() // it has answered calls while next came up
+	}
 	swap.Took = time.Since(swap.At)
 	failpoint.Here("swap", "moved")
 	i.drainLater(ctx, gen, grace, !i.unhealthySince.IsZero())
@@ -182,7 +191,7 @@ func (i *instance) end(ctx context.Context, gen *generation) error {
 // until its file changes; or an operator asks for it. A binary that could not be copied is tried again after a while.
 func (i *instance) notSwapped(gen *generation, s Swap, src source, err error) {
 	i.holds(gen.identity)
-	s.Error, s.Took = err.Error(), time.Since(s.At)
+	s.From, s.Error, s.Took = gen.side(), err.Error(), time.Since(s.At)
 	what := EventSwapFailed
 	switch copyErr := (notCopied{}); {
 	case errors.As(err, &copyErr):

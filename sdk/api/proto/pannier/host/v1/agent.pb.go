@@ -3239,9 +3239,13 @@ func (x *PluginSwap) GetCanaryPercent() int32 {
 type PluginGeneration struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// generation is 0 and version is empty if the process never came up.
-	Generation    uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	Version    string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Sha256     string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// calls are, in a PluginSwap, those that the process had answered under this agent until then, and failed_calls how
+	// many of them failed (see Plugin). Of a swap with a canary both processes' are counted since it began.
+	Calls         int64 `protobuf:"varint,4,opt,name=calls,proto3" json:"calls,omitempty"`
+	FailedCalls   int64 `protobuf:"varint,5,opt,name=failed_calls,json=failedCalls,proto3" json:"failed_calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3295,6 +3299,20 @@ func (x *PluginGeneration) GetSha256() string {
 		return x.Sha256
 	}
 	return ""
+}
+
+func (x *PluginGeneration) GetCalls() int64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *PluginGeneration) GetFailedCalls() int64 {
+	if x != nil {
+		return x.FailedCalls
+	}
+	return 0
 }
 
 type SwapPluginRequest struct {
@@ -4532,13 +4550,15 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x03why\x18\b \x01(\tR\x03why\x12\x18\n" +
 	"\arestart\x18\t \x01(\bR\arestart\x12%\n" +
 	"\x0ecanary_percent\x18\n" +
-	" \x01(\x05R\rcanaryPercent\"d\n" +
+	" \x01(\x05R\rcanaryPercent\"\x9d\x01\n" +
 	"\x10PluginGeneration\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
-	"\x06sha256\x18\x03 \x01(\tR\x06sha256\"\x7f\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12\x14\n" +
+	"\x05calls\x18\x04 \x01(\x03R\x05calls\x12!\n" +
+	"\ffailed_calls\x18\x05 \x01(\x03R\vfailedCalls\"\x7f\n" +
 	"\x11SwapPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x05grace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12%\n" +
