@@ -14,6 +14,9 @@ func TestMain(m *testing.M) {
 		relay(driver)
 		return
 	}
+	if as, is := os.LookupEnv(floorAs); is {
+		serveFloor(as)
+	}
 	testns.Main(m, 0)
 }
 

@@ -23,8 +23,8 @@ import (
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
-// turns is the number of counted rounds, after one that does not count. In each round the three contenders
-// run one after another; each of them is first equally often.
+// turns is the number of counted rounds, after one that does not count. In each round all contenders run one after
+// another, and the next one of them is the first.
 const turns = 6
 
 // contender is a system in which clients acquire something exclusively: a claim of a volume, or a key.
@@ -40,9 +40,9 @@ type contender struct {
 }
 
 // measureClaims compares claiming volumes through a node's RPC client with Consul and etcd clients that put
-// values of a claim's size under unused keys.
+// values of a claim's size under unused keys, and with what replication costs that does nothing else.
 func measureClaims(b *testing.B, r *table.Section) {
-	all := []*contender{panniers(b), consuls(b), etcds(b)}
+	all := []*contender{panniers(b), consuls(b), etcds(b), raftFloor(b), syncFloor(b)}
 	for _, load := range []struct {
 		clients, claims int
 		target          float64
