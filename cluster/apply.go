@@ -201,11 +201,14 @@ func outcomeOf(future raft.ApplyFuture) state.Outcome {
 	if err := future.Error(); err != nil {
 		return state.Outcome{Err: raftError(err)}
 	}
-	outcome, ok := future.Response().(state.Outcome)
-	if !ok {
-		outcome.Err = fmt.Errorf("raft answered %T", future.Response())
+	switch r := future.Response().(type) {
+	case state.Outcome:
+		return r
+	case error: // it was not applied
+		return state.Outcome{Err: raftError(r)}
+	default:
+		return state.Outcome{Err: fmt.Errorf("raft answered %T", r)}
 	}
-	return outcome
 }
 
 func allFailed(n int, err error) []state.Outcome {

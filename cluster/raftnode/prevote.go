@@ -79,6 +79,7 @@ type preVoteTransport struct {
 	*raft.NetworkTransport
 	preVotes      *preVoteTracker
 	confirmations *confirmations
+	node          *Node
 	ctx           context.Context // ends with the server
 }
 

@@ -20,7 +20,8 @@ func TestARefusedPipelineEnds(t *testing.T) {
 		t.Cleanup(func() { n.Close() })
 		return n
 	}
-	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), &confirmations{}, t.Context()}
+	n := &Node{tail: &tailLog{}}
+	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), &confirmations{}, n, t.Context()}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {
