@@ -49,6 +49,7 @@ func (s *Store) Restore(r io.Reader) error {
 	s.pruned = pruned{}
 	clear(s.eligible)
 	s.applied.Store(index)
+	s.nodes.reset()
 	s.changes.reset(index)
 	err = errors.Join(old.close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()

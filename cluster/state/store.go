@@ -38,6 +38,7 @@ type Store struct {
 	duplicates atomic.Bool
 	watchers   watchers
 	changes    changes
+	nodes      changedNodes
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
@@ -111,6 +112,7 @@ func (s *Store) open() error {
 	return s.View(func(tx *ReadTx) error {
 		index, err := tx.Index()
 		s.applied.Store(index)
+		s.nodes.reset()
 		s.changes.reset(index)
 		return err
 	})

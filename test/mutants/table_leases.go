@@ -53,6 +53,13 @@ var leases = []mutant{
 		pkg:  leasePkg, run: "^TestTheFenceActsBeforeTheLeaderReleases$", args: []string{"-rapid.nofailfile"},
 	},
 	{
+		name: "changed-node-missed", promise: "a node that registers while it goes down is counted from then on",
+		file: "host/internal/fencing/heartbeat/status.go",
+		old:  "			term.undone = append(term.undone, read.Name)\n",
+		new:  "",
+		pkg:  heartbeatPkg, run: "^TestOnlyChangedNodesAreRead$",
+	},
+	{
 		name: "promise-forgotten", promise: "a new leader keeps what earlier leaders promised",
 		file: "host/internal/fencing/heartbeat/tracker.go",
 		old:  "keepUntil: time.Now().Add(lease.ReleaseAfter(term.inherited)), at: -1,",

@@ -60,13 +60,16 @@ type load struct {
 }
 
 func (p *picker) call(ctx context.Context, driver string, need ability, wait time.Duration, fn call) error {
+	if wait <= 0 {
+		return p.once(ctx, driver, need, fn)
+	}
 	late := time.NewTimer(wait)
 	defer late.Stop()
 	for {
 		watching, cancel := context.WithCancel(ctx)
 		changed := p.cluster.Changed(watching, driver)
 		err := p.once(ctx, driver, need, fn)
-		if wait <= 0 || !errors.As(err, new(*awayError)) {
+		if !errors.As(err, new(*awayError)) {
 			cancel()
 			return err
 		}
@@ -256,6 +259,11 @@ func (p *picker) attaches(driver string) (bool, error) {
 	d, err := p.cluster.Driver(driver)
 	if err != nil {
 		return false, err
+	}
+	for _, on := range d.Nodes {
+		if on.Type != claim.NodeService && on.Controller != nil && on.Controller.AttachDetach {
+			return true, nil // each release asks, and there may be thousands of nodes
+		}
 	}
 	nodes, err := able(d, attaching)
 	if err != nil || len(nodes) == 0 {

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -175,9 +176,12 @@ func (t *Tracker) followNodes(ctx context.Context, term *leaderTerm) {
 	for ctx.Err() == nil {
 		watching, cancel := context.WithCancel(ctx)
 		changed := t.Cluster.Watch(watching, state.TopicNodes)
-		if err := t.list(ctx, term); err != nil && ctx.Err() == nil {
+		err := t.list(ctx, term)
+		if err != nil && ctx.Err() == nil {
 			t.Log.Error("the nodes in the ledger cannot be read", "error", err)
-			cancel()
+		}
+		if err != nil || len(term.undone) > 0 {
+			cancel() // look again without a change
 		}
 		select {
 		case <-ctx.Done():
@@ -188,33 +192,62 @@ func (t *Tracker) followNodes(ctx context.Context, term *leaderTerm) {
 	}
 }
 
+// list reads the nodes that have changed since the last call, or since the term began; all of them after a restore.
 func (t *Tracker) list(ctx context.Context, term *leaderTerm) error {
+	changed := t.Cluster.NodesChanged(term.changed)
 	var nodes []claim.Node
+	var gone []string
 	err := t.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
-		nodes, err = tx.Nodes()
+		if changed.All {
+			nodes, err = tx.Nodes()
+			return err
+		}
+		names := slices.Concat(changed.Names, term.undone)
+		slices.Sort(names)
+		nodes, gone, err = tx.NodesNamed(slices.Compact(names))
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	term.changed, term.undone = changed.Next, nil
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	listed := make(map[string]bool, len(nodes))
+	if changed.All {
+		listed := make(map[string]bool, len(nodes))
+		for _, read := range nodes {
+			listed[read.Name] = true
+		}
+		for name := range term.nodes {
+			if !listed[name] {
+				gone = append(gone, name)
+			}
+		}
+	}
 	keep := lease.ReleaseAfter(term.inherited)
 	for _, read := range nodes {
-		listed[read.Name] = true
 		n := term.nodes[read.Name]
 		switch {
 		case n == nil:
-			term.add(read.Name, read.Status)
-		case n.changing == "" && n.status == claim.NodeDown && read.Status != claim.NodeDown:
+			// It has registered after the term began, and is not silent since then.
+			n = term.add(read.Name, read.Status)
+			n.heard = time.Now()
+			term.schedule(n)
+		case n.changing != "":
+			term.undone = append(term.undone, read.Name)
+		case n.status == claim.NodeDown && read.Status != claim.NodeDown:
 			// It has registered again, and may be gone before its first heartbeat.
 			n.status, n.heard, n.keepUntil = read.Status, time.Now(), time.Now().Add(keep)
 			term.schedule(n)
 		}
 	}
-	for name, n := range term.nodes {
-		if !listed[name] && n.changing == "" && !n.heard.Add(keep).After(time.Now()) {
+	for _, name := range gone {
+		n := term.nodes[name]
+		switch {
+		case n == nil:
+		case n.changing != "" || n.heard.Add(keep).After(time.Now()):
+			term.undone = append(term.undone, name)
+		default:
 			n.status = claim.NodeDown // nothing is due any more
 			term.schedule(n)
 			delete(term.nodes, name)

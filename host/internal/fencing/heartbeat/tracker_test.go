@@ -38,6 +38,18 @@ type fakeLedger struct {
 	mu   sync.Mutex
 	sets []statusSet
 	fail error // of a node that goes down
+	// all counts the reads that had to read all nodes.
+	all int
+}
+
+func (l *fakeLedger) NodesChanged(since uint64) state.NodesChanged {
+	changed := l.Server.NodesChanged(since)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if changed.All {
+		l.all++
+	}
+	return changed
 }
 
 type statusSet struct {
@@ -287,5 +299,75 @@ func TestAThousandNodes(t *testing.T) {
 		if at, _ := l.first(fmt.Sprintf("n%d", i), claim.NodeDown); at.Sub(heard[i]) < lease.ReleaseAfter(quick) {
 			t.Errorf("node %d is down %v after it was heard", i, at.Sub(heard[i]))
 		}
+	}
+}
+
+// After the term's beginning only the nodes that have changed are read, and none is missed: one that is new, one that
+// registers while the tracker still records that it is down, and one that is gone while its lease may stand.
+func TestOnlyChangedNodesAreRead(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	for _, name := range []string{"a", "b"} {
+		l.put(t, name)
+	}
+	h := &Tracker{Cluster: l, Liveness: long, Log: hclog.NewNullLogger()}
+	term, err := h.begin(t.Context())
+	check.NoError(t, err)
+	list := func() {
+		t.Helper()
+		check.NoError(t, h.list(t.Context(), term))
+	}
+	l.put(t, "c")
+	list()
+	if term.nodes["a"] == nil || term.nodes["b"] == nil || term.nodes["c"] == nil {
+		t.Errorf("nodes are missing: %v", term.nodes)
+	}
+
+	a := term.nodes["a"]
+	h.mu.Lock()
+	a.changing = claim.NodeDown
+	h.mu.Unlock()
+	for _, status := range []claim.NodeStatus{claim.NodeDown, claim.NodeReady} {
+		_, err = l.SetNodeStatus(t.Context(), "a", status, "")
+		check.NoError(t, err)
+	}
+	list()
+	h.mu.Lock()
+	a.changing, a.status = "", claim.NodeDown
+	h.mu.Unlock()
+	list() // nothing has changed since
+	if a.status != claim.NodeReady || !a.keepUntil.After(time.Now()) {
+		t.Errorf("a node that has registered again is %s, its claims are kept until %v", a.status, a.keepUntil)
+	}
+
+	_, err = l.DeleteNode(t.Context(), "b")
+	check.NoError(t, err)
+	list()
+	b := term.nodes["b"]
+	if b == nil {
+		t.Fatal("a node whose lease may stand is forgotten")
+	}
+	h.mu.Lock()
+	b.heard = b.heard.Add(-lease.ReleaseAfter(long))
+	h.mu.Unlock()
+	list()
+	if term.nodes["b"] != nil {
+		t.Error("a node that is gone is counted")
+	}
+	if l.all != 1 {
+		t.Errorf("all nodes were read %d times", l.all)
+	}
+}
+
+// A node that registers late in a term is not disconnected before it has had the time for a heartbeat.
+func TestANewNodeHasTimeForItsFirstHeartbeat(t *testing.T) {
+	l := &fakeLedger{Server: clustertest.Start(t)}
+	h := &Tracker{Cluster: l, Liveness: long, Log: hclog.NewNullLogger()}
+	term, err := h.begin(t.Context())
+	check.NoError(t, err)
+	term.began = term.began.Add(-2 * long.HeartbeatTTL)
+	l.put(t, "late")
+	check.NoError(t, h.list(t.Context(), term))
+	if status, at := term.wants(term.nodes["late"]); !at.After(time.Now()) {
+		t.Errorf("it is to be %s since %v", status, at)
 	}
 }

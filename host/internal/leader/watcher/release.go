@@ -18,7 +18,11 @@ import (
 // release takes each claim of a volume that is being released as far as possible. tried is the fingerprint of the
 // claims when it began. left reports that some wait for their node to unmount.
 func (w *Watcher) release(ctx context.Context, ref claim.VolumeRef) (tried string, left bool, err error) {
-	volume, claims, err := w.read(ctx, ref)
+	volume, claims, err := w.readWith(ctx, w.Cluster.Read, ref)
+	if err == nil && slices.ContainsFunc(claims, func(c claim.Claim) bool { return c.State == claim.Unpublishing }) {
+		// A node is to act on it. That this server leads is otherwise confirmed before the driver is called.
+		volume, claims, err = w.read(ctx, ref)
+	}
 	if errors.Is(err, claim.ErrVolumeNotFound) {
 		return "", false, nil // deregistered by force, with its claims
 	}
@@ -134,6 +138,12 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 	if err != nil || !needed {
 		return err
 	}
+	var end func()
+	defer func() {
+		if end != nil {
+			end()
+		}
+	}()
 	othersThere := func(ctx context.Context) (bool, error) {
 		_, claims, err := w.read(ctx, c.Volume)
 		for _, o := range claims {
@@ -141,14 +151,13 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 				return true, err
 			}
 		}
+		if err == nil {
+			// Only the call itself takes the driver's time, not what was asked before it.
+			end, err = w.calls.begin(ctx, "driver "+v.PluginID)
+		}
 		return false, err
 	}
-	end, err := w.calls.begin(ctx, "driver "+v.PluginID)
-	if err != nil {
-		return err
-	}
 	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere)
-	end()
 	return err
 }
 
@@ -163,8 +172,14 @@ func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) er
 }
 
 // read reads a volume and its claims, and fails if this server does not lead any more.
-func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (v claim.Volume, claims []claim.Claim, err error) {
-	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) error {
+func (w *Watcher) read(ctx context.Context, ref claim.VolumeRef) (claim.Volume, []claim.Claim, error) {
+	return w.readWith(ctx, w.Cluster.ReadLatest, ref)
+}
+
+func (w *Watcher) readWith(ctx context.Context, read func(context.Context, func(*state.ReadTx) error) error,
+	ref claim.VolumeRef,
+) (v claim.Volume, claims []claim.Claim, err error) {
+	err = read(ctx, func(tx *state.ReadTx) error {
 		if v, err = tx.Volume(ref); err != nil {
 			return err
 		}

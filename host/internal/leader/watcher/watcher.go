@@ -140,31 +140,33 @@ func (w *Watcher) follow(ctx context.Context, topic state.Topic, look func(ctx c
 // followNodes attempts the releases that wait for a node, or for a driver on it, when the node's record changes: it is
 // back, it is down, or its driver is healthy again.
 func (w *Watcher) followNodes(ctx context.Context, b *backlog) {
-	var known map[string]uint64 // modify indexes by node; nil: none was read yet
+	read := w.Cluster.NodesChanged(0).Next // the first attempts read the nodes themselves
 	w.follow(ctx, state.TopicNodes, func(ctx context.Context) error {
-		var all []claim.Node
+		changed := w.Cluster.NodesChanged(read)
+		if changed.All {
+			b.nudge(func(claim.VolumeRef, *release) bool { return true })
+			read = changed.Next
+			return nil
+		}
+		var nodes []claim.Node
 		err := w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-			all, err = tx.Nodes()
+			nodes, _, err = tx.NodesNamed(changed.Names)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		first, before := known == nil, known
-		known = make(map[string]uint64, len(all))
-		nodes, drivers := map[string]bool{}, map[string]bool{}
-		for _, n := range all {
-			if known[n.Name] = n.ModifyIndex; first || before[n.Name] == n.ModifyIndex {
-				continue
-			}
-			nodes[n.Name] = true
+		read = changed.Next
+		names, drivers := map[string]bool{}, map[string]bool{}
+		for _, n := range nodes {
+			names[n.Name] = true
 			for id := range n.Drivers {
 				drivers[id] = true
 			}
 		}
-		if len(nodes) > 0 {
+		if len(names) > 0 {
 			b.nudge(func(_ claim.VolumeRef, r *release) bool {
-				return drivers[r.driver] || slices.ContainsFunc(r.nodes, func(n string) bool { return nodes[n] })
+				return drivers[r.driver] || slices.ContainsFunc(r.nodes, func(n string) bool { return names[n] })
 			})
 		}
 		return nil

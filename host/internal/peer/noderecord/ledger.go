@@ -193,15 +193,16 @@ type Directory struct {
 	drivers map[string]knownDriver
 }
 
-// knownDriver is a driver as it was at an index of the ledger.
+// knownDriver is a driver as it was at an index of the ledger, and at a point in the changes of nodes.
 type knownDriver struct {
 	claim.Driver
-	index uint64
+	index, nodes uint64
 }
 
-// Driver reads a driver with what each node reports of it, which the caller must not change. It is kept until it
-// changes: with a thousand nodes it takes milliseconds to decode, and each attach and detach needs it several times.
+// Driver reads a driver with what each node reports of it, which the caller must not change. It is kept, and only the
+// reports of nodes that have changed are read again: with 10,000 nodes it takes a quarter of a second to decode all.
 func (d *Directory) Driver(id string) (driver claim.Driver, err error) {
+	changed := d.Cluster.NodesChanged(0).Next
 	index := d.Cluster.ChangedAt(state.TopicDriver(id))
 	d.mu.Lock()
 	known, ok := d.drivers[id]
@@ -210,7 +211,11 @@ func (d *Directory) Driver(id string) (driver claim.Driver, err error) {
 		return known.Driver, nil
 	}
 	err = d.read(func(tx *state.ReadTx) error {
-		driver, err = tx.Driver(id)
+		if since := d.Cluster.NodesChanged(known.nodes); ok && !since.All {
+			driver, err = tx.DriverAgain(known.Driver, since.Names)
+		} else {
+			driver, err = tx.Driver(id)
+		}
 		return err
 	})
 	d.mu.Lock()
@@ -220,7 +225,7 @@ func (d *Directory) Driver(id string) (driver claim.Driver, err error) {
 		if d.drivers == nil {
 			d.drivers = map[string]knownDriver{}
 		}
-		d.drivers[id] = knownDriver{driver, index}
+		d.drivers[id] = knownDriver{driver, index, changed}
 	}
 	return driver, err
 }

@@ -227,6 +227,20 @@ func TestDirectory(t *testing.T) {
 	if got, err := d.Driver("d"); err != nil || got.Nodes["n1"].Healthy {
 		t.Errorf("it has changed: %+v, %v", got, err)
 	}
+	before, err := d.Driver("d")
+	must(t, err)
+	_, err = s.PutNode(t.Context(), claim.Node{Name: "n2", Drivers: map[string]claim.NodeDriver{
+		"d": {ID: "d", Type: claim.Monolith},
+	}})
+	must(t, err)
+	if got, err := d.Driver("d"); err != nil || len(got.Nodes) != 2 || len(before.Nodes) != 1 {
+		t.Errorf("another node has it: %+v, %v; what was returned before is %+v", got, err, before)
+	}
+	_, err = s.DeleteNode(t.Context(), "n2")
+	must(t, err)
+	if got, err := d.Driver("d"); err != nil || len(got.Nodes) != 1 || got.Nodes["n1"].Message == "" {
+		t.Errorf("the other node is gone: %+v, %v", got, err)
+	}
 	if n, err := d.Node("n1"); err != nil || n.Name != "n1" {
 		t.Errorf("%+v, %v", n, err)
 	}
