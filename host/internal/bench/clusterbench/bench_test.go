@@ -28,6 +28,7 @@ func BenchmarkCluster(b *testing.B) {
 	measure.Section(b, "election", "The leader is killed", measureElection)
 	measure.Section(b, "snapshot", "100,000 claims on three servers", measureLedger)
 	measure.Section(b, "release", "1,000 claims of a node that is down", measureRelease)
+	measure.Section(b, "gossip", "Gossip, beside memberlist and serf with nothing else", measureGossip)
 	measure.Section(b, "nodes", "1,000 nodes", measureNodes)
 	measure.Section(b, "scale", "A ledger that grows", measureScale)
 }

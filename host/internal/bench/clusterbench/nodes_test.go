@@ -43,8 +43,17 @@ const (
 	healing, shortHealing = 5 * time.Minute, 30 * time.Second
 )
 
-// swarm is a set of nodes that gossip in this process.
-type swarm []*discovery.Discovery
+// swarm is the agents that gossip in this process, and how many others there are.
+type swarm struct {
+	all    []member
+	others int
+}
+
+// member is one of them (*discovery.Discovery).
+type member interface {
+	Alive() int
+	Close() error
+}
 
 // measureNodes lets 1,000 agents join from the benchmark's process: real serf with default timings, and for
 // each node a certificate, a record with a driver's fingerprint, and heartbeats.
@@ -55,14 +64,17 @@ func measureNodes(b *testing.B, r *table.Section) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(8 << 30))
 	begun := s.use(b)
-	all, last, ok := s.gather(b)
+	all, last, ok := s.gather(b, nodes)
 	joined := s.use(b).since(begun)
 	r.Add(table.Row{
 		What: "joined without a limit on the rate: each knows of all others but one, on average, after", Unit: "s",
 		Value: joined.at.Seconds(), AtMost: 60, Unfinished: !ok,
 	})
 	if !ok {
-		r.Add(table.Row{What: "nodes that had joined", Value: float64(len(all))})
+		r.Add(
+			table.Row{What: "nodes that had joined", Value: float64(len(all.all))},
+			table.Row{What: "CPU time of the nodes until then, all in one process", Value: joined.here.Seconds(), Unit: "s"},
+		)
 		return
 	}
 	whole := make(chan bool, 1)
@@ -78,7 +90,7 @@ func measureNodes(b *testing.B, r *table.Section) {
 	if known {
 		s.awaitMembers(b)
 	} else if measure.Full() {
-		b.Fatalf("of %d nodes and %d servers, %d are not known somewhere, %v after the last joined", len(all), servers,
+		b.Fatalf("of %d nodes and %d servers, %d are not known somewhere, %v after the last joined", nodes, servers,
 			all.missing(), healing)
 	}
 	healed := s.use(b).since(begun)
@@ -114,23 +126,38 @@ func measureNodes(b *testing.B, r *table.Section) {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-// gather lets the nodes join in waves, as fast as the machine can. last is the time from the last wave until each node
-// knows all others except one, on average. If time runs out, fewer have joined.
-func (s *formed) gather(b *testing.B) (all swarm, last time.Duration, ok bool) {
+// gather lets nodes join the servers.
+func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duration, ok bool) {
 	b.Helper()
-	b.Cleanup(func() {
-		var wg sync.WaitGroup
-		for _, d := range all {
-			wg.Go(func() { _ = d.Close() })
-		}
-		wg.Wait()
+	return gather(b, number, servers, func(n int) (member, error) {
+		return discover(n, s.all[n%len(s.all)].gossip())
 	})
+}
+
+// discover begins the gossip of a node.
+func discover(n int, join string) (*discovery.Discovery, error) {
+	return discovery.Open(discovery.Config{
+		Self: discovery.Self{
+			Name: nodeName(n), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark", Ledger: command.Level,
+		},
+		Key: gossipKey, Bind: "127.0.0.1", RetryJoin: []string{join}, Memberlist: patient(), Logger: hclog.NewNullLogger(),
+	})
+}
+
+// gather lets members join in waves, as fast as the machine can. last is the time from the last wave until each of them
+// knows all others except one, on average. If time runs out, fewer have joined.
+func gather(b *testing.B, number, others int, join func(n int) (member, error)) (
+	all *swarm, last time.Duration, ok bool,
+) {
+	b.Helper()
+	all = &swarm{others: others}
+	b.Cleanup(all.close)
 	cores := busy * float64(runtime.NumCPU())
 	began := time.Now()
 	late := func() bool { return !measure.Full() && time.Since(began) > joining }
 	var at time.Time
-	for len(all) < nodes {
-		for used := usage.CPU(b, os.Getpid()); len(all) > 0 && !late(); {
+	for len(all.all) < number {
+		for used := usage.CPU(b, os.Getpid()); len(all.all) > 0 && !late(); {
 			time.Sleep(every / 10)
 			if gone := time.Since(at); gone >= every && (usage.CPU(b, os.Getpid())-used).Seconds() <= cores*gone.Seconds() {
 				break
@@ -141,31 +168,34 @@ func (s *formed) gather(b *testing.B) (all swarm, last time.Duration, ok bool) {
 		}
 		at = time.Now()
 		for range wave {
-			d, err := discovery.Open(discovery.Config{
-				Self: discovery.Self{
-					Name: nodeName(len(all)), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark",
-					Ledger: command.Level,
-				},
-				Key: gossipKey, Bind: "127.0.0.1", RetryJoin: []string{s.all[len(all)%len(s.all)].gossip()}, Memberlist: patient(),
-				Logger: hclog.NewNullLogger(),
-			})
+			m, err := join(len(all.all))
 			if err != nil {
 				b.Fatal(err)
 			}
-			all = append(all, d)
+			all.all = append(all.all, m)
 		}
 	}
 	ok = all.await(b, 1)
 	return all, time.Since(at), ok
 }
 
+// close ends all members. It may be called again.
+func (all *swarm) close() {
+	var wg sync.WaitGroup
+	for _, m := range all.all {
+		wg.Go(func() { _ = m.Close() })
+	}
+	wg.Wait()
+	all.all = nil
+}
+
 // await waits until all nodes have joined and each of them knows all others except some, on average. It reports
 // whether that was so within a minute; in a full run it has to be.
-func (all swarm) await(b *testing.B, some int) bool {
+func (all *swarm) await(b *testing.B, some int) bool {
 	b.Helper()
 	for late := time.Now().Add(patience); ; {
 		looked := time.Now()
-		if all.alone() == 0 && all.missing() <= some*len(all) {
+		if all.alone() == 0 && all.missing() <= some*len(all.all) {
 			return true
 		}
 		rest(looked)
@@ -175,7 +205,7 @@ func (all swarm) await(b *testing.B, some int) bool {
 			}
 			b.Fatalf(
 				"of %d nodes with %d others each, %d have met nobody, and %d others are not known somewhere or taken for failed, a minute after the last ones came",
-				len(all), len(all)+servers-1, all.alone(), all.missing())
+				len(all.all), len(all.all)+all.others-1, all.alone(), all.missing())
 		}
 	}
 }
@@ -194,17 +224,17 @@ func patient() *memberlist.Config {
 }
 
 // missing counts how often a node does not know another agent, or considers it failed.
-func (all swarm) missing() (n int) {
-	for _, d := range all {
-		n += len(all) + servers - d.Alive()
+func (all *swarm) missing() (n int) {
+	for _, m := range all.all {
+		n += len(all.all) + all.others - m.Alive()
 	}
 	return n
 }
 
 // alone counts the nodes that know no other.
-func (all swarm) alone() (n int) {
-	for _, d := range all {
-		if d.Alive() == 1 {
+func (all *swarm) alone() (n int) {
+	for _, m := range all.all {
+		if m.Alive() == 1 && len(all.all)+all.others > 1 {
 			n++
 		}
 	}
@@ -212,7 +242,7 @@ func (all swarm) alone() (n int) {
 }
 
 // heal waits until each node knows all others, and reports whether they do.
-func (all swarm) heal() bool {
+func (all *swarm) heal() bool {
 	bound := shortHealing
 	if measure.Full() {
 		bound = healing

@@ -2,18 +2,22 @@ package clusterbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -23,6 +27,8 @@ const (
 	releases = 1000
 	// atOnce is the number of concurrent calls that the leader makes to one driver.
 	atOnce = 16
+	// recordedAtOnce is how many detached volumes share a command of the ledger in the floor.
+	recordedAtOnce = 50
 )
 
 // measureRelease lets a node claim and attach 1,000 volumes, and an operator vouch that it is down. Its
@@ -46,9 +52,21 @@ csi_driver "shared" {
 		b.Fatal(err)
 	}
 	socket := s.leader(b).Path("data/csi/shared/csi.sock")
-	floor := detachAlone(ctx, b, socket, name)
-	relayed := detachAlone(ctx, b, startRelay(b, socket), name)
 	operator := s.operator(b)
+	nothing := func(int) error { return nil }
+	floor := detachAlone(ctx, b, dialSocket(b, socket), name, nothing)
+	bridge := startRelay(b, socket)
+	relayed := detachAlone(ctx, b, dialSocket(b, bridge), name, nothing)
+	// For each part a command is written on three servers; the claims that it frees are none.
+	recorded := detachAlone(ctx, b, startPeer(b, s.ca, bridge), name, func(part int) error {
+		items := make([]command.Advance, recordedAtOnce)
+		for i := range items {
+			ref := part*recordedAtOnce + i
+			items[i] = command.Advance{Volume: volumeRef(ref), Workload: workloadRef(ref), To: claim.Freed}
+		}
+		_, err := operator.AdvanceClaims(ctx, "", items...)
+		return err
+	})
 	err := parallel(releases, atOnce, func(i int) error { return register(ctx, operator, i, "shared") })
 	if err != nil {
 		b.Fatal(err)
@@ -108,29 +126,40 @@ csi_driver "shared" {
 			What: "the driver behind a process that only passes calls on, without TLS and ledger", Value: relayed.Seconds(),
 			Unit: "s",
 		},
+		table.Row{
+			What: "the driver behind two such processes, one of them over TLS, with a command of the ledger for each 50", Value: recorded.Seconds(),
+			Unit: "s",
+		},
 		table.Row{What: "the first over the second", Value: took.Seconds() / floor.Seconds(), AtMost: 2},
 		table.Row{What: "CPU time of the three agents meanwhile", Value: used.servers.Seconds(), Unit: "s"},
 	)
 }
 
-// detachAlone creates all volumes and returns how long the driver takes to detach them, called directly on
-// its socket.
-func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Duration {
+// dialSocket connects to a driver's socket.
+func dialSocket(b *testing.B, socket string) *grpc.ClientConn {
 	b.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer conn.Close()
+	b.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// detachAlone creates all volumes and returns how long it takes to have the driver detach them over a connection, and
+// to record each part of them once it is detached.
+func detachAlone(ctx context.Context, b *testing.B, conn *grpc.ClientConn, node string,
+	record func(part int) error,
+) time.Duration {
+	b.Helper()
 	controller := csi.NewControllerClient(conn)
 	writer := &csi.VolumeCapability{
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 	}
-	err = parallel(releases, atOnce, func(i int) error {
+	err := parallel(releases, atOnce, func(i int) error {
 		_, err := controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
-			Name: volumeRef(
-				i).ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
+			Name: volumeRef(i).ID, CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
 			VolumeCapabilities: []*csi.VolumeCapability{writer},
 		})
 		if err == nil {
@@ -144,12 +173,17 @@ func detachAlone(ctx context.Context, b *testing.B, socket, node string) time.Du
 		b.Fatal(err)
 	}
 	at := time.Now()
+	var done [releases / recordedAtOnce]atomic.Int32
+	var records errgroup.Group
 	err = parallel(releases, atOnce, func(i int) error {
 		_, err := controller.ControllerUnpublishVolume(ctx,
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
+		if part := i / recordedAtOnce; err == nil && done[part].Add(1) == recordedAtOnce {
+			records.Go(func() error { return record(part) })
+		}
 		return err
 	})
-	if err != nil {
+	if err = errors.Join(err, records.Wait()); err != nil {
 		b.Fatal(err)
 	}
 	return time.Since(at)
