@@ -38,11 +38,14 @@ type facts struct {
 	tokens  *hostv1.ListTokensResponse
 	waiting []waiting
 	errs    map[string]error // by what was asked
+	// noKeys: the secrets keys were not asked for.
+	noKeys bool
 }
 
-// gather asks all that the checks need at once. Its error is that of a user who must sign in, or that nothing answers.
-func (s *Site) gather(ctx context.Context, u user) (*facts, error) {
-	f := &facts{errs: map[string]error{}}
+// gather asks all that the checks need at once, with keys also for the secrets keys, for which the leader reads all
+// volumes. Its error is that of a user who must sign in, or that nothing answers.
+func (s *Site) gather(ctx context.Context, u user, keys bool) (*facts, error) {
+	f := &facts{errs: map[string]error{}, noKeys: !keys}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	look := func(what string, fn func() error) {
@@ -73,10 +76,12 @@ func (s *Site) gather(ctx context.Context, u user) (*facts, error) {
 		f.keys, err = ask(ctx, u, u.api.Members.ListKeys, &hostv1.ListKeysRequest{})
 		return err
 	})
-	look("secrets keys", func() (err error) {
-		f.secrets, err = ask(ctx, u, u.api.Secrets.GetSecretsStatus, &hostv1.GetSecretsStatusRequest{})
-		return err
-	})
+	if keys {
+		look("secrets keys", func() (err error) {
+			f.secrets, err = ask(ctx, u, u.api.Secrets.GetSecretsStatus, &hostv1.GetSecretsStatusRequest{})
+			return err
+		})
+	}
 	look("tokens", func() (err error) {
 		f.tokens, err = ask(ctx, u, u.api.Tokens.ListTokens, &hostv1.ListTokensRequest{})
 		return err
@@ -114,6 +119,9 @@ func (f *facts) findings() (all []finding) {
 		{"gossip keys", "gossip keys", f.gossipKeys},
 		{"secrets keys", "secrets keys", f.secretsKeys},
 	} {
+		if f.noKeys && check.asked == "secrets keys" {
+			continue
+		}
 		var found []finding
 		switch err := f.errs[check.asked]; {
 		case connect.CodeOf(err) == connect.CodePermissionDenied:
@@ -400,7 +408,7 @@ func (f *facts) secretsKeys() (found []finding) {
 
 // checks is the page of all findings.
 func (s *Site) checks(ctx context.Context, u user, _ *http.Request) (any, error) {
-	f, err := s.gather(ctx, u)
+	f, err := s.gather(ctx, u, true)
 	if err != nil {
 		return nil, err
 	}

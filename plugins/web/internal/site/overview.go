@@ -41,8 +41,9 @@ func (d overviewData) Ready() (n int) {
 // DiskUsed is the part of the data directory's file system that is used, in bytes.
 func (d overviewData) DiskUsed() uint64 { return d.Status.GetDataDirSize() - d.Status.GetDataDirFree() }
 
-func (s *Site) overview(ctx context.Context, u user, _ *http.Request) (any, error) {
-	f, err := s.gather(ctx, u)
+// overview leaves out of its first answer what takes long with many volumes; its stream has it.
+func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, error) {
+	f, err := s.gather(ctx, u, r.URL.Query().Has(liveParam))
 	if err != nil {
 		return nil, err
 	}
