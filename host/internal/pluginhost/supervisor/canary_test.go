@@ -89,7 +89,8 @@ func TestCanary(t *testing.T) {
 		t.Fatalf("promoted: %v, %+v", err, st)
 	}
 	n := by[strconv.Itoa(c.PID)]
-	if last := st.Swaps[len(st.Swaps)-1]; last.To.Calls < n || last.From.Calls < 800-n || last.To.FailedCalls+last.From.FailedCalls != 0 {
+	if last := st.Swaps[len(st.Swaps)-1]; last.To.Calls < n || last.From.Calls < 800-n ||
+		last.To.FailedCalls+last.From.FailedCalls != 0 {
 		t.Errorf("of 400 calls %d were answered by the canary, and the swap says %+v", n, last)
 	}
 	if _, err := s.Promote(within(t), "fixture", nil); !errors.Is(err, supervisor.ErrCanary) {
