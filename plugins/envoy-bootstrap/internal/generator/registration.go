@@ -1,12 +1,14 @@
 package generator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/hashicorp/consul/api"
@@ -20,8 +22,11 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// proxy makes one attempt to read everything that the bootstrap of req's proxy needs.
-func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request) (envoy.Proxy, error) {
+// proxy makes one attempt to read everything that the bootstrap of req's proxy needs. server is what an earlier attempt
+// has read of the xDS server; nil: nothing yet.
+func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request, server **envoy.Server) (
+	envoy.Proxy, error,
+) {
 	var none envoy.Proxy
 	token, err := streamToken(req.TokenFile)
 	if err != nil {
@@ -31,12 +36,20 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	if err != nil {
 		return none, err
 	}
-	registered, err := g.registration(ctx, c, first(token, nodeToken), req.ProxyID)
-	if err != nil {
-		return none, err
+	// The server does not depend on the registration: both are read at once.
+	var serverErr error
+	var reading sync.WaitGroup
+	if *server == nil {
+		reading.Go(func() {
+			var s envoy.Server
+			if s, serverErr = g.server(ctx, c, first(nodeToken, token)); serverErr == nil {
+				*server = &s
+			}
+		})
 	}
-	server, err := g.server(ctx, c, first(nodeToken, token))
-	if err != nil {
+	registered, err := g.registration(ctx, c, first(token, nodeToken), req.ProxyID)
+	reading.Wait()
+	if err = cmp.Or(err, serverErr); err != nil {
 		return none, err
 	}
 	admin, err := bindTo(ctx, req.Admin)
@@ -56,7 +69,7 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 		Config:     registered.Proxy.Config,
 		Admin:      admin,
 		Ready:      ready,
-		Server:     server,
+		Server:     **server,
 		Token:      token,
 	}
 	// The agent merges the proxy-defaults into the registration.

@@ -2,10 +2,11 @@ package generator
 
 import (
 	"bytes"
-	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/consul"
 )
 
 // TestStable makes one bootstrap a hundred times, sequentially and in parallel: the bytes are the same, and each
@@ -64,8 +66,32 @@ func TestRequests(t *testing.T) {
 	if _, err := generate(t, r.at, r.req, r.secret, r.consul.Management); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(r.proxy.Requests()); got != "[GET /v1/agent/service/"+proxyID+" GET /v1/agent/self]" {
+	got := r.proxy.Requests()
+	slices.Sort(got) // they are made at once
+	if want := []string{"GET /v1/agent/self", "GET /v1/agent/service/" + proxyID}; !slices.Equal(got, want) {
 		t.Errorf("got %s", got)
+	}
+}
+
+// TestRequestsAtOnce checks that the xDS server is asked for while the registration is read, and only once if that is
+// read again.
+func TestRequestsAtOnce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.at.GRPCAddress = ""
+	r.at.TokenFile = r.consul.TokenFile(t, r.consul.Management)
+	r.proxy.Add(consul.Match{Path: "/v1/agent/service/", Times: 1}, consul.Status(http.StatusInternalServerError, ""))
+	r.proxy.Add(consul.Match{Path: "/v1/agent/service/"}, consul.Stall())
+	done := r.inBackground(t.Context(), t, r.req)
+	check.Eventually(t, "the server is asked for, and the registration twice", func() bool {
+		return r.proxy.Count("", "/v1/agent/self") == 1 && r.proxy.Count("", "/v1/agent/service/") == 2
+	})
+	r.proxy.Clear()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if n := r.proxy.Count("", "/v1/agent/self"); n != 1 {
+		t.Errorf("the server was asked for %d times", n)
 	}
 }
 
