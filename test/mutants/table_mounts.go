@@ -24,6 +24,13 @@ var ofMounts = []mutant{
 		pkg:  "./host/internal/system/mountuse", run: "^TestOwn$",
 	},
 	{
+		name: "reading-from-before", promise: "what is mounted is what the kernel says now",
+		file: "host/internal/system/mountuse/shared.go",
+		old:  "		s.next = nil // it begins: whoever asks from now on needs the next one\n		s.mu.Unlock()\n		r.value, r.err = s.read()\n",
+		new:  "		s.mu.Unlock()\n		r.value, r.err = s.read()\n		s.mu.Lock()\n		s.next = nil\n		s.mu.Unlock()\n",
+		pkg:  "./host/internal/system/mountuse", run: "^TestSharedBeginsAfterTheCall$",
+	},
+	{
 		name: "published-with-rights", promise: "set-user-ID programs and device files in a volume have no effect",
 		file: "host/internal/workload/volumesteps/publish.go",
 		old:  "	if !v.SUID() {\n",

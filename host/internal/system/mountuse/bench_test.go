@@ -4,6 +4,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -38,5 +39,33 @@ func BenchmarkHolders(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// Releases at the same time, each of a mount of its own.
+func BenchmarkHoldersAtOnce(b *testing.B) {
+	testbin.RequireRoot(b, "how long searches for holders take that are made at the same time")
+	const volumes = 100
+	dir := b.TempDir()
+	for n := range volumes {
+		path := filepath.Join(dir, strconv.Itoa(n))
+		if err := unix.Mkdir(path, 0o700); err != nil {
+			b.Fatal(err)
+		}
+		if err := unix.Mount("none", path, "tmpfs", 0, ""); err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	}
+	for b.Loop() {
+		var all sync.WaitGroup
+		for n := range volumes {
+			all.Go(func() {
+				if _, err := Holders(filepath.Join(dir, strconv.Itoa(n)), dir, "/data"); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	}
 }

@@ -72,7 +72,7 @@ func (d Disk) Unused() error {
 		return err
 	}
 	for _, m := range table {
-		if numberText(diskNumber(m)) == d.Number {
+		if number := diskNumber(m); number != 0 && numberText(number) == d.Number {
 			return nil
 		}
 	}

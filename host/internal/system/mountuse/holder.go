@@ -111,7 +111,7 @@ func (s copySearch) among(path string) ([]Holder, error) {
 	if s.at = topmost(table, path); s.at == nil {
 		return nil, nil
 	}
-	s.found, s.spots = nil, nil
+	s.found = nil
 	s.learn(table)
 	s.lookHere(table)
 	s.addLayers(scene, own)
@@ -130,7 +130,7 @@ type copySearch struct {
 	at                  *mountinfo.Info
 	device              uint64 // 0: it is no block device
 	ignore, destination string
-	spots               []place // where drivers have mounted something
+	here                []*mountinfo.Info // the mounts in this process's namespace
 
 	found    []candidate
 	receives map[string][]string // the peer groups from which a group receives
@@ -162,11 +162,11 @@ func spot(table []*mountinfo.Info, m *mountinfo.Info) (at place) {
 
 // lookHere looks for copies in this process's namespace.
 func (s *copySearch) lookHere(table []*mountinfo.Info) {
+	s.here = table
 	var volume []*mountinfo.Info // the mounts of the volume so far
 	for _, m := range table {
 		switch {
 		case Within(m.Mountpoint, s.ignore):
-			s.spots = append(s.spots, spot(table, m))
 			if Shows(m, s.at) || Shows(s.at, m) {
 				volume = append(volume, m)
 			}
@@ -233,8 +233,17 @@ func (s *copySearch) learn(table []*mountinfo.Info) {
 }
 
 func (s *copySearch) holders() (held []Holder) {
+	if len(s.found) == 0 {
+		return nil
+	}
+	var spots []place // where drivers have mounted something
+	for _, m := range s.here {
+		if Within(m.Mountpoint, s.ignore) {
+			spots = append(spots, spot(s.here, m))
+		}
+	}
 	for _, c := range s.found {
-		if !slices.ContainsFunc(s.spots, func(from place) bool { return s.reaches(from, c.spot) }) {
+		if !slices.ContainsFunc(spots, func(from place) bool { return s.reaches(from, c.spot) }) {
 			held = append(held, c.Holder)
 		}
 	}

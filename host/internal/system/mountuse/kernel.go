@@ -28,24 +28,14 @@ func onlyHere(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error) {
 			volume = append(volume, m)
 		}
 	}
-	namespaces, err := otherNamespaces()
+	namespaces, err := elsewhere.get()
 	if err != nil {
 		return false, err
 	}
-	k := kernelTable{buffer: make([]byte, 1<<16)}
-	for _, namespace := range namespaces {
-		mounts, err := k.list(namespace)
-		if err != nil {
-			return false, err
-		}
+	for _, mounts := range namespaces {
 		copied, layers := false, false
-		for _, id := range mounts {
-			m, err := k.mount(namespace, id)
+		for _, m := range mounts {
 			switch {
-			case errors.Is(err, unix.ENOENT):
-				continue // it was unmounted
-			case err != nil:
-				return false, err
 			case slices.ContainsFunc(volume, m.shows):
 				if !strings.Contains(m.point, ignore+"/") {
 					return false, nil
@@ -63,6 +53,36 @@ func onlyHere(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+var elsewhere = shared[[][]kernelMount]{read: mountsElsewhere}
+
+// mountsElsewhere returns the mounts of each mount namespace but this process's own.
+func mountsElsewhere() (all [][]kernelMount, err error) {
+	namespaces, err := otherNamespaces()
+	if err != nil {
+		return nil, err
+	}
+	k := kernelTable{buffer: make([]byte, 1<<16)}
+	for _, namespace := range namespaces {
+		ids, err := k.list(namespace)
+		if err != nil {
+			return nil, err
+		}
+		mounts := make([]kernelMount, 0, len(ids))
+		for _, id := range ids {
+			m, err := k.mount(namespace, id)
+			if errors.Is(err, unix.ENOENT) {
+				continue // it was unmounted
+			}
+			if err != nil {
+				return nil, err
+			}
+			mounts = append(mounts, m)
+		}
+		all = append(all, mounts)
+	}
+	return all, nil
 }
 
 // nsMntGet returns the request of an ioctl_nsfs(2) that returns a descriptor of the next or the previous mount

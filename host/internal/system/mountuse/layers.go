@@ -20,7 +20,7 @@ func (s *Scene) findLayers() {
 	if len(s.Places) == 0 && len(s.Copies) == 0 {
 		return
 	}
-	s.loops = loopFiles()
+	s.loops, _ = loops.get()  // what cannot be read has no loop devices
 	on := map[uint64]string{} // by file system that is a layer: the scene's path
 	for found := true; found; {
 		found = false
@@ -134,12 +134,14 @@ func stacked(dir string) (numbers []uint64) {
 	return numbers
 }
 
+var loops = shared[map[string]string]{read: loopFiles}
+
 // loopFiles returns the files of the machine's loop devices, by the devices' names. One that was deleted is named too.
-func loopFiles() map[string]string {
+func loopFiles() (map[string]string, error) {
 	const devices = "/sys/devices/virtual/block" // where the links of /sys/block lead
 	dir, err := os.Open(devices)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
@@ -159,7 +161,7 @@ func loopFiles() map[string]string {
 			files[name] = strings.TrimSuffix(strings.TrimSpace(string(text[:n])), " (deleted)")
 		}
 	}
-	return files
+	return files, nil
 }
 
 // findLoops adds the loop devices whose file is in a place or a copy of this namespace, or is one of the block devices.

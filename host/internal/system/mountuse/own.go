@@ -2,7 +2,6 @@ package mountuse
 
 import (
 	"os"
-	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -11,20 +10,17 @@ import (
 // Own returns the mounts that this process sees, in the order of mounting, as Read(Self) does. It reads the table only
 // if something was mounted, moved or unmounted since it was read last, or got other flags. Changes of propagation
 // alone (Optional) are not reported by the kernel, so these may be older. The table is shared: do not change it.
-func Own() ([]*mountinfo.Info, error) { return own.read() }
+func Own() ([]*mountinfo.Info, error) { return ownShared.get() }
 
-var own ownTable
+var ownShared = shared[[]*mountinfo.Info]{read: new(ownTable).read}
 
 // ownTable is the mount table of this process as it was read last. The process must stay in its mount namespace.
 type ownTable struct {
-	mu    sync.Mutex
 	file  int               // an open mount table, which the kernel notes changes in; 0: it is not open yet
 	table []*mountinfo.Info // nil: it was not read yet, or reading it failed
 }
 
 func (o *ownTable) read() ([]*mountinfo.Info, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.file == 0 {
 		file, err := unix.Open(Self+"/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
