@@ -156,6 +156,9 @@ func (m *Manager) launch(i *instance) {
 
 // forgetOldest forgets the workloads that ended first, beyond maxEnded. m.mu is held.
 func (m *Manager) forgetOldest() {
+	if len(m.workloads) <= maxEnded {
+		return
+	}
 	var over []Workload
 	for _, i := range m.workloads {
 		if s := i.snapshot(); s.State.Ended() {
