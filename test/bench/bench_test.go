@@ -1,6 +1,8 @@
 package bench
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/pannier/pannier/test/bench/measure"
@@ -8,7 +10,16 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-func TestMain(m *testing.M) { testns.Main(m, 0) }
+func TestMain(m *testing.M) {
+	if kind := os.Getenv(envFloor); kind != "" {
+		if err := floorProcess(kind, os.Args[1], os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testns.Main(m, 0)
+}
 
 // BenchmarkPannier takes all measurements once, regardless of b.N.
 func BenchmarkPannier(b *testing.B) {

@@ -12,11 +12,12 @@
 // turns, 300 times after 10 that do not count: a workload with the first volume is started and
 // stopped through the API, then the four node calls are made on the same driver's socket for the
 // second. A start ends with the answer that the workload runs, a release with the answer that no
-// mount and no claim is left. What Pannier adds is the difference of the medians.
+// mount and no claim is left. What Pannier adds is the difference of the medians. In the same turns a third volume is
+// started and released by two processes that do nothing else (floor_test.go): what they add is what the structure costs.
 //
 // At once. 100 workloads are started through the API at the same time, each with a volume of 64 MiB of its own, and
 // stopped; then the node calls are made for 100 other volumes at the same time over one connection to the driver. Eight
-// turns; a time is from the first call to the last answer.
+// turns; a time is from the first call to the last answer. The two processes do the same with these volumes.
 //
 // Fsyncs. strace counts the sync calls of all the agent's threads for 16 workloads, one by one
 // and at once. A start has one, raft's, for the claims; the journal is not synced. A release has
@@ -50,7 +51,7 @@
 // longer (cluster/DESIGN.md). A full run has 1,000,000, too.
 //
 // Sidecar. One Consul server with ACLs and TLS. 150 workloads with one service and its sidecar;
-// then the same calls on Consul's API alone. No Envoy runs.
+// then the same calls on Consul's API alone, one after the other and as much at once as they can be. No Envoy runs.
 //
 // Tokens. The host's token authority on a real one-voter ledger, sids in its own process. 64
 // goroutines get 256 tokens in each of 31 turns, in four ways in rotation: Consul's API alone;
