@@ -97,7 +97,7 @@ func TestTailOnABrokenDisk(t *testing.T) {
 	disk.breaks(nil)
 	check.NoError(t, tail.GetLog(2, new(raft.Log)))
 	if last, err := disk.LastIndex(); err != nil || last != 2 {
-		t.Errorf("the disk has entries up to %d: %v", last, err)
+		t.Fatalf("the disk has entries up to %d: %v", last, err)
 	}
 	if told := bound(); told != math.MaxUint64 {
 		t.Errorf("followers are told that %d entries are committed, and all are", told)
