@@ -2,9 +2,7 @@ package sdk
 
 import (
 	"context"
-	"errors"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync"
 
@@ -14,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pannier/pannier/sdk/internal/outcome"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
@@ -34,9 +33,9 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 		return nil, errStopping
 	}
 	defer end()
-	defer i.rescue(info.FullMethod, &err)
+	defer outcome.Rescue(i.log, info.FullMethod, &err)
 	resp, err = handler(traced(ctx), req)
-	return resp, toStatus(err)
+	return resp, outcome.Status(err)
 }
 
 // errStopping is the error of new calls, and of streams, while the process is stopping.
@@ -48,8 +47,8 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	i.stdio.Do(keepOutput)
 	if info.FullMethod == pluginv1.EventService_Events_FullMethodName ||
 		info.FullMethod == pluginv1.HostService_Connect_FullMethodName && !i.relays {
-		defer i.rescue(info.FullMethod, &err) // they end last, by themselves
-		return toStatus(handler(srv, ss))
+		defer outcome.Rescue(i.log, info.FullMethod, &err) // they end last, by themselves
+		return outcome.Status(handler(srv, ss))
 	}
 	ofGoPlugin := strings.HasPrefix(info.FullMethod, "/plugin.")
 	if !ofGoPlugin {
@@ -65,12 +64,12 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	var result error // the handler's; read once done is closed
 	go func() {
 		defer close(done)
-		defer i.rescue(info.FullMethod, &result)
+		defer outcome.Rescue(i.log, info.FullMethod, &result)
 		result = handler(srv, &boundStream{ServerStream: ss, ctx: ctx})
 	}()
 	select {
 	case <-done:
-		return toStatus(result)
+		return outcome.Status(result)
 	case <-i.life.stopping:
 	}
 	cancel()
@@ -80,14 +79,6 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	return errStopping
 }
 
-// rescue turns a panic in one call into that call's error. The process's other calls continue.
-func (i *interceptor) rescue(method string, err *error) {
-	if v := recover(); v != nil {
-		i.log.Error("panic in a call", "method", method, "panic", v, "stack", string(debug.Stack()))
-		*err = status.Errorf(codes.Internal, "the plugin panicked in %s (its log has the stack): %v", method, v)
-	}
-}
-
 // boundStream is a stream whose context ends when the plugin stops.
 type boundStream struct {
 	grpc.ServerStream
@@ -95,20 +86,6 @@ type boundStream struct {
 }
 
 func (s *boundStream) Context() context.Context { return s.ctx }
-
-// toStatus gives an error a code: its own if it has one, else Internal.
-func toStatus(err error) error {
-	if err == nil {
-		return nil
-	}
-	if s, ok := status.FromError(err); ok {
-		return s.Err()
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return status.FromContextError(err).Err()
-	}
-	return status.Error(codes.Internal, err.Error())
-}
 
 // keepOutput sends what the plugin prints to the host's log file. go-plugin has replaced os.Stdout and os.Stderr
 // by pipes that it empties only while a host is connected, so a plugin that prints without a host would block

@@ -56,7 +56,8 @@
 // Tokens. The host's token authority on a real one-voter ledger, sids in its own process. 64
 // goroutines get 256 tokens in each of 31 turns, in four ways in rotation: Consul's API alone;
 // through Pannier with the intents already recorded; both again with the workload's start in the
-// ledger. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark, plugins
+// ledger. Before them, through a process that only passes a call on to Consul's API with Consul's client: the floor of
+// a plugin in a process of its own. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark, plugins
 // and Consul together.
 //
 // Bootstrap. 20 through the host, then one consul connect envoy -bootstrap as a whole process, 15

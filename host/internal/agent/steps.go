@@ -88,7 +88,7 @@ func (a *agent) newConsul(ledger tokens.Ledger) error {
 	a.tokens = tokens.New(tokens.Config{
 		Ledger: ledger, Consuls: issuers, Audiences: audiences, Sealer: a.sealer, Events: a.events,
 		Log: a.log.Named("tokens"),
-		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error {
+		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Client) error) error {
 			return a.catalog.DoIdentity(ctx, blocks[consul].IdentityPlugin, fn)
 		},
 	})

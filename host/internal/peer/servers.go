@@ -376,8 +376,8 @@ func (n NodeTokens) Derive(ctx context.Context, t claim.Token) (derived claim.To
 }
 
 // Read reads a token back from this node's Consul agent.
-func (n NodeTokens) Read(ctx context.Context, consul, secret string) error {
-	return n.Local.Read(ctx, consul, secret)
+func (n NodeTokens) Read(ctx context.Context, t claim.Token, secret string) error {
+	return n.Local.Read(ctx, t, secret)
 }
 
 // Revoke ends a token and forgets it once Consul has said that it is gone.

@@ -136,7 +136,7 @@ func (c *consul) Derive(ctx context.Context, t claim.Token) (claim.Token, string
 	return out.Token, out.Secret, err
 }
 
-func (c *consul) Read(ctx context.Context, _, secret string) error {
+func (c *consul) Read(ctx context.Context, _ claim.Token, secret string) error {
 	return c.call(ctx, "read", "", func() error {
 		if !slices.ContainsFunc(c.tokens(), func(g given) bool { return g.Secret == secret }) {
 			return status.Error(codes.NotFound, "no such token")

@@ -115,7 +115,7 @@ func callOf(kind string, plugins *catalog.Catalog, driver storage.Driver) func(c
 		}
 	case "identity":
 		return func(ctx context.Context) error {
-			return plugins.DoIdentity(ctx, "", func(ctx context.Context, client identity.Identity) error {
+			return plugins.DoIdentity(ctx, "", func(ctx context.Context, client identity.Client) error {
 				_, err := client.Read(ctx, service.Consul{}, "secret")
 				return err
 			})

@@ -60,19 +60,21 @@ type Config struct {
 	Audiences map[string]string
 	// Identity runs fn with a client of the identity plugin of a consul block, within the deadline of one call, and
 	// again if the plugin ended during the call (catalog.Catalog.DoIdentity).
-	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Identity) error) error
+	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Client) error) error
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
 	Events *events.Bus
 	Log    hclog.Logger
 }
 
-// Authority issues and revokes tokens. It is safe for concurrent use and owns no goroutine.
+// Authority issues and revokes tokens. It is safe for concurrent use. Its goroutines end with
+// the callers of Derive.
 type Authority struct {
 	Config
 
-	tokens  kmutex.Locks[string] // by id
-	revokes *rate.Limiter        // limits the sweep
+	tokens      kmutex.Locks[string]    // by id
+	revokes     *rate.Limiter           // limits the sweep
+	derivations map[string]*derivations // by consul block
 
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
@@ -84,12 +86,22 @@ type Authority struct {
 
 // New returns an Authority.
 func New(cfg Config) *Authority {
-	return &Authority{
-		Config:  cfg,
-		revokes: rate.NewLimiter(revokePerSecond, revokeParallel),
+	a := &Authority{
+		Config:      cfg,
+		revokes:     rate.NewLimiter(revokePerSecond, revokeParallel),
+		derivations: map[string]*derivations{},
 
 		doubtful: map[string]bool{},
 	}
+	for name, consul := range cfg.Consuls {
+		a.derivations[name] = &derivations{
+			consul: consul,
+			plugin: func(ctx context.Context, fn func(ctx context.Context, c identity.Client) error) error {
+				return cfg.Identity(ctx, name, fn)
+			},
+		}
+	}
+	return a
 }
 
 // Intend records in the ledger that Consul will be asked for t. Errors: FailedPrecondition if its workload does
@@ -149,16 +161,23 @@ func (a *Authority) withAccessor(t claim.Token) claim.Token {
 	return t
 }
 
-// Read reads a token back from this node's Consul agent. NotFound: the agent does not know it, or not yet.
-func (a *Authority) Read(ctx context.Context, consul, secret string) error {
-	c, err := a.consul(consul)
+// Read reads a token back from this node's Consul agent by its secret. NotFound: the agent does not know it, or not
+// yet. Internal: the secret is that of another token.
+func (a *Authority) Read(ctx context.Context, t claim.Token, secret string) error {
+	c, err := a.consul(t.Consul)
 	if err != nil {
 		return err
 	}
-	return a.Identity(ctx, consul, func(ctx context.Context, i identity.Identity) error {
-		_, err := i.Read(ctx, c, secret)
+	var read identity.Token
+	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Client) (err error) {
+		read, err = i.Read(ctx, c, secret)
 		return err
 	})
+	if err == nil && read.Accessor != t.Accessor && t.Accessor != "" {
+		return coded(codes.Internal, fmt.Errorf("the identity plugin gave the secret of another token: its accessor is %s, "+
+			"and that of the token for service %q is %s: report this to its author", read.Accessor, t.Service, t.Accessor))
+	}
+	return err
 }
 
 // consul returns one of the agent's consul blocks.

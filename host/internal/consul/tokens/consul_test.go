@@ -70,19 +70,24 @@ func TestMinted(t *testing.T) {
 		if _, again := w.derive(both[0]); again != secret {
 			t.Error("the second answer is another token")
 		}
-		if err := w.Read(w.within(), "default", secret); err != nil {
+		minted := both[0]
+		minted.Accessor = minted.ID
+		if err := w.Read(w.within(), minted, secret); err != nil {
 			t.Errorf("read back: %v", err)
 		}
-		_, other := w.derive(both[1])
+		theirs, other := w.derive(both[1])
+		if err := w.Read(w.within(), minted, other); status.Code(err) != codes.Internal {
+			t.Errorf("read back by the secret of another token: %v", err)
+		}
 		for range 2 {
 			if err := w.Revoke(w.within(), both[0], ""); err != nil {
 				t.Errorf("revoke: %v", err)
 			}
 		}
-		if err := w.Read(w.within(), "default", secret); status.Code(err) != codes.NotFound {
+		if err := w.Read(w.within(), minted, secret); status.Code(err) != codes.NotFound {
 			t.Errorf("read after its end: %v", err)
 		}
-		if err := w.Read(w.within(), "default", other); err != nil {
+		if err := w.Read(w.within(), theirs, other); err != nil {
 			t.Errorf("read the other one: %v", err)
 		}
 		if noted := w.noted(); !slices.Equal(noted, []string{both[1].ID}) {
@@ -272,7 +277,7 @@ func TestGivenByLogin(t *testing.T) {
 	if noted := w.token(token.ID); noted != derived || noted.Accessor == "" {
 		t.Errorf("noted %+v", noted)
 	}
-	if err := w.Read(w.within(), "default", secret); err != nil {
+	if err := w.Read(w.within(), derived, secret); err != nil {
 		t.Errorf("read back: %v", err)
 	}
 	if err := w.Revoke(w.within(), token, secret); err != nil || len(w.has(c)) != 0 || len(w.noted()) != 0 {

@@ -80,12 +80,7 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 			return t, "", err
 		}
 	}
-	var got identity.Token
-	var secret string
-	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) (err error) {
-		got, secret, err = i.Derive(ctx, consul, req)
-		return err
-	})
+	got, secret, err := a.derivations[t.Consul].derive(ctx, req)
 	failpoint.Here("token", "derived")
 	if unanswered(err) {
 		a.doubt(t.ID, true)
@@ -97,6 +92,10 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	switch {
 	case got.Accessor == "" && secret == "":
 		return t, "", nil // this Consul has ACLs disabled
+	case got.Subject != identity.Subject{} && got.Subject != req.Subject:
+		return t, "", coded(codes.Internal, fmt.Errorf("the identity plugin returned the token of service %q of workload "+
+			"%s/%s on node %q for service %q of workload %q: report this to its author", got.Subject.Service,
+			got.Subject.Namespace, got.Subject.Workload, got.Subject.Node, t.Service, t.Workload))
 	case got.Accessor == "" || secret == "":
 		return t, "", coded(codes.Internal,
 			errors.New("the identity plugin returned an incomplete token and no error: report this to its author"))

@@ -98,7 +98,7 @@ func TestWhoMayDerive(t *testing.T) {
 	if err := w.Intend(w.within(), elsewhere); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("intent for a Consul of no block: %v", err)
 	}
-	if err := w.Read(w.within(), "other", "secret"); status.Code(err) != codes.FailedPrecondition {
+	if err := w.Read(w.within(), claim.Token{Consul: "other"}, "secret"); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("read from a Consul of no block: %v", err)
 	}
 }
@@ -138,7 +138,7 @@ func TestCodes(t *testing.T) {
 			"Consul"), status.Error(code, "Consul")
 		_, _, err := w.Derive(w.within(), token)
 		for call, err := range map[string]error{
-			"derive": err, "read": w.Read(w.within(), "default", "s"),
+			"derive": err, "read": w.Read(w.within(), claim.Token{Consul: "default"}, "s"),
 			"revoke": w.Revoke(w.within(), token, ""),
 		} {
 			if status.Code(err) != code {
@@ -520,7 +520,7 @@ func TestNoConsulIsAsked(t *testing.T) {
 	if report := w.sweep(false); len(report.Swept)+len(report.Problems) != 0 || len(f.calls) != 0 {
 		t.Errorf("a sweep of nothing: %+v, %v", report, f.calls)
 	}
-	if err := w.Read(w.within(), "default", "s"); err == nil ||
+	if err := w.Read(w.within(), claim.Token{Consul: "default"}, "s"); err == nil ||
 		!strings.Contains(err.Error(), "the agent's configuration has none") {
 		t.Errorf("got %v", err)
 	}
@@ -565,7 +565,7 @@ func TestList(t *testing.T) {
 // An empty answer comes from a Consul without ACLs; an incomplete token is a fault.
 func TestPluginThatGivesNothing(t *testing.T) {
 	var answer identity.Token
-	w := newWorld(t, func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
+	w := newWorld(t, func(ctx context.Context, _ string, fn func(context.Context, identity.Client) error) error {
 		return fn(ctx, only{token: answer})
 	}, minting)
 	token := w.start("w", "a", "default", "web")[0]
@@ -580,7 +580,7 @@ func TestPluginThatGivesNothing(t *testing.T) {
 
 // only returns a token without a secret.
 type only struct {
-	identity.Identity
+	identity.Client
 	token identity.Token
 }
 

@@ -43,7 +43,7 @@ func (s *Steps) identify(ctx context.Context, svc *Service) error {
 	}
 	secret, err := s.readToken(svc)
 	if err == nil && svc.Next.ID == "" && !svc.renewalDue() {
-		if err := s.readBack(ctx, svc, secret); status.Code(err) != codes.NotFound {
+		if err := s.readBack(ctx, svc.Token, secret); status.Code(err) != codes.NotFound {
 			return err
 		}
 		s.Log.Warn("Consul does not know the token of a service any more; the service gets another one",
@@ -136,7 +136,7 @@ func (s *Steps) derive(ctx context.Context, svc *Service, t claim.Token) error {
 	svc.secrets[t.ID] = secret
 	failpoint.Here("token", "derived")
 	err = s.Limits.Retry.Retry(ctx, s.identityTimeout(svc.Consul), step.Retryable, func(ctx context.Context) error {
-		return s.readBack(ctx, svc, secret)
+		return s.readBack(ctx, t, secret)
 	})
 	if err != nil {
 		return fmt.Errorf("its token %s was derived and cannot be read back: %w", t.Accessor, err)
@@ -164,10 +164,10 @@ func (s *Steps) writeAdopted(svc *Service) error {
 }
 
 // readBack reads a token from this node's Consul agent, which may know it later than the servers.
-func (s *Steps) readBack(ctx context.Context, svc *Service, secret string) error {
+func (s *Steps) readBack(ctx context.Context, t claim.Token, secret string) error {
 	retryable := func(err error) bool { return status.Code(err) == codes.NotFound || step.Retryable(err) }
 	return s.Limits.Retry.Retry(ctx, s.Limits.ReadBack, retryable, func(ctx context.Context) error {
-		return s.Tokens.Read(ctx, svc.Consul, secret)
+		return s.Tokens.Read(ctx, t, secret)
 	})
 }
 

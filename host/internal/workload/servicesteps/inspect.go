@@ -43,7 +43,7 @@ func (s *Steps) Inspect(ctx context.Context, svc *Service) Inspection {
 		return found
 	}
 	if found.Err == nil {
-		found.Err = s.Tokens.Read(ctx, svc.Consul, secret)
+		found.Err = s.Tokens.Read(ctx, found.Token, secret)
 	}
 	switch {
 	case status.Code(found.Err) == codes.NotFound:

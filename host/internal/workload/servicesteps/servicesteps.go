@@ -43,9 +43,9 @@ type Tokens interface {
 	// may be repeated; a token that was minted comes back as it is. No secret: Consul has ACLs
 	// disabled, and the service needs no token.
 	Derive(ctx context.Context, t claim.Token) (derived claim.Token, secret string, err error)
-	// Read reads a token from this node's Consul agent. NotFound: the agent does not know it, or
-	// not yet.
-	Read(ctx context.Context, consul, secret string) error
+	// Read reads t from this node's Consul agent by its secret. NotFound: the agent does not know
+	// it, or not yet. Internal: the secret is that of another token.
+	Read(ctx context.Context, t claim.Token, secret string) error
 	// Revoke ends a token and removes its record once Consul has confirmed that it is gone. An
 	// unknown token is success. secret may be empty for a minted token.
 	Revoke(ctx context.Context, t claim.Token, secret string) error

@@ -36,6 +36,12 @@ func (r reader) Read(ctx context.Context, _ service.Consul, _ string) (identity.
 	return identity.Token{Accessor: "a"}, r.answer(ctx)
 }
 
+func (r reader) Derive(ctx context.Context, _ service.Consul, req identity.DeriveRequest) (identity.Token, string,
+	error,
+) {
+	return identity.Token{Accessor: req.ID}, "secret of " + req.ID, r.answer(ctx)
+}
+
 type beater struct {
 	registration.Registration
 	life
