@@ -361,7 +361,7 @@ type NodeTokens struct {
 	Servers *Servers
 	// Local reads a token back from this node's Consul agent (tokens.Authority).
 	Local interface {
-		Read(ctx context.Context, consul, secret string) error
+		Read(ctx context.Context, t claim.Token, secret string) error
 	}
 }
 
