@@ -22,6 +22,20 @@ func TestSubject(t *testing.T) {
 	})
 }
 
+// TestDescribable checks which subjects are refused: those that a description cannot represent.
+func TestDescribable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.StringMatching(`[][/ a]{0,3}`)
+		s := identity.Subject{
+			Cluster: name.Draw(t, "cluster"), Node: name.Draw(t, "node"), Namespace: name.Draw(t, "namespace"),
+			Workload: name.Draw(t, "workload"), Service: name.Draw(t, "service"),
+		}
+		if got, want := describable(s), subjectOf(describe(s)) == s && s != (identity.Subject{}); got != want {
+			t.Fatalf("%+v: got %t, want %t", s, got, want)
+		}
+	})
+}
+
 // TestForeign checks that the description of a foreign token is not recognised as ours.
 func TestForeign(t *testing.T) {
 	for _, description := range []string{
