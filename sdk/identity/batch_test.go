@@ -73,7 +73,9 @@ func TestBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n, want := range []codes.Code{codes.OK, codes.PermissionDenied, codes.Internal, codes.Internal, codes.OK, codes.OK} {
+	for n, want := range []codes.Code{
+		codes.OK, codes.PermissionDenied, codes.Internal, codes.Internal, codes.OK, codes.OK,
+	} {
 		token, secret, alone := c.Derive(t.Context(), service.Consul{Name: "east"}, reqs[n])
 		got := results[n]
 		if status.Code(got.Err) != want || status.Code(alone) != want || got.Token != token || got.Secret != secret {
@@ -153,6 +155,8 @@ type answers struct {
 	results []*identityv1.DeriveResult
 }
 
-func (a *answers) DeriveBatch(context.Context, *identityv1.DeriveBatchRequest) (*identityv1.DeriveBatchResponse, error) {
+func (a *answers) DeriveBatch(context.Context, *identityv1.DeriveBatchRequest) (*identityv1.DeriveBatchResponse,
+	error,
+) {
 	return &identityv1.DeriveBatchResponse{Results: a.results}, nil
 }

@@ -49,7 +49,7 @@ func (q *derivations) derive(ctx context.Context, req identity.DeriveRequest) (i
 	if q.calls < maxCalls {
 		q.calls++
 		q.mu.Unlock()
-		defer q.next()
+		defer q.next() //nolint:contextcheck // for other callers, with their contexts
 		got := q.one(ctx, req)
 		return got.Token, got.Secret, got.Err
 	}

@@ -142,7 +142,7 @@ func TestOneOfABatchIsCancelled(t *testing.T) {
 	var cancels [n]context.CancelFunc
 	for i := range n {
 		ctxs[i], cancels[i] = context.WithCancel(t.Context())
-		defer cancels[i]()
+		t.Cleanup(cancels[i])
 	}
 	b := newBatches(t, n, func(i int) context.Context { return ctxs[i] })
 	cancels[early]() // while it waits
@@ -207,7 +207,7 @@ func TestTheContextOfACall(t *testing.T) {
 		var cancels []context.CancelFunc
 		for n := range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(n+1)*time.Hour)
-			defer cancel()
+			t.Cleanup(cancel)
 			batch, cancels = append(batch, &derivation{ctx: ctx}), append(cancels, cancel)
 		}
 		ctx, cancel := callOf(batch)
