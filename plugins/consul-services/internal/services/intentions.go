@@ -26,7 +26,7 @@ func (s *Services) SetIntentions(ctx context.Context, c service.Consul, i regist
 	}
 	_, _, err = agent.setIntentions(ctx, i.Service.Name, holder(i.Owner, i.ID), i.Service.Intentions)
 	if err != nil && len(i.Service.Intentions) == 0 {
-		s.sweepLater(c) // the host may be forced to leave them
+		s.sweepLater(held{c, i.Owner}) // the host may be forced to leave them
 	}
 	return err
 }
@@ -131,9 +131,10 @@ func (p *pass) repairIntentions(ctx context.Context, instances []registration.In
 }
 
 // sweepIntentions takes back what this owner has written for instances that it has no more. Each is taken back at its
-// end, so this is needed only after a loss of the host's journal, or where a host was forced to leave something.
+// end, so this is needed only after a loss of the host's journal, where a host was forced to leave something, and by
+// another host for one that is gone for good.
 func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Instance) error {
-	if !p.services.sweepDue(p.agent.consul) {
+	if !p.services.sweepDue(held{p.agent.consul, p.owner}) {
 		return nil
 	}
 	wanted := map[string]bool{}
@@ -160,26 +161,32 @@ func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Ins
 			p.note(entry.Name+" (its intentions)", registration.Removed, "not wanted")
 		}
 	}
-	p.services.swept(p.agent.consul)
+	p.services.swept(held{p.agent.consul, p.owner})
 	return nil
 }
 
-// sweepDue says whether leftovers of intentions in a Consul are possible: after the start of this process, and after
-// some could not be taken back.
-func (s *Services) sweepDue(c service.Consul) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.clean[c]
+// held are the intentions of an owner in a Consul.
+type held struct {
+	consul service.Consul
+	owner  registration.Owner
 }
 
-func (s *Services) swept(c service.Consul) {
+// sweepDue says whether leftovers of intentions are possible: after the start of this process, and after some could not
+// be taken back.
+func (s *Services) sweepDue(h held) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.clean[c] = true
+	return !s.clean[h]
 }
 
-func (s *Services) sweepLater(c service.Consul) {
+func (s *Services) swept(h held) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.clean, c)
+	s.clean[h] = true
+}
+
+func (s *Services) sweepLater(h held) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.clean, h)
 }

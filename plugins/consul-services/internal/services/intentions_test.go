@@ -305,3 +305,32 @@ func TestShares(t *testing.T) {
 	_, err := many.pack(nil)
 	wantCode(t, err, codes.FailedPrecondition, "3000 workloads")
 }
+
+// What a host that is gone for good has left, services and its part of intentions, another one removes.
+func TestAGoneHostsIntentions(t *testing.T) {
+	t.Parallel()
+	r := start(t, intentionPolicy, consul.Options{})
+	gone, stays := asking("n1", "web", "report"), asking("n2", "report")
+	for _, i := range []registration.Instance{gone, stays} {
+		r.set(t, i)
+		r.register(t, i)
+	}
+	sync := func(owner registration.Owner, instances ...registration.Instance) {
+		t.Helper()
+		req := registration.SyncRequest{Owner: owner, Instances: instances}
+		if _, _, err := r.Sync(t.Context(), r.consul, req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sync(stays.Owner, stays) // its own leftovers are swept
+	r.wantEntry(t, "*:deny report:allow web:allow")
+	for range 2 {
+		sync(gone.Owner)
+		r.wantEntry(t, "*:deny report:allow")
+	}
+	all, err := r.admin.Agent().Services()
+	check.NoError(t, err)
+	if all[gone.ID] != nil || all[stays.ID] == nil {
+		t.Errorf("the agent has %v", slices.Sorted(maps.Keys(all)))
+	}
+}

@@ -67,7 +67,7 @@ type Services struct {
 	mu    sync.Mutex
 	nodes map[service.Consul]string              // the names of the agents' nodes
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
-	clean map[service.Consul]bool                // no intentions of this owner can be left there
+	clean map[held]bool                          // no intentions can be left there
 }
 
 var (
@@ -82,7 +82,7 @@ func New() *Services {
 		pool:  consul.NewPool(),
 		nodes: map[service.Consul]string{},
 		tags:  map[service.Consul]map[string][]string{},
-		clean: map[service.Consul]bool{},
+		clean: map[held]bool{},
 	}
 }
 
