@@ -50,9 +50,13 @@ func fixedConnect(c *service.Connect) *service.Connect {
 		fixed.SidecarService = &service.SidecarService{}
 	}
 	if g := c.Gateway; g != nil {
-		kind := *g
-		kind.Proxy = nil
-		fixed.Gateway = &kind
+		fixed.Gateway = &service.Gateway{Mesh: g.Mesh, API: g.API}
+		if g.Ingress != nil {
+			fixed.Gateway.Ingress = &service.Ingress{}
+		}
+		if g.Terminating != nil {
+			fixed.Gateway.Terminating = &service.Terminating{}
+		}
 	}
 	return fixed
 }
@@ -69,7 +73,8 @@ func differences(was, is Spec) string {
 		{"volumes", was.Volumes, is.Volumes},
 		{"exec", was.Exec, is.Exec},
 		{
-			"services (other than tags, meta, checks, weights, enable_tag_override, intentions, sidecar_service and a gateway's proxy)",
+			"services (other than tags, meta, checks, weights, enable_tag_override, intentions, sidecar_service and a gateway's " +
+				"proxy, listeners and services)",
 			was.Services, is.Services,
 		},
 		{"ports", was.Ports, is.Ports},

@@ -43,9 +43,9 @@ type Options struct {
 //
 // The start of a workload that runs or starts with the same specification joins it. Where the
 // specification of a running workload differs in no more than its services' tags, meta, checks,
-// weights, enable_tag_override, sidecars and configuration of gateways' proxies, or in canary, they
-// are registered again in place, and their bootstraps made again; an error of that is retried too,
-// and the workload runs on.
+// weights, enable_tag_override, intentions, sidecars, and proxies, listeners and services of gateways,
+// or in canary, they are registered again in place, and their bootstraps made again; an error of that
+// is retried too, and the workload runs on.
 func (m *Manager) Start(ctx context.Context, spec Spec, opts Options) (Workload, error) {
 	if err := spec.Validate(); err != nil {
 		return Workload{}, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/consul/api"
 
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/xds"
@@ -72,6 +73,59 @@ func TestGateways(t *testing.T) {
 	}
 	for _, g := range gateways {
 		m.Run("workload", "stop", g.kind)
+	}
+	m.Run("workload", "stop", "db")
+	m.nothingInMesh()
+}
+
+// TestGatewaysAreChangedInPlace changes what running gateways listen on and speak for. Their streams get it from Consul,
+// and their bootstraps stay.
+func TestGatewaysAreChangedInPlace(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, minted, "")
+	m.open()
+	m.Run("workload", "start", m.meshWorkload("db", sidecarService("db", "")))
+	for _, name := range []string{"archive", "files"} {
+		_, err := m.consul.Client(m.consul.Management).Catalog().Register(&api.CatalogRegistration{
+			Node: "outside", Address: "192.0.2.1", Service: &api.AgentService{Service: name, Port: 443},
+		}, nil)
+		check.NoError(t, err)
+	}
+	spec := func(kind, block string) string {
+		return m.meshWorkload(kind, fmt.Sprintf("\n  service %q {\n    connect {\n      gateway {\n%s\n      }\n    }\n  }",
+			kind, block))
+	}
+	listener := func(port int) string {
+		return fmt.Sprintf("ingress {\n          listener {\n            port = %d\n            service {\n              "+
+			"name = \"db\"\n            }\n          }\n        }", port)
+	}
+	speaksFor := func(name string) string {
+		return fmt.Sprintf("terminating {\n          service {\n            name = %q\n          }\n        }", name)
+	}
+	for _, c := range []struct {
+		kind, from, to string
+		changed        func(ads *xds.Stream) bool
+	}{
+		{"ingress", listener(8080), listener(8081), func(ads *xds.Stream) bool { return len(listenersOn(ads, 8081)) == 1 }},
+		{"terminating", speaksFor("archive"), speaksFor("files"), gateway{kind: "terminating", cluster: "files"}.complete},
+	} {
+		m.Run("workload", "start", spec(c.kind, c.from))
+		s := m.service(c.kind)
+		before := check.Must(os.Stat(s.GetBootstrapFile()))(t)
+		ads, err := openStream(t, s.GetBootstrapFile())
+		check.NoError(t, err)
+		m.Run("workload", "update", spec(c.kind, c.to))
+		for !c.changed(ads) {
+			check.NoError(t, ads.Receive())
+		}
+		if now := check.Must(os.Stat(s.GetBootstrapFile()))(t); !os.SameFile(before, now) ||
+			m.service(c.kind).GetTokenAccessor() != s.GetTokenAccessor() {
+			t.Errorf("the bootstrap or the token of the %s gateway was replaced", c.kind)
+		}
+		if out := m.Try("workload", "update", spec(c.kind, "mesh {}")); out.Code == 0 {
+			t.Errorf("a running %s gateway became another one", c.kind)
+		}
+		m.Run("workload", "stop", c.kind)
 	}
 	m.Run("workload", "stop", "db")
 	m.nothingInMesh()
