@@ -135,6 +135,20 @@ func (c Commands) PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.
 	return result.Key, err
 }
 
+// RotateSigningKey begins a rotation of the signing key, unless one is under way, and returns the present one. Errors:
+// ErrConflict if there is no key yet; ErrInvalid.
+func (c Commands) RotateSigningKey(ctx context.Context, next claim.SigningKey) (claim.KeyRotation, error) {
+	result, err := apply[command.RotateSigningKeyResult](ctx, c.to, &command.RotateSigningKey{Next: next})
+	return result.Rotation, err
+}
+
+// AdvanceKeyRotation ends the present phase of a rotation. Errors: ErrConflict if it has ended.
+func (c Commands) AdvanceKeyRotation(ctx context.Context, is claim.KeyRotation) (claim.KeyRotation, error) {
+	result, err := apply[command.RotateSigningKeyResult](ctx, c.to,
+		&command.AdvanceKeyRotation{Key: is.Key.ID, Phase: is.Phase})
+	return result.Rotation, err
+}
+
 // AwaitWorkload records that a workload waits on a node for others to end, and returns those that have not. It may
 // be repeated; StartWorkload or EndWorkload ends the wait. Errors: ErrCycle; ErrIneligible if the node takes no
 // workloads; ErrConflict if the workload runs, waits on another node, or the run was ended; ErrInvalid.

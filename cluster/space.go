@@ -92,7 +92,7 @@ func needSpace(dir string, need uint64) error {
 func spaceFor(c command.Command) uint64 {
 	switch c.(type) {
 	case *command.RegisterVolume, *command.StartWorkload, *command.AwaitWorkload, *command.PutNode,
-		*command.PutToken, *command.PutSigningKey, *command.PutSnapshot,
+		*command.PutToken, *command.PutSigningKey, *command.RotateSigningKey, *command.PutSnapshot,
 		*command.PutACLPolicies, *command.PutACLRoles, *command.PutACLTokens, *command.ResealVolume:
 		return SpaceToGrow
 	default:

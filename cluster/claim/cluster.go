@@ -174,7 +174,7 @@ func (l *Liveness) Validate() error {
 	return c.err
 }
 
-// SigningKey signs the identities of the cluster's workloads. There is one; it is made once.
+// SigningKey signs the identities of the cluster's workloads. There is one, which KeyRotation replaces.
 type SigningKey struct {
 	// ID is the key id in the signed tokens.
 	ID string `json:"id"`
@@ -204,3 +204,28 @@ func (k *SigningKey) Validate() error {
 	}
 	return c.err
 }
+
+// KeyRotation is a change of the signing key that has begun and not ended.
+type KeyRotation struct {
+	Phase RotationPhase `json:"phase"`
+	// Key is the next signing key while it is published, then the previous one.
+	Key SigningKey `json:"key"`
+	// Since is when the phase began.
+	Since time.Time `json:"since"`
+}
+
+// RotationPhase says how far a rotation has come.
+type RotationPhase string
+
+// The phases of a rotation, in this order.
+const (
+	// KeyPublished: the next key is published and does not sign yet.
+	KeyPublished RotationPhase = "published"
+	// KeyReplaced: the next key signs. The previous one is published for the JWTs that it has signed.
+	KeyReplaced RotationPhase = "replaced"
+	// KeyWithdrawn: the previous key is published no more. Whoever verifies may still accept it.
+	KeyWithdrawn RotationPhase = "withdrawn"
+)
+
+// Published says whether the rotation's key is published beside the signing key.
+func (r *KeyRotation) Published() bool { return r.Phase == KeyPublished || r.Phase == KeyReplaced }

@@ -52,6 +52,8 @@ func commands() []command.Command {
 		&command.PutToken{Token: token},
 		&command.DeleteTokens{IDs: []string{token.ID}},
 		&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{0, 1, 255}}},
+		&command.RotateSigningKey{Next: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{0, 1, 255}}},
+		&command.AdvanceKeyRotation{Key: "k", Phase: claim.KeyPublished},
 		&command.AwaitWorkload{Ref: workload, Node: "a", After: []claim.WorkloadRef{{Namespace: "default", ID: "db-0"}}},
 		&command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root", Continues: 7, After: "x"},
 		&command.SetNodeDuty{

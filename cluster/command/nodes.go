@@ -142,6 +142,25 @@ type PutSigningKeyResult struct {
 	Key claim.SigningKey
 }
 
+// RotateSigningKey begins a rotation of the signing key: Next is published from now on. A rotation that is under way
+// stays as it is. claim.ErrConflict: there is no key yet, or Next is it.
+type RotateSigningKey struct {
+	Stamp
+	Next claim.SigningKey `json:"next"`
+}
+
+// RotateSigningKeyResult answers RotateSigningKey and AdvanceKeyRotation with the present rotation; empty: it has ended.
+type RotateSigningKeyResult struct {
+	Rotation claim.KeyRotation
+}
+
+// AdvanceKeyRotation ends a phase of the rotation that concerns a key (otherwise claim.ErrConflict).
+type AdvanceKeyRotation struct {
+	Stamp
+	Key   string              `json:"key"`
+	Phase claim.RotationPhase `json:"phase"`
+}
+
 // PutSecretsKey records that servers have a key that encrypts secrets, or that a key was removed. The key itself
 // is never in the ledger.
 type PutSecretsKey struct {

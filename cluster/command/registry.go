@@ -13,11 +13,11 @@ import (
 // older kinds, that came with one release: level 1 has the kinds 1 to 13; level 2 has what a cluster of several
 // hosts needs; level 3 has the namespaces that a node is bound to, volumes that are refused because another one has
 // their external id, mutable parameters of volumes, who forced a release, and drivers whose controller is another
-// process than their node service; level 4 has the names of snapshots.
+// process than their node service; level 4 has the names of snapshots; level 5 has the rotation of the signing key.
 //
 // The first byte of an entry is its level. So a server that does not know a level stops there (ErrUnknownCommand),
 // and never mistakes an entry for malformed because of a new field.
-const Level = 4
+const Level = 5
 
 // LevelOf returns the level that a server must know to apply the command, given the fields that are set.
 func LevelOf(c Command) int {
@@ -134,6 +134,8 @@ type Ledger interface {
 	ResealVolume(*ResealVolume) (any, error)
 	PutSnapshot(*PutSnapshot) (any, error)
 	DeleteSnapshot(*DeleteSnapshot) (any, error)
+	RotateSigningKey(*RotateSigningKey) (any, error)
+	AdvanceKeyRotation(*AdvanceKeyRotation) (any, error)
 }
 
 // kinds is the registry of commands. An entry has the number that stands for the command in the log, the level
@@ -169,6 +171,8 @@ var kinds = map[kind]row{
 	29: rowOf[ResealVolumeResult](2, Ledger.ResealVolume),
 	30: rowOf[PutSnapshotResult](4, Ledger.PutSnapshot),
 	31: rowOf[DeleteSnapshotResult](4, Ledger.DeleteSnapshot),
+	32: rowOf[RotateSigningKeyResult](5, Ledger.RotateSigningKey),
+	33: rowOf[RotateSigningKeyResult](5, Ledger.AdvanceKeyRotation),
 }
 
 type kind byte

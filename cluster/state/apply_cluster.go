@@ -87,31 +87,117 @@ func (tx *writeTx) Identify(c *command.Identify) (any, error) {
 	return command.IdentifyResult{Cluster: c.Cluster}, write(tx, identity, &c.Cluster, nil, nil)
 }
 
-// PutSigningKey keeps the first key that the cluster was given. A caller that has read it may re-encrypt it.
+// PutSigningKey keeps the first key that the cluster was given. A caller that has read it, or that of a rotation, may
+// re-encrypt it.
 func (tx *writeTx) PutSigningKey(c *command.PutSigningKey) (any, error) {
 	if err := c.Key.Validate(); err != nil {
 		return nil, err
 	}
 	standing, found, err := tx.SigningKey()
-	reseal := found && len(c.IfSealed) > 0 && c.Key.ID == standing.ID
-	if err != nil || found && !reseal {
-		return command.PutSigningKeyResult{Key: standing}, err
-	}
-	if reseal && !bytes.Equal(c.IfSealed, standing.Sealed) {
-		return nil, fmt.Errorf("the signing key %q was re-encrypted since it was read: %w", c.Key.ID, claim.ErrConflict)
-	}
-	keys, err := tx.SecretsKeys()
 	if err != nil {
 		return nil, err
 	}
-	if err := keys.CheckSealed(c.Key.SecretsKey); err != nil {
-		return nil, fmt.Errorf("the signing key %q: %w", c.Key.ID, err)
+	rotation, rotates, err := tx.KeyRotation()
+	if err != nil {
+		return nil, err
+	}
+	if rotates && len(c.IfSealed) > 0 && c.Key.ID == rotation.Key.ID {
+		if err := tx.reseal(&rotation.Key, c); err != nil {
+			return nil, err
+		}
+		return command.PutSigningKeyResult{Key: rotation.Key}, write(tx, keyRotation, &rotation, nil, nil)
+	}
+	reseal := found && len(c.IfSealed) > 0 && c.Key.ID == standing.ID
+	if found && !reseal {
+		return command.PutSigningKeyResult{Key: standing}, nil
+	}
+	if reseal {
+		if err := tx.reseal(&standing, c); err != nil {
+			return nil, err
+		}
+		return command.PutSigningKeyResult{Key: standing}, write(tx, signingKey, &standing, nil, nil)
+	}
+	if err := tx.checkSealedKey(&c.Key); err != nil {
+		return nil, err
 	}
 	c.Key.CreatedAt = c.At
-	if reseal {
-		sealed, with := c.Key.Sealed, c.Key.SecretsKey
-		c.Key = standing
-		c.Key.Sealed, c.Key.SecretsKey = sealed, with
-	}
+	tx.touch(TopicSigningKey)
 	return command.PutSigningKeyResult{Key: c.Key}, write(tx, signingKey, &c.Key, nil, nil)
+}
+
+// reseal replaces the encrypted part of a standing key.
+func (tx *writeTx) reseal(standing *claim.SigningKey, c *command.PutSigningKey) error {
+	if !bytes.Equal(c.IfSealed, standing.Sealed) {
+		return fmt.Errorf("the signing key %q was re-encrypted since it was read: %w", c.Key.ID, claim.ErrConflict)
+	}
+	standing.Sealed, standing.SecretsKey = c.Key.Sealed, c.Key.SecretsKey
+	return tx.checkSealedKey(standing)
+}
+
+func (tx *writeTx) checkSealedKey(k *claim.SigningKey) error {
+	keys, err := tx.SecretsKeys()
+	if err != nil {
+		return err
+	}
+	if err := keys.CheckSealed(k.SecretsKey); err != nil {
+		return fmt.Errorf("the signing key %q: %w", k.ID, err)
+	}
+	return nil
+}
+
+// RotateSigningKey begins a rotation unless one is under way.
+func (tx *writeTx) RotateSigningKey(c *command.RotateSigningKey) (any, error) {
+	if err := c.Next.Validate(); err != nil {
+		return nil, err
+	}
+	rotation, rotates, err := tx.KeyRotation()
+	if err != nil || rotates {
+		return command.RotateSigningKeyResult{Rotation: rotation}, err
+	}
+	standing, found, err := tx.SigningKey()
+	switch {
+	case err != nil:
+		return nil, err
+	case !found || standing.ID == c.Next.ID:
+		return nil, fmt.Errorf("the signing key %q cannot be replaced by %q: %w", standing.ID, c.Next.ID, claim.ErrConflict)
+	}
+	if err := tx.checkSealedKey(&c.Next); err != nil {
+		return nil, err
+	}
+	rotation = claim.KeyRotation{Phase: claim.KeyPublished, Key: c.Next, Since: c.At}
+	rotation.Key.CreatedAt = c.At
+	tx.touch(TopicSigningKey)
+	return command.RotateSigningKeyResult{Rotation: rotation}, write(tx, keyRotation, &rotation, nil, nil)
+}
+
+// AdvanceKeyRotation ends a phase of the rotation.
+func (tx *writeTx) AdvanceKeyRotation(c *command.AdvanceKeyRotation) (any, error) {
+	rotation, rotates, err := tx.KeyRotation()
+	if err != nil {
+		return nil, err
+	}
+	if !rotates || rotation.Key.ID != c.Key || rotation.Phase != c.Phase {
+		return nil, fmt.Errorf("the rotation of the signing key is not in the phase %q of the key %q: %w", c.Phase, c.Key,
+			claim.ErrConflict)
+	}
+	tx.touch(TopicSigningKey)
+	rotation.Since = c.At
+	switch c.Phase {
+	case claim.KeyPublished:
+		standing, _, err := tx.SigningKey()
+		if err != nil {
+			return nil, err
+		}
+		standing, rotation.Key = rotation.Key, standing
+		rotation.Phase = claim.KeyReplaced
+		if err := write(tx, signingKey, &standing, nil, nil); err != nil {
+			return nil, err
+		}
+	case claim.KeyReplaced:
+		rotation.Phase = claim.KeyWithdrawn
+	default:
+		tx.delete(keyRotation)
+		return command.RotateSigningKeyResult{}, nil
+	}
+	return command.RotateSigningKeyResult{Rotation: rotation}, write(tx, keyRotation, &rotation, nil, nil)
 }

@@ -56,6 +56,8 @@ func TestRepeatedCommands(t *testing.T) {
 		}},
 		"forget":      &command.DeleteTokens{IDs: []string{tokenID(1)}},
 		"signing key": &command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{1}}},
+		"rotate":      &command.RotateSigningKey{Next: claim.SigningKey{ID: "n", Public: []byte("{}"), Sealed: []byte{1}}},
+		"phase":       &command.AdvanceKeyRotation{Key: "n", Phase: claim.KeyPublished},
 		"await":       await("new", "n", "own"),
 		"status":      &command.SetNodeStatus{Name: "n", Status: claim.NodeDisconnected},
 		"duty":        &command.SetNodeDuty{Name: "n", Ineligible: &yes},

@@ -24,6 +24,7 @@ import (
 //	i/                                 the cluster's identity
 //	t/ID                               token
 //	k/                                 the cluster's signing key
+//	g/                                 the rotation of the signing key
 //	p/NAME                             ACL policy
 //	r/NAME                             ACL role
 //	a/ACCESSOR                         ACL token
@@ -61,6 +62,7 @@ const (
 	tokens     = "t/"
 	signingKey = "k/"
 
+	keyRotation  = "g/"
 	aclPolicies  = "p/"
 	aclRoles     = "r/"
 	aclTokens    = "a/"

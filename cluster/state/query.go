@@ -438,3 +438,8 @@ func (tx *ReadTx) tokensAt(s span) ([]claim.Token, error) {
 func (tx *ReadTx) SigningKey() (k claim.SigningKey, found bool, err error) {
 	return read[claim.SigningKey](tx, signingKey)
 }
+
+// KeyRotation reads the rotation of the signing key; found is false if none is under way.
+func (tx *ReadTx) KeyRotation() (r claim.KeyRotation, found bool, err error) {
+	return read[claim.KeyRotation](tx, keyRotation)
+}

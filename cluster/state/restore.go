@@ -169,6 +169,9 @@ func readKeys(kind byte, value []byte) (key string, index []pair, record any, er
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
 		return none(signingKey, err)
+	case keyRotation[0]:
+		_, err := decode[claim.KeyRotation](value)
+		return none(keyRotation, err)
 	case aclPolicies[0]:
 		p, err := decode[acl.Policy](value)
 		return none(policyKey(p.Name), err)

@@ -29,7 +29,7 @@ const (
 // recordPrefixes are the prefixes of the records; the first byte of each is the kind of its frames.
 var recordPrefixes = []string{
 	volumes, claims, workloads, nodes, drivers, identity, tokens, signingKey,
-	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, snapshots, keptResults,
+	aclPolicies, aclRoles, aclTokens, aclBootstrap, liveness, autopilot, secretsKeys, snapshots, keptResults, keyRotation,
 }
 
 // Snapshot is the ledger at one moment.

@@ -64,6 +64,7 @@ func fill(l *ledger) {
 	}
 	l.must(&command.EndWorkload{Ref: workload("w0")})
 	l.must(&command.PutSigningKey{Key: claim.SigningKey{ID: "k", Public: []byte("{}"), Sealed: []byte{1}}})
+	l.must(&command.RotateSigningKey{Next: claim.SigningKey{ID: "n", Public: []byte("{}"), Sealed: []byte{2}}})
 }
 
 func TestReopen(t *testing.T) {

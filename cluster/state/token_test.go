@@ -252,3 +252,75 @@ func TestSigningKeyIsGivenOnce(t *testing.T) {
 		return nil
 	})
 }
+
+// A rotation goes from phase to phase, once each, also through a snapshot. Keys are re-encrypted wherever they are.
+func TestRotationOfTheSigningKey(t *testing.T) {
+	l := open(t)
+	key := func(id string) claim.SigningKey {
+		return claim.SigningKey{ID: id, Public: []byte("{}"), Sealed: []byte("sealed " + id)}
+	}
+	if _, err := l.do(&command.RotateSigningKey{Next: key("new")}); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("without a key: %v", err)
+	}
+	l.must(&command.PutSigningKey{Key: key("old")})
+	if _, err := l.do(&command.RotateSigningKey{Next: key("old")}); !errors.Is(err, claim.ErrConflict) {
+		t.Errorf("by the same key: %v", err)
+	}
+	if _, err := l.do(&command.RotateSigningKey{Next: key("")}); !errors.Is(err, claim.ErrInvalid) {
+		t.Errorf("by a key of no id: %v", err)
+	}
+	l.must(&command.RotateSigningKey{Next: key("new")})
+	if r := l.must(&command.RotateSigningKey{Next: key("newer")}).(command.RotateSigningKeyResult).Rotation; r.Key.ID !=
+		"new" || r.Key.CreatedAt.IsZero() || r.Since.IsZero() {
+		t.Errorf("a second rotation: %+v", r)
+	}
+	for _, step := range []struct {
+		phase        claim.RotationPhase
+		signs, other string
+		published    bool
+	}{
+		{claim.KeyPublished, "old", "new", true}, {claim.KeyReplaced, "new", "old", true},
+		{claim.KeyWithdrawn, "new", "old", false},
+	} {
+		for _, id := range []string{"old", "new"} {
+			var sealed []byte
+			view(t, l, func(tx *ReadTx) error {
+				k, _, _ := tx.SigningKey()
+				if r, _, _ := tx.KeyRotation(); k.ID != id {
+					k = r.Key
+				}
+				sealed = k.Sealed
+				return nil
+			})
+			again := key(id)
+			again.Sealed = append([]byte(step.phase+" "), id...)
+			l.must(&command.PutSigningKey{Key: again, IfSealed: sealed})
+			if _, err := l.do(&command.PutSigningKey{Key: again, IfSealed: sealed}); !errors.Is(err, claim.ErrConflict) {
+				t.Errorf("%s: %s re-encrypted a second time: %v", step.phase, id, err)
+			}
+		}
+		restored := open(t)
+		restore(t, restored, snapshot(t, l))
+		view(t, restored, func(tx *ReadTx) error {
+			signs, _, err := tx.SigningKey()
+			r, found, readErr := tx.KeyRotation()
+			if signs.ID != step.signs || r.Key.ID != step.other || !found || r.Phase != step.phase ||
+				r.Published() != step.published || string(signs.Sealed) != string(step.phase)+" "+step.signs ||
+				string(r.Key.Sealed) != string(step.phase)+" "+step.other {
+				t.Errorf("in the phase %s %+v signs, and the rotation is %+v", step.phase, signs, r)
+			}
+			return errors.Join(err, readErr)
+		})
+		advance := &command.AdvanceKeyRotation{Key: step.other, Phase: step.phase}
+		l.must(advance)
+		if _, err := l.do(advance); !errors.Is(err, claim.ErrConflict) {
+			t.Errorf("%s ended twice: %v", step.phase, err)
+		}
+	}
+	view(t, l, func(tx *ReadTx) error {
+		if _, found, err := tx.KeyRotation(); err != nil || found {
+			t.Errorf("a rotation is left: %v", err)
+		}
+		return nil
+	})
+}

@@ -30,6 +30,8 @@ const (
 	TopicACL Topic = aclPolicies
 	// TopicLiveness changes with the lease that is promised to nodes.
 	TopicLiveness Topic = liveness
+	// TopicSigningKey changes with the signing key and its rotation.
+	TopicSigningKey Topic = signingKey
 	// TopicSecretsKeys changes with the names of the keys that encrypt secrets.
 	TopicSecretsKeys Topic = secretsKeys
 )

@@ -52,6 +52,13 @@ type Derived struct {
 	Err    error
 }
 
+// KeyChecker is an optional part of an Identity: without it the host waits some minutes before it signs with another
+// key.
+type KeyChecker interface {
+	// HasKey says whether this Consul has the key that signed a JWT. The JWT has expired, so nothing is given for it.
+	HasKey(ctx context.Context, c service.Consul, jwt string) (bool, error)
+}
+
 // DeriveRequest asks for one token.
 type DeriveRequest struct {
 	// ID is a UUID that the caller chose and stored before the call.

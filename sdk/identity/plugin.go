@@ -97,7 +97,17 @@ func (s *server) List(ctx context.Context, req *identityv1.ListRequest) (*identi
 	return res, err
 }
 
-// NewClient returns the host's client of an identity plugin. Errors are the plugin's gRPC status errors,
+func (s *server) HasKey(ctx context.Context, req *identityv1.HasKeyRequest) (*identityv1.HasKeyResponse, error) {
+	checker, ok := s.impl.(KeyChecker)
+	if !ok {
+		return s.UnimplementedIdentityServiceServer.HasKey(ctx, req)
+	}
+	has, err := checker.HasKey(ctx, service.ConsulFromProto(req.GetConsul()), req.GetJwt())
+	return &identityv1.HasKeyResponse{Has: has}, err
+}
+
+// NewClient returns the host's client of an identity plugin. It is a KeyChecker too, which answers Unimplemented if the
+// plugin is none. Errors are the plugin's gRPC status errors,
 // unchanged.
 func NewClient(conn grpc.ClientConnInterface) Client {
 	return &client{conn: conn, rpc: identityv1.NewIdentityServiceClient(conn)}
@@ -183,6 +193,11 @@ func (c *client) List(ctx context.Context, consul service.Consul, cluster string
 		out = append(out, tokenFrom(t))
 	}
 	return out, err
+}
+
+func (c *client) HasKey(ctx context.Context, consul service.Consul, jwt string) (bool, error) {
+	res, err := c.rpc.HasKey(ctx, &identityv1.HasKeyRequest{Consul: consul.ToProto(), Jwt: jwt})
+	return res.GetHas(), err
 }
 
 func subjectTo(s Subject) *identityv1.Subject {

@@ -4,5 +4,6 @@ import "slices"
 
 // all returns the table.
 func all() []mutant {
-	return slices.Concat(leases, fences, ledger, releases, workloads, ofMounts, plugins, upgrades, crashes, inChaos())
+	return slices.Concat(leases, fences, ledger, releases, workloads, ofMounts, plugins, upgrades, crashes, inConsul,
+		inChaos())
 }

@@ -111,7 +111,7 @@ func (k *ledgerKeeper) unseal(ctx context.Context, v claim.Volume) (map[string]s
 func (k *ledgerKeeper) watcherConfig() watcher.Config {
 	cfg := watcher.Config{
 		NodeName: k.cfg.Name, Node: k.workloads, Cluster: k.cluster, Controllers: k.controllers,
-		DriversChanged: k.drivers.Changed, Events: k.events, Log: k.log.Named("watcher"),
+		DriversChanged: k.drivers.Changed, Forget: k.services.Forget, Events: k.events, Log: k.log.Named("watcher"),
 		GC: watcher.GC{
 			Interval: k.cfg.GC.Interval, Claims: k.cfg.GC.ClaimThreshold, Drivers: k.cfg.GC.DriverThreshold,
 			Workloads: k.cfg.GC.WorkloadThreshold, Nodes: k.cfg.GC.NodeThreshold,
@@ -123,10 +123,11 @@ func (k *ledgerKeeper) watcherConfig() watcher.Config {
 	return cfg
 }
 
-// startWatcher releases claims and collects garbage while this server leads.
+// startWatcher releases claims, collects garbage and rotates the signing key while this server leads.
 func (k *ledgerKeeper) startWatcher(ctx context.Context, cfg watcher.Config) {
 	k.watcher = watcher.New(cfg)
 	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.watcher.Run) })
+	k.closers.loop(ctx, func(ctx context.Context) { k.cluster.WhileLeader(ctx, k.tokens.LeadRotation) })
 }
 
 // sweepTokens revokes the tokens whose workload is gone.
@@ -141,7 +142,7 @@ func (k *ledgerKeeper) sweepTokens(ctx context.Context) error {
 // serveLedger configures the API to serve the ledger.
 func (k *ledgerKeeper) serveLedger(cfg *apiserver.Config) {
 	cfg.Ledger, cfg.Raft, cfg.Watcher, cfg.SecretsKeys = k.cluster, k.cluster, k.watcher, k.keys
-	cfg.JWKS = k.tokens.JWKS
+	cfg.JWKS, cfg.SigningKeys = k.tokens.JWKS, k.tokens
 	if k.cfg.ACL.Enabled {
 		cfg.ACL = aclapi.NewResolver(aclapi.Here{Ledger: k.cluster}, 0, k.log.Named("acl"))
 	}

@@ -62,7 +62,7 @@ func (n *node) openLedger(context.Context) error {
 }
 
 // openConsul needs no ledger: the leader requests the tokens from Consul.
-func (n *node) openConsul(context.Context) error { return n.newConsul(nil) }
+func (n *node) openConsul(context.Context) error { return n.newConsul(nil, nil) }
 
 func (n *node) openDrivers(ctx context.Context) error {
 	n.newDrivers()

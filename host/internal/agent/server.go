@@ -109,7 +109,15 @@ func (s *server) openKeys(context.Context) error {
 	return nil
 }
 
-func (s *server) openConsul(context.Context) error { return s.newConsul(s.cluster) }
+func (s *server) openConsul(context.Context) error {
+	return s.newConsul(s.cluster, func(ctx context.Context) (map[string][]byte, error) {
+		servers, err := s.cluster.Servers()
+		if err != nil {
+			return nil, err
+		}
+		return s.servers.KeySets(ctx, servers)
+	})
+}
 
 func (s *server) openDrivers(ctx context.Context) error {
 	s.newDrivers()

@@ -76,7 +76,7 @@ func (s *standalone) openKeys(context.Context) error {
 	return nil
 }
 
-func (s *standalone) openConsul(context.Context) error { return s.newConsul(s.cluster) }
+func (s *standalone) openConsul(context.Context) error { return s.newConsul(s.cluster, nil) }
 
 func (s *standalone) openDrivers(ctx context.Context) error {
 	s.newDrivers()

@@ -72,8 +72,9 @@ func (a *agent) followDevices(ctx context.Context) error {
 }
 
 // newConsul makes what gets services their tokens and registers them in Consul. An agent without a consul block
-// refuses workloads that have services, by name. ledger records tokens; nil on a node, whose leader does.
-func (a *agent) newConsul(ledger tokens.Ledger) error {
+// refuses workloads that have services, by name. ledger records tokens; nil on a node, whose leader does. keySets are
+// those of the other servers (tokens.Config).
+func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (map[string][]byte, error)) error {
 	issuers, audiences, blocks := map[string]service.Consul{}, map[string]string{}, map[string]config.Consul{}
 	consuls := map[string]service.Consul{}
 	for _, c := range a.cfg.Consuls {
@@ -87,7 +88,8 @@ func (a *agent) newConsul(ledger tokens.Ledger) error {
 	}
 	a.tokens = tokens.New(tokens.Config{
 		Ledger: ledger, Consuls: issuers, Audiences: audiences, Sealer: a.sealer, Events: a.events,
-		Log: a.log.Named("tokens"),
+		KeySets: keySets,
+		Log:     a.log.Named("tokens"),
 		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Client) error) error {
 			return a.catalog.DoIdentity(ctx, blocks[consul].IdentityPlugin, fn)
 		},

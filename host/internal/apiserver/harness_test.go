@@ -289,9 +289,19 @@ type consulFake struct {
 	report   tokens.Report
 	dry      []bool // of the sweeps
 	err      error
+
+	forgotten []string // nodes
+	forgetErr error
 }
 
 func (f *consulFake) Conflict(string, string) string { return "" }
+
+func (f *consulFake) Forget(_ context.Context, node string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.forgotten = append(f.forgotten, node)
+	return f.forgetErr
+}
 
 func (f *consulFake) Problems() map[string]string {
 	f.mu.Lock()

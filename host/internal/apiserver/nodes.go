@@ -166,6 +166,16 @@ func (s nodeService) PurgeNode(ctx context.Context,
 			len(result.Freed))
 		node, resp.Ended, resp.LetGo = result.Node, refs(result.Ended), shownClaims(result.Freed)
 	}
+	if node.Status == claim.NodeDown { // its workloads have ended
+		err := s.cfg.Services.Forget(ctx, node.Name)
+		switch {
+		case err != nil && !req.Msg.GetForce():
+			return nil, fmt.Errorf("purge node %q: what it has left in Consul cannot be removed: %w; purge it again when Consul "+
+				"answers, or leave that there: pannier node purge -force %s", node.Name, err, node.Name)
+		case err != nil:
+			resp.Left = err.Error()
+		}
+	}
 	if err := s.deleteNode(ctx, node, req.Msg.GetForce()); err != nil {
 		return nil, err
 	}

@@ -110,6 +110,45 @@ func TestNodes(t *testing.T) {
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 }
 
+// A purge of a node that is down takes back what the node has left in Consul, and is refused while that does not work,
+// unless it is forced.
+func TestAPurgeTakesBackWhatIsInConsul(t *testing.T) {
+	h := openHost(t)
+	purge := func(force bool) (*hostv1.PurgeNodeResponse, error) {
+		resp, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n2", Force: force}))
+		if err != nil {
+			return nil, err
+		}
+		return resp.Msg, nil
+	}
+	down := func() {
+		t.Helper()
+		_, err := h.ledger.PutNode(h.ctx, claim.Node{Name: "n2"})
+		check.NoError(t, err)
+		_, err = h.ledger.SetNodeStatus(h.ctx, "n2", claim.NodeDown, "")
+		check.NoError(t, err)
+	}
+	down()
+	h.consul.forgetErr = errors.New("Consul is away")
+	_, err := purge(false)
+	wantError(t, err, connect.CodeUnknown, "Consul is away", "pannier node purge -force n2")
+	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	check.NoError(t, err)
+	forced, err := purge(true)
+	check.NoError(t, err)
+	if forced.GetLeft() != "Consul is away" {
+		t.Errorf("a forced purge answers %v", forced)
+	}
+	h.consul.forgetErr = nil
+	down()
+	if gone, err := purge(false); err != nil || gone.GetLeft() != "" {
+		t.Errorf("%v, %v", gone, err)
+	}
+	if got := h.consul.forgotten; !slices.Equal(got, []string{"n2", "n2", "n2"}) {
+		t.Errorf("forgotten were %q", got)
+	}
+}
+
 // TestANodeThatComesBackIsNotPurged: the node registers while the purge waits for the release of a claim.
 func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	h := openHost(t)

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
+	"github.com/pannier/pannier/host/internal/consul/tokens"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -272,6 +273,67 @@ func (s secretsService) RotateSecretsKey(ctx context.Context,
 		return nil, err
 	}
 	return connect.NewResponse(&hostv1.RotateSecretsKeyResponse{Id: id}), nil
+}
+
+// SigningKeys are the keys that sign JWTs (*tokens.Authority).
+type SigningKeys interface {
+	Keys(ctx context.Context) (tokens.KeyStatus, error)
+	RotateKey(ctx context.Context) error
+}
+
+// GetSigningKeys tells which key signs JWTs, and how far its rotation is.
+func (s secretsService) GetSigningKeys(ctx context.Context,
+	_ *connect.Request[hostv1.GetSigningKeysRequest],
+) (*connect.Response[hostv1.GetSigningKeysResponse], error) {
+	keys, err := s.signingKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.GetSigningKeysResponse{Keys: keys}), nil
+}
+
+// RotateSigningKey begins to replace the key that signs JWTs.
+func (s secretsService) RotateSigningKey(ctx context.Context,
+	_ *connect.Request[hostv1.RotateSigningKeyRequest],
+) (*connect.Response[hostv1.RotateSigningKeyResponse], error) {
+	if s.cfg.SigningKeys == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
+	}
+	if err := s.cfg.SigningKeys.RotateKey(ctx); err != nil {
+		return nil, err
+	}
+	keys, err := s.signingKeys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&hostv1.RotateSigningKeyResponse{Keys: keys}), nil
+}
+
+func (s secretsService) signingKeys(ctx context.Context) (*hostv1.SigningKeys, error) {
+	if s.cfg.SigningKeys == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
+	}
+	is, err := s.cfg.SigningKeys.Keys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys := &hostv1.SigningKeys{Signs: signingKey(is.Signs)}
+	if is.Rotation.Phase != "" {
+		keys.Other, keys.Since = signingKey(is.Rotation.Key), timestamp(is.Rotation.Since)
+		keys.OtherState = keyStates[is.Rotation.Phase]
+		keys.WaitsFor, keys.Stuck = is.WaitsFor, is.Stuck
+	}
+	return keys, nil
+}
+
+func signingKey(k claim.SigningKey) *hostv1.SigningKey {
+	return &hostv1.SigningKey{Id: k.ID, Public: k.Public}
+}
+
+var keyStates = map[claim.RotationPhase]hostv1.SigningKeyState{
+	claim.KeyPublished: hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT,
+	claim.KeyReplaced:  hostv1.SigningKeyState_SIGNING_KEY_STATE_PREVIOUS,
+	claim.KeyWithdrawn: hostv1.SigningKeyState_SIGNING_KEY_STATE_WITHDRAWN,
 }
 
 // systemService serves pannier.host.v1.SystemService.

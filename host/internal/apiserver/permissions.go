@@ -115,6 +115,8 @@ var needs = map[string]need{
 
 	v1.SecretsServiceGetSecretsStatusProcedure: query(to(acl.Operator, acl.Read)),
 	v1.SecretsServiceRotateSecretsKeyProcedure: change(to(acl.Operator, acl.Write)),
+	v1.SecretsServiceGetSigningKeysProcedure:   query(), // they are public
+	v1.SecretsServiceRotateSigningKeyProcedure: change(to(acl.Operator, acl.Write)),
 
 	v1.SystemServiceCollectGarbageProcedure: change(to(acl.Operator, acl.Write)),
 	v1.SystemServiceWatchProcedure:          query(topics),

@@ -101,8 +101,10 @@ type Config struct {
 	Tokens   Tokens
 	// JWKS is the JSON Web Key Set (RFC 7517) that verifies the JWTs with which services log in to Consul; nil:
 	// this agent is no server.
-	JWKS   func(ctx context.Context) ([]byte, error)
-	Events *events.Bus
+	JWKS func(ctx context.Context) ([]byte, error)
+	// SigningKeys are the keys of the JWTs; nil: this agent is no server.
+	SigningKeys SigningKeys
+	Events      *events.Bus
 	// Sealer encrypts volumes' secrets before they enter the ledger.
 	Sealer *secrets.Sealer
 	// SecretsKeys are the Sealer's keys; nil: this agent is no server.
@@ -420,6 +422,8 @@ type Services interface {
 	Problems() map[string]string
 	// Conflict says whose registration stands in the place of a service; empty: none.
 	Conflict(consul, id string) string
+	// Forget removes what a node that is gone for good has left in the Consuls of this one.
+	Forget(ctx context.Context, node string) error
 }
 
 // Tokens are the Consul tokens of the cluster's services (tokens.Authority).

@@ -88,7 +88,7 @@ func (a *app) patient(client *api.Client, paths []string) doctor.Patient {
 		if in.Token == "" {
 			return nil, doctor.ErrNoManagement
 		}
-		report, err := a.setUp(ctx, p.Config, in)
+		report, err := a.setUp(ctx, p.Config, in, false)
 		if err != nil {
 			return nil, err
 		}

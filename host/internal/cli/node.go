@@ -331,7 +331,9 @@ func (a *app) nodePurge() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "purge NODE", Short: "Forget a node that is gone for good",
 		Long: `Forget a node that is gone for good. Refused while it is up or holds claims. With -force you
-confirm that it is down: its workloads are recorded as ended, and its claims are released.`,
+confirm that it is down: its workloads are recorded as ended, and its claims are released. What
+it has left in the Consul of the leader is removed: services, where the Consul agent is the same,
+and its part of intentions.`,
 		Example: "pannier node purge web-1",
 		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
@@ -343,6 +345,9 @@ confirm that it is down: its workloads are recorded as ended, and its claims are
 				for _, c := range resp.Msg.GetLetGo() {
 					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
 						c.GetWorkload(), c.GetVolume())
+				}
+				if why := resp.Msg.GetLeft(); why != "" {
+					a.note("warning: what the node has left in Consul is still there: %s", why)
 				}
 				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))
 			})

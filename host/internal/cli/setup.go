@@ -6,22 +6,15 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -30,8 +23,11 @@ import (
 	"github.com/pannier/pannier/sdk/service"
 )
 
-// setupPlugin is the plugin that knows Consul's ACLs.
-const setupPlugin = "sids"
+// setupPlugin is the plugin that knows Consul's ACLs, and setupApply its mode in which it changes them.
+const (
+	setupPlugin = "sids"
+	setupApply  = "apply"
+)
 
 func (a *app) setupCommand() *cobra.Command {
 	return a.noun("setup", "Set up what Pannier needs elsewhere", a.setupConsul())
@@ -42,6 +38,7 @@ type setupFlags struct {
 	paths                                                        []string
 	name                                                         string
 	login, minted, gateways, intentions, dryRun, checks, destroy bool
+	rotateKey                                                    bool
 	services                                                     []string
 	jwksURL, jwksCA                                              string
 }
@@ -62,13 +59,19 @@ mends what differs, adds this host's key to an auth method that has those of oth
 each object what it did. What it did not make itself it neither changes nor removes. At the end it
 prints what the agent's configuration lacks.
 
+-rotate-key replaces the key with which the host's cluster signs. The next one is published and
+signs as soon as every server of the cluster publishes it and Consul has it. The one before is
+accepted for ten minutes more, for what it has signed. From an auth method that has the keys in
+itself the next run of this command removes it. An interrupted rotation goes on by itself, or with
+the next run. With several consul blocks, run it for each of them.
+
 Consul is called with the token of CONSUL_HTTP_TOKEN or CONSUL_HTTP_TOKEN_FILE, which needs
 acl = "write". Without a consul block, CONSUL_HTTP_ADDR, CONSUL_CACERT, CONSUL_CLIENT_CERT,
 CONSUL_CLIENT_KEY and CONSUL_TLS_SERVER_NAME say where Consul is. Run it as root, while the agent
 runs.
 
-The exit code is 0 if all is well, and 1 if -check finds something missing or different, or if
-Consul cannot fetch the keys.`,
+The exit code is 0 if all is well, and 1 if -check finds something missing or different, if Consul
+cannot fetch the keys, or if a rotation of the key is stuck.`,
 		Example: "pannier setup consul\n" +
 			"pannier setup consul -services 'default=web,db,shop-*' -services 'dev=*' -dry-run",
 		Args: exactly(),
@@ -85,12 +88,16 @@ Consul cannot fetch the keys.`,
 		"`NAMESPACE=NAME,...` with * for\nany text; may be given more than once (default: as Consul has it, or default=*)")
 	flags.StringVar(&f.jwksURL, "jwks-url", "", "Consul fetches the public keys from this `URL`, instead of having them")
 	flags.StringVar(&f.jwksCA, "jwks-ca", "", "a `FILE` with the CA certificates for that URL")
+	flags.BoolVar(&f.rotateKey, "rotate-key", false, "replace the key that signs, with an overlap")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "only show what would be done")
 	flags.BoolVar(&f.checks, "check", false, "only show what is missing or different")
 	flags.BoolVar(&f.destroy, "destroy", false, "remove what this command has made, for all hosts of this Consul")
 	cmd.MarkFlagsMutuallyExclusive("login", "minted")
 	cmd.MarkFlagsMutuallyExclusive("dry-run", "check")
 	cmd.MarkFlagsMutuallyExclusive("destroy", "check")
+	for _, other := range []string{"minted", "destroy", "check"} {
+		cmd.MarkFlagsMutuallyExclusive("rotate-key", other)
+	}
 	cmd.RunE = a.do(func(ctx context.Context, _ []string) error { return a.runSetup(ctx, &f) })
 	return cmd
 }
@@ -112,6 +119,7 @@ type setupInput struct {
 	Gateways      bool                `json:"gateways"`
 	Intentions    bool                `json:"intentions"`
 	Keys          []string            `json:"keys"`
+	Retired       []string            `json:"retired,omitempty"`
 	NoKeys        string              `json:"no_keys"`
 	JWKSURL       string              `json:"jwks_url"`
 	JWKSCA        string              `json:"jwks_ca"`
@@ -148,15 +156,15 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 	if err != nil {
 		return err
 	}
-	report, err := a.setUp(ctx, cfg, in)
+	report, err := a.setUp(ctx, cfg, in, f.rotateKey)
 	if err != nil {
 		return err
 	}
 	return a.showSetup(report)
 }
 
-// setUp completes the plugin's input and runs it.
-func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput) (report setupReport, err error) {
+// setUp completes the plugin's input and runs it. rotate begins to replace the key that signs, unless that has begun.
+func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool) (report setupReport, err error) {
 	checksum := ""
 	for _, p := range cfg.Plugins {
 		if p.Name == setupPlugin {
@@ -167,18 +175,34 @@ func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput) (repo
 	if err != nil {
 		return report, err
 	}
-	if !in.Minted && !in.Destroy && in.JWKSURL == "" {
-		if in.Keys, err = publicKeys(ctx, cfg.Socket); err != nil {
-			in.NoKeys = err.Error()
-		}
+	if in.Minted || in.Destroy {
+		return a.runSids(ctx, binary, in)
 	}
-	return a.runSids(ctx, binary, in)
+	keys, err := a.newSigningKeys(cfg)
+	if err != nil {
+		return report, err
+	}
+	if err := keys.ask(ctx, rotate && in.Mode == setupApply); err == nil {
+		in.Keys, in.Retired, err = keys.pems()
+	} else if rotate {
+		return report, fmt.Errorf("rotate the signing key: %w", err)
+	} else {
+		in.NoKeys = err.Error()
+	}
+	if report, err = a.runSids(ctx, binary, in); err != nil || report.Error != "" {
+		return report, err
+	}
+	if rotate && in.Mode == setupApply {
+		keys.awaitSigns(ctx)
+	}
+	report.Steps = append(report.Steps, keys.steps(rotate && in.Mode != setupApply)...)
+	return report, nil
 }
 
 // input makes the plugin's input of the flags, the configuration and the environment.
 func (f *setupFlags) input(cfg *config.Agent) (setupInput, error) {
 	in := setupInput{
-		Mode: "apply", Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways,
+		Mode: setupApply, Destroy: f.destroy, Login: f.login, Minted: f.minted, Gateways: f.gateways,
 		Intentions: f.intentions, Node: cfg.Name, JWKSURL: f.jwksURL,
 	}
 	if f.dryRun {
@@ -257,47 +281,6 @@ func servicePatterns(flags []string) (map[string][]string, error) {
 		all[namespace] = append(all[namespace], strings.Split(names, ",")...)
 	}
 	return all, nil
-}
-
-// keysTimeout bounds the agent's answer.
-const keysTimeout = 15 * time.Second
-
-// publicKeys returns the public keys of an agent in PEM.
-func publicKeys(ctx context.Context, socket string) ([]string, error) {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}, DisableKeepAlives: true}
-	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://pannier/.well-known/jwks.json", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the agent answers %s: %s", resp.Status, bytes.TrimSpace(text))
-	}
-	var set jose.JSONWebKeySet
-	if err := json.Unmarshal(text, &set); err != nil {
-		return nil, fmt.Errorf("the agent's public keys: %w", err)
-	}
-	var keys []string
-	for _, k := range set.Keys {
-		der, err := x509.MarshalPKIXPublicKey(k.Key)
-		if err != nil {
-			return nil, fmt.Errorf("the agent's public key %s: %w", k.KeyID, err)
-		}
-		keys = append(keys, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})))
-	}
-	return keys, nil
 }
 
 // runSids runs the plugin's binary. The token goes through a pipe, and nothing of the environment.

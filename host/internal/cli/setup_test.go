@@ -68,7 +68,7 @@ consul {
 	in := input()
 	if in.Mode != "dry-run" || in.Token != "the-secret" || in.Consul.Address != "https://127.0.0.1:8501" ||
 		in.Consul.AuthMethod != "m" || in.NodeTokenFile != "/run/t" || !in.Configured || in.Node != "n1" ||
-		len(in.Services["default"]) != 2 || len(in.Services["dev"]) != 1 || !strings.Contains(in.NoKeys, "no such file") {
+		len(in.Services["default"]) != 2 || len(in.Services["dev"]) != 1 || !strings.Contains(in.NoKeys, "no such socket") {
 		t.Errorf("%+v", in)
 	}
 

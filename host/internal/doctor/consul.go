@@ -15,8 +15,11 @@ import (
 	"os"
 	"strings"
 
+	"connectrpc.com/connect"
+
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/internal/cabundle"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
 
@@ -45,10 +48,23 @@ func (p *Patient) consul(ctx context.Context) []Finding {
 				fmt.Sprintf("consul acl token read -self -http-addr=%s -token-file=%s", c.Address, cmp.Or(c.TokenFile, "FILE")))...)
 		}
 	}
+	problems = append(problems, p.keyRotation(ctx)...)
 	if asked == 0 && len(problems) == 0 {
 		return skipped("no consul block is configured")
 	}
 	return or(problems, "%d answer, and the tokens suffice", asked)
+}
+
+// keyRotation: a rotation of the signing key waits for somebody.
+func (p *Patient) keyRotation(ctx context.Context) []Finding {
+	if p.status == nil {
+		return nil
+	}
+	resp, err := p.Client.Secrets.GetSigningKeys(ctx, connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
+	if err != nil || !resp.Msg.GetKeys().GetStuck() {
+		return nil
+	}
+	return one(Warn, "the rotation of the key that signs is stuck: "+resp.Msg.GetKeys().GetWaitsFor(), "pannier setup consul")
 }
 
 // publicKeys: Consul verifies the JWTs of workloads by the keys that the agent serves.

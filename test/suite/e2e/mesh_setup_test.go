@@ -3,11 +3,15 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
+
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -28,6 +32,91 @@ func (m *mesh) setUp(args ...string) (out string, code int) {
 	return stdout.String() + stderr.String(), cmd.ProcessState.ExitCode()
 }
 
+// beforeSetUp is a Consul that knows nothing of Pannier, and an agent that knows nothing of Consul.
+func beforeSetUp(t *testing.T) *mesh {
+	c := consul.Start(t, consul.Options{ACL: true, TLS: true})
+	m := &mesh{consul: c, reach: c.Service("", ""), t: t}
+	m.Host = testhost.New(t, "", "sids", "consul-services", "envoy-bootstrap")
+	m.Start()
+	return m
+}
+
+// setUpAndRestart runs the command, and the agent with the configuration that it prints.
+func (m *mesh) setUpAndRestart(flag string) {
+	m.t.Helper()
+	out, code := m.setUp(flag, "-o", "json")
+	var report struct{ Config string }
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Config == "" {
+		m.t.Fatalf("%d, %v, %s", code, err, out)
+	}
+	text := check.Must(os.ReadFile(m.Path("agent.hcl")))(m.t)
+	m.Write("agent.hcl", string(text)+"\n"+report.Config)
+	m.Stop()
+	m.Start()
+}
+
+// TestSigningKeyIsReplaced begins to replace the key, and the auth method gets the next one only after the agent was
+// killed. Services log in all the while.
+func TestSigningKeyIsReplaced(t *testing.T) {
+	t.Parallel()
+	m := beforeSetUp(t)
+	m.reach.AuthMethod = login
+	m.setUpAndRestart("-login")
+	logsIn := func(when string) {
+		t.Helper()
+		m.Run("workload", "start", m.meshWorkload("w", sidecarService("web", "")))
+		checkTokenInConsul(t, m, m.service("w"))
+		m.Run("workload", "stop", "w")
+		t.Logf("%s: it logs in", when)
+	}
+	logsIn("before")
+	if out, code := m.setUp("-rotate-key", "-dry-run"); code != 0 || !strings.Contains(out, ": would be replaced\n") {
+		t.Errorf("a dry run: %d, %s", code, out)
+	}
+	_, err := m.Client().Secrets.RotateSigningKey(t.Context(), connect.NewRequest(&hostv1.RotateSigningKeyRequest{}))
+	check.NoError(t, err)
+	m.awaitKey(hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT, "has not the key")
+	logsIn("published")
+	if out, code := m.setUp("-check"); code != 1 || !strings.Contains(out, "differs in JWTValidationPubKeys\n") ||
+		!strings.Contains(out, "is being replaced by") {
+		t.Errorf("a check: %d, %s", code, out)
+	}
+	m.Kill()
+	m.Start()
+	m.awaitKey(hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT, "has not the key")
+	logsIn("published, and the agent was killed")
+	if out, code := m.setUp("-rotate-key"); code != 0 || !strings.Contains(out, ": signs since ") {
+		t.Fatalf("%d, %s", code, out)
+	}
+	logsIn("replaced")
+	m.Kill()
+	m.Start()
+	m.awaitKey(hostv1.SigningKeyState_SIGNING_KEY_STATE_PREVIOUS, "are over at")
+	logsIn("replaced, and the agent was killed")
+	if out, code := m.setUp("-check"); code != 0 {
+		t.Errorf("a check after: %d, %s", code, out)
+	}
+	if told := m.Run("doctor", "-config", m.Path("agent.hcl")); strings.Contains(told, "stuck") {
+		t.Errorf("pannier doctor: %s", told)
+	}
+	m.nothingInMesh()
+}
+
+// awaitKey waits until a rotation of the signing key is in a state, and waits for something with that text.
+func (m *mesh) awaitKey(state hostv1.SigningKeyState, why string) {
+	m.t.Helper()
+	m.Eventually(fmt.Sprintf("the key is %s and waits for %q", state, why), func() error {
+		resp, err := m.Client().Secrets.GetSigningKeys(m.t.Context(), connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
+		if err != nil {
+			return err
+		}
+		if k := resp.Msg.GetKeys(); k.GetOtherState() != state || !strings.Contains(k.GetWaitsFor(), why) {
+			return fmt.Errorf("it is %s and waits for %q", k.GetOtherState(), k.GetWaitsFor())
+		}
+		return nil
+	})
+}
+
 // TestSetUpByOneCommand starts with a Consul that knows nothing of Pannier, and an agent that knows nothing of Consul.
 // After the command, and with the configuration that it prints, a workload's service is in the mesh.
 func TestSetUpByOneCommand(t *testing.T) {
@@ -35,26 +124,15 @@ func TestSetUpByOneCommand(t *testing.T) {
 	for _, mode := range []string{minted, byLogin} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			c := consul.Start(t, consul.Options{ACL: true, TLS: true})
-			m := &mesh{consul: c, reach: c.Service("", ""), t: t}
-			m.Host = testhost.New(t, "", "sids", "consul-services", "envoy-bootstrap")
-			m.Start()
-			flag := "-minted"
+			m := beforeSetUp(t)
+			c, flag := m.consul, "-minted"
 			if mode == byLogin {
 				flag, m.reach.AuthMethod = "-login", login // what the block that it prints has
 			}
 			if out, code := m.setUp(flag, "-check"); code != 1 || !strings.Contains(out, "policy pannier-node: is missing\n") {
 				t.Fatalf("a check before: %d, %s", code, out)
 			}
-			out, code := m.setUp(flag, "-o", "json")
-			var report struct{ Config string }
-			if err := json.Unmarshal([]byte(out), &report); err != nil || code != 0 || report.Config == "" {
-				t.Fatalf("%d, %v, %s", code, err, out)
-			}
-			text := check.Must(os.ReadFile(m.Path("agent.hcl")))(t)
-			m.Write("agent.hcl", string(text)+"\n"+report.Config)
-			m.Stop()
-			m.Start()
+			m.setUpAndRestart(flag)
 			if out, code := m.setUp("-check"); code != 0 || strings.Contains(out, "missing") || strings.Contains(out, "needs") {
 				t.Errorf("a check after: %d, %s", code, out)
 			}

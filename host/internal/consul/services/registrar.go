@@ -19,11 +19,13 @@ package services
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
@@ -116,6 +118,37 @@ func (r *Registrar) keeper(consul string) (*keeper, error) {
 func (r *Registrar) owner(ctx context.Context) (registration.Owner, error) {
 	id, err := r.cfg.ClusterID(ctx)
 	return registration.Owner{Cluster: id, Node: r.cfg.Node}, err
+}
+
+// forgetTimeout bounds the calls to one Consul for a node that is gone.
+const forgetTimeout = 15 * time.Second
+
+// Forget removes what a node of this cluster that is gone for good has left in this node's Consuls: its services, where
+// the Consul agent is the same, and its part of services' intentions.
+func (r *Registrar) Forget(ctx context.Context, node string) error {
+	owner, err := r.owner(ctx)
+	if err != nil {
+		return err
+	}
+	owner.Node = node
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(r.keepers)) {
+		k := r.keepers[name]
+		ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+		err := r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
+			_, changes, err := c.Sync(ctx, k.consul, registration.SyncRequest{Owner: owner})
+			for _, c := range changes {
+				k.event(string(c.Action), c.ID, fmt.Sprintf("%s was %s in Consul %q: node %q is gone for good", c.ID, c.Action,
+					k.name, node))
+			}
+			return err
+		})
+		cancel()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("Consul %q: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Register makes Consul match the instance, and returns the id of its proxy, empty if it has none. Owner is filled

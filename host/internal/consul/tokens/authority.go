@@ -14,6 +14,11 @@
 // has an accessor that Consul chose, which is recorded afterwards. It is revoked with its own secret; if that is
 // lost, the token expires.
 //
+// The key that signs JWTs is rotated in phases (claim.RotationPhase), which the ledger has and the leader ends:
+//
+//   - A key signs only after every server publishes it and every Consul has shown that it has it.
+//   - A key that was replaced is published until the last JWT that it has signed is over.
+//
 // Consul is reached only through plugins of the kind identity.
 package tokens
 
@@ -24,6 +29,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/time/rate"
@@ -47,6 +53,9 @@ type Ledger interface {
 	PutToken(ctx context.Context, t claim.Token) (command.PutTokenResult, error)
 	DeleteTokens(ctx context.Context, ids ...string) (command.DeleteTokensResult, error)
 	PutSigningKey(ctx context.Context, k claim.SigningKey) (claim.SigningKey, error)
+	RotateSigningKey(ctx context.Context, next claim.SigningKey) (claim.KeyRotation, error)
+	AdvanceKeyRotation(ctx context.Context, is claim.KeyRotation) (claim.KeyRotation, error)
+	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	Identity(ctx context.Context) (claim.Cluster, error)
 }
 
@@ -63,14 +72,19 @@ type Config struct {
 	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Client) error) error
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
-	Events *events.Bus
-	Log    hclog.Logger
+	// KeySets asks the other servers for the JSON Web Key Sets that they publish, and returns them by server. The error
+	// names those that did not answer. nil: there are no others.
+	KeySets func(ctx context.Context) (map[string][]byte, error)
+	Events  *events.Bus
+	Log     hclog.Logger
 }
 
 // Authority issues and revokes tokens. It is safe for concurrent use. Its goroutines end with
 // the callers of Derive.
 type Authority struct {
 	Config
+
+	overlap, untold time.Duration
 
 	tokens      kmutex.Locks[string]    // by id
 	revokes     *rate.Limiter           // limits the sweep
@@ -79,6 +93,7 @@ type Authority struct {
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
 	signer  *signer
+	waiting waiting
 	// doubtful are the tokens that Consul was asked for but has not answered: a request that is still on its way
 	// may make the token after it was revoked.
 	doubtful map[string]bool // by id
@@ -87,7 +102,9 @@ type Authority struct {
 // New returns an Authority.
 func New(cfg Config) *Authority {
 	a := &Authority{
-		Config:      cfg,
+		Config:  cfg,
+		overlap: keyOverlap, untold: keyUntold,
+
 		revokes:     rate.NewLimiter(revokePerSecond, revokeParallel),
 		derivations: map[string]*derivations{},
 

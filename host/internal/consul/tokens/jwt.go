@@ -45,10 +45,10 @@ type jwtClaims struct {
 	Service   string `json:"pannier_service"`
 }
 
-// signer signs with the cluster's key.
+// signer signs with one key.
 type signer struct {
 	jose.Signer
-	public []byte // a JSON Web Key
+	id string // of the key
 }
 
 // sign returns a JWT that tells a Consul whom a token is for.
@@ -76,44 +76,71 @@ func (a *Authority) sign(ctx context.Context, consul string, s identity.Subject)
 // JWKS returns the JSON Web Key Set (RFC 7517) that verifies the cluster's JWTs. It makes the key if there is none
 // yet.
 func (a *Authority) JWKS(ctx context.Context) ([]byte, error) {
-	key, err := a.signingKey(ctx)
+	standing, rotation, err := a.signingKeys(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(map[string][]json.RawMessage{"keys": {key.public}})
+	if _, err := a.signerOf(standing); err != nil {
+		return nil, err
+	}
+	keys := []json.RawMessage{standing.Public}
+	if rotation.Published() {
+		keys = append(keys, rotation.Key.Public)
+	}
+	return json.Marshal(map[string][]json.RawMessage{"keys": keys})
 }
 
-// signingKey returns the cluster's signing key, and makes it if there is none. It is read once per process.
+// signingKey returns what signs with the cluster's signing key, and makes that if there is none.
 func (a *Authority) signingKey(ctx context.Context) (*signer, error) {
-	a.mu.Lock()
-	key := a.signer
-	a.mu.Unlock()
-	if key != nil {
-		return key, nil
+	standing, _, err := a.signingKeys(ctx)
+	if err != nil {
+		return nil, err
 	}
-	var standing claim.SigningKey
+	return a.signerOf(standing)
+}
+
+// signingKeys reads the cluster's signing key, which it makes if there is none, and the rotation that is under way.
+func (a *Authority) signingKeys(ctx context.Context) (standing claim.SigningKey, rotation claim.KeyRotation, err error) {
 	var found bool
-	err := a.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		standing, found, err = tx.SigningKey()
+	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
+		if standing, found, err = tx.SigningKey(); err != nil {
+			return err
+		}
+		rotation, _, err = tx.KeyRotation()
 		return err
 	})
 	if err == nil && !found {
-		standing, err = a.makeSigningKey(ctx)
+		var made claim.SigningKey
+		if made, err = a.makeSigningKey(); err == nil {
+			standing, err = a.Ledger.PutSigningKey(ctx, made)
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the cluster's signing key: %w", ledgerError(err))
+		return standing, rotation, fmt.Errorf("the cluster's signing key: %w", ledgerError(err))
 	}
-	if key, err = a.open(standing); err != nil {
-		return nil, fmt.Errorf("the cluster's signing key %s: %w", standing.ID, err)
+	return standing, rotation, nil
+}
+
+// signerOf returns what signs with a key. The last one is remembered.
+func (a *Authority) signerOf(k claim.SigningKey) (*signer, error) {
+	a.mu.Lock()
+	known := a.signer
+	a.mu.Unlock()
+	if known != nil && known.id == k.ID {
+		return known, nil
+	}
+	opened, err := a.open(k)
+	if err != nil {
+		return nil, fmt.Errorf("the cluster's signing key %s: %w", k.ID, err)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.signer = key
-	return key, nil
+	a.signer = opened
+	return opened, nil
 }
 
-// makeSigningKey proposes a new key to the ledger and returns the one that is stored.
-func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error) {
+// makeSigningKey makes a key that is nowhere stored yet.
+func (a *Authority) makeSigningKey() (claim.SigningKey, error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return claim.SigningKey{}, err
@@ -133,11 +160,9 @@ func (a *Authority) makeSigningKey(ctx context.Context) (claim.SigningKey, error
 		return k, err
 	}
 	defer clear(der)
-	if k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)},
-		ForSigningKey(k.ID)); err != nil {
-		return k, err
-	}
-	return a.Ledger.PutSigningKey(ctx, k)
+	k.Sealed, k.SecretsKey, err = a.Sealer.Seal(map[string]string{privateKey: base64.StdEncoding.EncodeToString(der)},
+		ForSigningKey(k.ID))
+	return k, err
 }
 
 // ForSigningKey is the context that binds a sealed value to the signing key of that id.
@@ -168,5 +193,5 @@ func (a *Authority) open(k claim.SigningKey) (*signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("use it: %w", err)
 	}
-	return &signer{Signer: made, public: k.Public}, nil
+	return &signer{Signer: made, id: k.ID}, nil
 }

@@ -312,12 +312,23 @@ func (w *Watcher) clearDrivers(ctx context.Context, now time.Time, some []Garbag
 func (w *Watcher) clearNodes(ctx context.Context, some []Garbage) (gone []Garbage, err error) {
 	var errs []error
 	for _, g := range some {
+		if err := w.forget(ctx, g.ID); err != nil {
+			errs = append(errs, fmt.Errorf("what the node %q has left in Consul: %w", g.ID, err))
+			continue
+		}
 		result, err := w.Cluster.DeleteDownNode(ctx, g.node)
 		if errs = append(errs, err); err == nil && result.Found {
 			gone = append(gone, g)
 		}
 	}
 	return gone, errors.Join(errs...)
+}
+
+func (w *Watcher) forget(ctx context.Context, node string) error {
+	if w.Forget == nil {
+		return nil
+	}
+	return w.Forget(ctx, node)
 }
 
 // sweepDelay is how long a node has to revoke the tokens of a workload that has ended, before the leader does. It also

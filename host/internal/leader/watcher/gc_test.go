@@ -1,6 +1,7 @@
 package watcher
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -137,6 +138,15 @@ func TestDownNodesAreDeleted(t *testing.T) {
 	if _, err := w.ledger.SetNodeStatus(t.Context(), "back", claim.NodeDisconnected, ""); err != nil {
 		t.Fatal(err)
 	}
+	var forgotten []string
+	w.Forget = func(_ context.Context, node string) error { // in Consul
+		forgotten = append(forgotten, node)
+		return errors.New("Consul is away")
+	}
+	if gone, err := w.clearNodes(t.Context(), found); err == nil || len(gone) != 0 || !slices.Equal(forgotten, ids(found)) {
+		t.Errorf("while Consul is away: %q, %v, forgotten %q", ids(gone), err, forgotten)
+	}
+	w.Forget = nil
 	gone, err := w.clearNodes(t.Context(), found)
 	if err != nil || !slices.Equal(ids(gone), []string{"down"}) {
 		t.Errorf("told of %q, %v", ids(gone), err)

@@ -55,9 +55,11 @@ type Config struct {
 	DriversChanged func() <-chan struct{}
 	// SweepTokens revokes the tokens whose workload is gone (tokens.Authority.Sweep); nil: services get no tokens.
 	SweepTokens func(ctx context.Context) error
-	Events      *events.Bus
-	Log         hclog.Logger
-	GC          GC
+	// Forget removes what a node that is gone for good has left in Consul (services.Registrar.Forget); nil: nothing.
+	Forget func(ctx context.Context, node string) error
+	Events *events.Bus
+	Log    hclog.Logger
+	GC     GC
 }
 
 // Watcher does the leader's background work: it releases claims and collects garbage.

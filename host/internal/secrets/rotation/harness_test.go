@@ -228,7 +228,7 @@ func (w *world) leader() *server {
 
 var plain = map[string]string{"password": "of the test"}
 
-// fill puts a signing key and volumes with secrets into the ledger.
+// fill puts a signing key with its rotation and volumes with secrets into the ledger.
 func (w *world) fill(volumes ...string) {
 	w.t.Helper()
 	leader := w.leader()
@@ -246,6 +246,11 @@ func (w *world) fill(volumes ...string) {
 	check.NoError(w.t, err)
 	_, err = leader.PutSigningKey(w.t.Context(),
 		claim.SigningKey{ID: "s", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
+	check.NoError(w.t, err)
+	sealed, named, err = leader.sealer.Seal(plain, bound("n"))
+	check.NoError(w.t, err)
+	_, err = leader.RotateSigningKey(w.t.Context(),
+		claim.SigningKey{ID: "n", Public: []byte("{}"), Sealed: sealed, SecretsKey: named})
 	check.NoError(w.t, err)
 }
 
@@ -321,6 +326,10 @@ func (s *server) opens(key string) error {
 		signing, found, err := tx.SigningKey()
 		if err == nil && found {
 			err = open(signing.Sealed, bound(signing.ID))
+		}
+		next, rotates, read := tx.KeyRotation()
+		if err = errors.Join(err, read); err == nil && rotates {
+			err = open(next.Key.Sealed, bound(next.Key.ID))
 		}
 		volumes, _, listed := tx.Volumes(state.VolumeQuery{})
 		for _, v := range volumes {

@@ -81,8 +81,10 @@ func (k *Keeper) resealAll(ctx context.Context, active string) error {
 		return err
 	}
 	var errs []error
-	if with := secrets.KeyOf(signing.Sealed); with != "" && with != active {
-		errs = append(errs, k.resealSigningKey(ctx, signing))
+	for _, key := range signing {
+		if with := secrets.KeyOf(key.Sealed); with != "" && with != active {
+			errs = append(errs, k.resealSigningKey(ctx, key))
+		}
 	}
 	for _, v := range volumes {
 		if with := secrets.KeyOf(v.SealedSecrets); with == "" || with == active {
@@ -128,11 +130,17 @@ func (k *Keeper) resealSigningKey(ctx context.Context, key claim.SigningKey) err
 }
 
 // records reads everything in the ledger that is sealed.
-func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing claim.SigningKey, err error) {
+func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing []claim.SigningKey, err error) {
 	err = k.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
-		if signing, _, err = tx.SigningKey(); err != nil {
+		key, _, err := tx.SigningKey()
+		if err != nil {
 			return err
 		}
+		rotation, _, err := tx.KeyRotation()
+		if err != nil {
+			return err
+		}
+		signing = []claim.SigningKey{key, rotation.Key}
 		volumes, _, err = tx.Volumes(state.VolumeQuery{})
 		return err
 	})
@@ -148,8 +156,10 @@ func (k *Keeper) sealed(ctx context.Context) (map[string]int, error) {
 			count[with]++
 		}
 	}
-	if with := secrets.KeyOf(signing.Sealed); with != "" {
-		count[with]++
+	for _, key := range signing {
+		if with := secrets.KeyOf(key.Sealed); with != "" {
+			count[with]++
+		}
 	}
 	return count, err
 }

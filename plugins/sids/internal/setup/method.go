@@ -121,14 +121,19 @@ func (s *setup) methodConfig(is map[string]any) (map[string]any, error) {
 	case len(s.Keys) == 0:
 		return nil, fmt.Errorf("the agent's public keys are needed: start the agent, or give -jwks-url: %s", s.NoKeys)
 	default:
+		standing = slices.DeleteFunc(standing, func(k string) bool { return hasKey(s.Retired, k) })
 		for _, key := range s.Keys {
-			if !slices.ContainsFunc(standing, func(k string) bool { return strings.TrimSpace(k) == strings.TrimSpace(key) }) {
+			if !hasKey(standing, key) {
 				standing = append(standing, key)
 			}
 		}
 		config[keysKey] = standing
 	}
 	return config, nil
+}
+
+func hasKey(keys []string, key string) bool {
+	return slices.ContainsFunc(keys, func(k string) bool { return strings.TrimSpace(k) == strings.TrimSpace(key) })
 }
 
 // texts returns a list of texts in Consul's answer.

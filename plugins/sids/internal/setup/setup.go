@@ -57,7 +57,8 @@ type Input struct {
 	Intentions    bool            `json:"intentions"`
 	// Keys are the agent's public keys in PEM. With JWKSURL, Consul fetches them there, by the certificates JWKSCA.
 	Keys    []string `json:"keys"`
-	NoKeys  string   `json:"no_keys"` // why there are none
+	Retired []string `json:"retired,omitempty"` // those that were replaced, and have to be removed
+	NoKeys  string   `json:"no_keys"`           // why there are none
 	JWKSURL string   `json:"jwks_url"`
 	JWKSCA  string   `json:"jwks_ca"`
 	// Services are the patterns of the names that a namespace's workloads may have; nil: as Consul has them, or any in

@@ -344,6 +344,38 @@ func TestSecondHost(t *testing.T) {
 	}
 }
 
+// TestKeysAreReplaced adds a host's next key beside its present one, and then removes the one that was replaced. What
+// other hosts have added stays.
+func TestKeysAreReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	others := w.key
+	w.must(w.in)
+	in := w.host("n2")
+	old, present := w.key, in.Keys[0]
+	w.must(in)
+	next, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check.NoError(t, err)
+	in.Keys = []string{present, publicPEM(t, next)}
+	w.must(in)
+	for _, key := range []*ecdsa.PrivateKey{others, old, next} {
+		w.mayLogIn(key, "default", "web", true)
+	}
+	in.Keys, in.Retired = in.Keys[1:], in.Keys[:1]
+	for _, c := range []struct{ mode, want string }{
+		{modeCheck, "differs in JWTValidationPubKeys"}, {modeApply, "differs in JWTValidationPubKeys: updated"},
+		{modeApply, "is there"},
+	} {
+		in.Mode = c.mode
+		if steps, _ := w.must(in); steps["auth method pannier"] != c.want {
+			t.Errorf("%s: %v", c.mode, steps)
+		}
+	}
+	w.mayLogIn(old, "default", "web", false)
+	w.mayLogIn(others, "default", "web", true)
+	w.mayLogIn(next, "default", "web", true)
+}
+
 // TestForeign refuses objects of others, and then changes nothing.
 // The policy is for all hosts: what one of them needs stays.
 func TestNodeRights(t *testing.T) {

@@ -1118,8 +1118,11 @@ type PurgeNodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// ended are the workloads, as namespace/id, that a forced purge ended, and let_go the claims that it
 	// released without the node. Their mounts may still exist there.
-	Ended         []string `protobuf:"bytes,1,rep,name=ended,proto3" json:"ended,omitempty"`
-	LetGo         []*Claim `protobuf:"bytes,2,rep,name=let_go,json=letGo,proto3" json:"let_go,omitempty"`
+	Ended []string `protobuf:"bytes,1,rep,name=ended,proto3" json:"ended,omitempty"`
+	LetGo []*Claim `protobuf:"bytes,2,rep,name=let_go,json=letGo,proto3" json:"let_go,omitempty"`
+	// left is why what the node has left in Consul, services and its part of intentions, could not be removed;
+	// empty: it was. Only a forced purge leaves it.
+	Left          string `protobuf:"bytes,3,opt,name=left,proto3" json:"left,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1166,6 +1169,13 @@ func (x *PurgeNodeResponse) GetLetGo() []*Claim {
 		return x.LetGo
 	}
 	return nil
+}
+
+func (x *PurgeNodeResponse) GetLeft() string {
+	if x != nil {
+		return x.Left
+	}
+	return ""
 }
 
 var File_pannier_host_v1_node_proto protoreflect.FileDescriptor
@@ -1272,10 +1282,11 @@ const file_pannier_host_v1_node_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x15.pannier.host.v1.NodeR\x04node\"<\n" +
 	"\x10PurgeNodeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"X\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"l\n" +
 	"\x11PurgeNodeResponse\x12\x14\n" +
 	"\x05ended\x18\x01 \x03(\tR\x05ended\x12-\n" +
-	"\x06let_go\x18\x02 \x03(\v2\x16.pannier.host.v1.ClaimR\x05letGo2\xb2\x04\n" +
+	"\x06let_go\x18\x02 \x03(\v2\x16.pannier.host.v1.ClaimR\x05letGo\x12\x12\n" +
+	"\x04left\x18\x03 \x01(\tR\x04left2\xb2\x04\n" +
 	"\vNodeService\x12R\n" +
 	"\tListNodes\x12!.pannier.host.v1.ListNodesRequest\x1a\".pannier.host.v1.ListNodesResponse\x12L\n" +
 	"\aGetNode\x12\x1f.pannier.host.v1.GetNodeRequest\x1a .pannier.host.v1.GetNodeResponse\x12R\n" +

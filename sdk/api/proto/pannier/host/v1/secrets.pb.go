@@ -22,6 +22,61 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type SigningKeyState int32
+
+const (
+	SigningKeyState_SIGNING_KEY_STATE_UNSPECIFIED SigningKeyState = 0
+	// NEXT: it will sign when it is known everywhere. It is published.
+	SigningKeyState_SIGNING_KEY_STATE_NEXT SigningKeyState = 1
+	// PREVIOUS: it signs no more, and is still published.
+	SigningKeyState_SIGNING_KEY_STATE_PREVIOUS SigningKeyState = 2
+	// WITHDRAWN: it is published no more, and a Consul may still have it.
+	SigningKeyState_SIGNING_KEY_STATE_WITHDRAWN SigningKeyState = 3
+)
+
+// Enum value maps for SigningKeyState.
+var (
+	SigningKeyState_name = map[int32]string{
+		0: "SIGNING_KEY_STATE_UNSPECIFIED",
+		1: "SIGNING_KEY_STATE_NEXT",
+		2: "SIGNING_KEY_STATE_PREVIOUS",
+		3: "SIGNING_KEY_STATE_WITHDRAWN",
+	}
+	SigningKeyState_value = map[string]int32{
+		"SIGNING_KEY_STATE_UNSPECIFIED": 0,
+		"SIGNING_KEY_STATE_NEXT":        1,
+		"SIGNING_KEY_STATE_PREVIOUS":    2,
+		"SIGNING_KEY_STATE_WITHDRAWN":   3,
+	}
+)
+
+func (x SigningKeyState) Enum() *SigningKeyState {
+	p := new(SigningKeyState)
+	*p = x
+	return p
+}
+
+func (x SigningKeyState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SigningKeyState) Descriptor() protoreflect.EnumDescriptor {
+	return file_pannier_host_v1_secrets_proto_enumTypes[0].Descriptor()
+}
+
+func (SigningKeyState) Type() protoreflect.EnumType {
+	return &file_pannier_host_v1_secrets_proto_enumTypes[0]
+}
+
+func (x SigningKeyState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SigningKeyState.Descriptor instead.
+func (SigningKeyState) EnumDescriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{0}
+}
+
 type GetSecretsStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -275,6 +330,309 @@ func (x *RotateSecretsKeyResponse) GetId() string {
 	return ""
 }
 
+type GetSigningKeysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSigningKeysRequest) Reset() {
+	*x = GetSigningKeysRequest{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSigningKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSigningKeysRequest) ProtoMessage() {}
+
+func (x *GetSigningKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSigningKeysRequest.ProtoReflect.Descriptor instead.
+func (*GetSigningKeysRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{5}
+}
+
+type GetSigningKeysResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          *SigningKeys           `protobuf:"bytes,1,opt,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSigningKeysResponse) Reset() {
+	*x = GetSigningKeysResponse{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSigningKeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSigningKeysResponse) ProtoMessage() {}
+
+func (x *GetSigningKeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSigningKeysResponse.ProtoReflect.Descriptor instead.
+func (*GetSigningKeysResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GetSigningKeysResponse) GetKeys() *SigningKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type RotateSigningKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateSigningKeyRequest) Reset() {
+	*x = RotateSigningKeyRequest{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateSigningKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateSigningKeyRequest) ProtoMessage() {}
+
+func (x *RotateSigningKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateSigningKeyRequest.ProtoReflect.Descriptor instead.
+func (*RotateSigningKeyRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{7}
+}
+
+type RotateSigningKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          *SigningKeys           `protobuf:"bytes,1,opt,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateSigningKeyResponse) Reset() {
+	*x = RotateSigningKeyResponse{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateSigningKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateSigningKeyResponse) ProtoMessage() {}
+
+func (x *RotateSigningKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateSigningKeyResponse.ProtoReflect.Descriptor instead.
+func (*RotateSigningKeyResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RotateSigningKeyResponse) GetKeys() *SigningKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+type SigningKeys struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// signs is the key that signs; absent: none was needed yet.
+	Signs *SigningKey `protobuf:"bytes,1,opt,name=signs,proto3" json:"signs,omitempty"`
+	// other is the key of a rotation; absent: none is under way.
+	Other      *SigningKey     `protobuf:"bytes,2,opt,name=other,proto3" json:"other,omitempty"`
+	OtherState SigningKeyState `protobuf:"varint,3,opt,name=other_state,json=otherState,proto3,enum=pannier.host.v1.SigningKeyState" json:"other_state,omitempty"`
+	// since is when the rotation came to this state.
+	Since *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	// waits_for is what the rotation waits for; empty: for its next step, which is due.
+	WaitsFor string `protobuf:"bytes,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// stuck: it has waited for longer than it should.
+	Stuck         bool `protobuf:"varint,6,opt,name=stuck,proto3" json:"stuck,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SigningKeys) Reset() {
+	*x = SigningKeys{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SigningKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SigningKeys) ProtoMessage() {}
+
+func (x *SigningKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SigningKeys.ProtoReflect.Descriptor instead.
+func (*SigningKeys) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *SigningKeys) GetSigns() *SigningKey {
+	if x != nil {
+		return x.Signs
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetOther() *SigningKey {
+	if x != nil {
+		return x.Other
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetOtherState() SigningKeyState {
+	if x != nil {
+		return x.OtherState
+	}
+	return SigningKeyState_SIGNING_KEY_STATE_UNSPECIFIED
+}
+
+func (x *SigningKeys) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *SigningKeys) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
+func (x *SigningKeys) GetStuck() bool {
+	if x != nil {
+		return x.Stuck
+	}
+	return false
+}
+
+type SigningKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// id is the key id in JWTs.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// public is the public key as a JSON Web Key (RFC 7517).
+	Public        []byte `protobuf:"bytes,2,opt,name=public,proto3" json:"public,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SigningKey) Reset() {
+	*x = SigningKey{}
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SigningKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SigningKey) ProtoMessage() {}
+
+func (x *SigningKey) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_secrets_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SigningKey.ProtoReflect.Descriptor instead.
+func (*SigningKey) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_secrets_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *SigningKey) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SigningKey) GetPublic() []byte {
+	if x != nil {
+		return x.Public
+	}
+	return nil
+}
+
 var File_pannier_host_v1_secrets_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_secrets_proto_rawDesc = "" +
@@ -293,10 +651,35 @@ const file_pannier_host_v1_secrets_proto_rawDesc = "" +
 	"\x04here\x18\x05 \x01(\bR\x04here\"\x19\n" +
 	"\x17RotateSecretsKeyRequest\"*\n" +
 	"\x18RotateSecretsKeyResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id2\xe2\x01\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15GetSigningKeysRequest\"J\n" +
+	"\x16GetSigningKeysResponse\x120\n" +
+	"\x04keys\x18\x01 \x01(\v2\x1c.pannier.host.v1.SigningKeysR\x04keys\"\x19\n" +
+	"\x17RotateSigningKeyRequest\"L\n" +
+	"\x18RotateSigningKeyResponse\x120\n" +
+	"\x04keys\x18\x01 \x01(\v2\x1c.pannier.host.v1.SigningKeysR\x04keys\"\x9b\x02\n" +
+	"\vSigningKeys\x121\n" +
+	"\x05signs\x18\x01 \x01(\v2\x1b.pannier.host.v1.SigningKeyR\x05signs\x121\n" +
+	"\x05other\x18\x02 \x01(\v2\x1b.pannier.host.v1.SigningKeyR\x05other\x12A\n" +
+	"\vother_state\x18\x03 \x01(\x0e2 .pannier.host.v1.SigningKeyStateR\n" +
+	"otherState\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1b\n" +
+	"\twaits_for\x18\x05 \x01(\tR\bwaitsFor\x12\x14\n" +
+	"\x05stuck\x18\x06 \x01(\bR\x05stuck\"4\n" +
+	"\n" +
+	"SigningKey\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06public\x18\x02 \x01(\fR\x06public*\x91\x01\n" +
+	"\x0fSigningKeyState\x12!\n" +
+	"\x1dSIGNING_KEY_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16SIGNING_KEY_STATE_NEXT\x10\x01\x12\x1e\n" +
+	"\x1aSIGNING_KEY_STATE_PREVIOUS\x10\x02\x12\x1f\n" +
+	"\x1bSIGNING_KEY_STATE_WITHDRAWN\x10\x032\xae\x03\n" +
 	"\x0eSecretsService\x12g\n" +
 	"\x10GetSecretsStatus\x12(.pannier.host.v1.GetSecretsStatusRequest\x1a).pannier.host.v1.GetSecretsStatusResponse\x12g\n" +
-	"\x10RotateSecretsKey\x12(.pannier.host.v1.RotateSecretsKeyRequest\x1a).pannier.host.v1.RotateSecretsKeyResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
+	"\x10RotateSecretsKey\x12(.pannier.host.v1.RotateSecretsKeyRequest\x1a).pannier.host.v1.RotateSecretsKeyResponse\x12a\n" +
+	"\x0eGetSigningKeys\x12&.pannier.host.v1.GetSigningKeysRequest\x1a'.pannier.host.v1.GetSigningKeysResponse\x12g\n" +
+	"\x10RotateSigningKey\x12(.pannier.host.v1.RotateSigningKeyRequest\x1a).pannier.host.v1.RotateSigningKeyResponseBAZ?github.com/pannier/pannier/sdk/api/proto/pannier/host/v1;hostv1b\x06proto3"
 
 var (
 	file_pannier_host_v1_secrets_proto_rawDescOnce sync.Once
@@ -310,27 +693,45 @@ func file_pannier_host_v1_secrets_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_secrets_proto_rawDescData
 }
 
-var file_pannier_host_v1_secrets_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_pannier_host_v1_secrets_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_pannier_host_v1_secrets_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_pannier_host_v1_secrets_proto_goTypes = []any{
-	(*GetSecretsStatusRequest)(nil),  // 0: pannier.host.v1.GetSecretsStatusRequest
-	(*GetSecretsStatusResponse)(nil), // 1: pannier.host.v1.GetSecretsStatusResponse
-	(*SecretsKey)(nil),               // 2: pannier.host.v1.SecretsKey
-	(*RotateSecretsKeyRequest)(nil),  // 3: pannier.host.v1.RotateSecretsKeyRequest
-	(*RotateSecretsKeyResponse)(nil), // 4: pannier.host.v1.RotateSecretsKeyResponse
-	(*timestamppb.Timestamp)(nil),    // 5: google.protobuf.Timestamp
+	(SigningKeyState)(0),             // 0: pannier.host.v1.SigningKeyState
+	(*GetSecretsStatusRequest)(nil),  // 1: pannier.host.v1.GetSecretsStatusRequest
+	(*GetSecretsStatusResponse)(nil), // 2: pannier.host.v1.GetSecretsStatusResponse
+	(*SecretsKey)(nil),               // 3: pannier.host.v1.SecretsKey
+	(*RotateSecretsKeyRequest)(nil),  // 4: pannier.host.v1.RotateSecretsKeyRequest
+	(*RotateSecretsKeyResponse)(nil), // 5: pannier.host.v1.RotateSecretsKeyResponse
+	(*GetSigningKeysRequest)(nil),    // 6: pannier.host.v1.GetSigningKeysRequest
+	(*GetSigningKeysResponse)(nil),   // 7: pannier.host.v1.GetSigningKeysResponse
+	(*RotateSigningKeyRequest)(nil),  // 8: pannier.host.v1.RotateSigningKeyRequest
+	(*RotateSigningKeyResponse)(nil), // 9: pannier.host.v1.RotateSigningKeyResponse
+	(*SigningKeys)(nil),              // 10: pannier.host.v1.SigningKeys
+	(*SigningKey)(nil),               // 11: pannier.host.v1.SigningKey
+	(*timestamppb.Timestamp)(nil),    // 12: google.protobuf.Timestamp
 }
 var file_pannier_host_v1_secrets_proto_depIdxs = []int32{
-	2, // 0: pannier.host.v1.GetSecretsStatusResponse.keys:type_name -> pannier.host.v1.SecretsKey
-	5, // 1: pannier.host.v1.SecretsKey.added_at:type_name -> google.protobuf.Timestamp
-	0, // 2: pannier.host.v1.SecretsService.GetSecretsStatus:input_type -> pannier.host.v1.GetSecretsStatusRequest
-	3, // 3: pannier.host.v1.SecretsService.RotateSecretsKey:input_type -> pannier.host.v1.RotateSecretsKeyRequest
-	1, // 4: pannier.host.v1.SecretsService.GetSecretsStatus:output_type -> pannier.host.v1.GetSecretsStatusResponse
-	4, // 5: pannier.host.v1.SecretsService.RotateSecretsKey:output_type -> pannier.host.v1.RotateSecretsKeyResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	3,  // 0: pannier.host.v1.GetSecretsStatusResponse.keys:type_name -> pannier.host.v1.SecretsKey
+	12, // 1: pannier.host.v1.SecretsKey.added_at:type_name -> google.protobuf.Timestamp
+	10, // 2: pannier.host.v1.GetSigningKeysResponse.keys:type_name -> pannier.host.v1.SigningKeys
+	10, // 3: pannier.host.v1.RotateSigningKeyResponse.keys:type_name -> pannier.host.v1.SigningKeys
+	11, // 4: pannier.host.v1.SigningKeys.signs:type_name -> pannier.host.v1.SigningKey
+	11, // 5: pannier.host.v1.SigningKeys.other:type_name -> pannier.host.v1.SigningKey
+	0,  // 6: pannier.host.v1.SigningKeys.other_state:type_name -> pannier.host.v1.SigningKeyState
+	12, // 7: pannier.host.v1.SigningKeys.since:type_name -> google.protobuf.Timestamp
+	1,  // 8: pannier.host.v1.SecretsService.GetSecretsStatus:input_type -> pannier.host.v1.GetSecretsStatusRequest
+	4,  // 9: pannier.host.v1.SecretsService.RotateSecretsKey:input_type -> pannier.host.v1.RotateSecretsKeyRequest
+	6,  // 10: pannier.host.v1.SecretsService.GetSigningKeys:input_type -> pannier.host.v1.GetSigningKeysRequest
+	8,  // 11: pannier.host.v1.SecretsService.RotateSigningKey:input_type -> pannier.host.v1.RotateSigningKeyRequest
+	2,  // 12: pannier.host.v1.SecretsService.GetSecretsStatus:output_type -> pannier.host.v1.GetSecretsStatusResponse
+	5,  // 13: pannier.host.v1.SecretsService.RotateSecretsKey:output_type -> pannier.host.v1.RotateSecretsKeyResponse
+	7,  // 14: pannier.host.v1.SecretsService.GetSigningKeys:output_type -> pannier.host.v1.GetSigningKeysResponse
+	9,  // 15: pannier.host.v1.SecretsService.RotateSigningKey:output_type -> pannier.host.v1.RotateSigningKeyResponse
+	12, // [12:16] is the sub-list for method output_type
+	8,  // [8:12] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_secrets_proto_init() }
@@ -343,13 +744,14 @@ func file_pannier_host_v1_secrets_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_secrets_proto_rawDesc), len(file_pannier_host_v1_secrets_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   5,
+			NumEnums:      1,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_pannier_host_v1_secrets_proto_goTypes,
 		DependencyIndexes: file_pannier_host_v1_secrets_proto_depIdxs,
+		EnumInfos:         file_pannier_host_v1_secrets_proto_enumTypes,
 		MessageInfos:      file_pannier_host_v1_secrets_proto_msgTypes,
 	}.Build()
 	File_pannier_host_v1_secrets_proto = out.File

@@ -764,6 +764,103 @@ func (x *ListResponse) GetTokens() []*Token {
 	return nil
 }
 
+type HasKeyRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
+	// jwt has expired, so nothing is given for it.
+	Jwt           string `protobuf:"bytes,2,opt,name=jwt,proto3" json:"jwt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HasKeyRequest) Reset() {
+	*x = HasKeyRequest{}
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HasKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HasKeyRequest) ProtoMessage() {}
+
+func (x *HasKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HasKeyRequest.ProtoReflect.Descriptor instead.
+func (*HasKeyRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *HasKeyRequest) GetConsul() *v1.Consul {
+	if x != nil {
+		return x.Consul
+	}
+	return nil
+}
+
+func (x *HasKeyRequest) GetJwt() string {
+	if x != nil {
+		return x.Jwt
+	}
+	return ""
+}
+
+type HasKeyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Has           bool                   `protobuf:"varint,1,opt,name=has,proto3" json:"has,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HasKeyResponse) Reset() {
+	*x = HasKeyResponse{}
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HasKeyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HasKeyResponse) ProtoMessage() {}
+
+func (x *HasKeyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HasKeyResponse.ProtoReflect.Descriptor instead.
+func (*HasKeyResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *HasKeyResponse) GetHas() bool {
+	if x != nil {
+		return x.Has
+	}
+	return false
+}
+
 var File_pannier_plugin_identity_v1_identity_proto protoreflect.FileDescriptor
 
 const file_pannier_plugin_identity_v1_identity_proto_rawDesc = "" +
@@ -815,13 +912,19 @@ const file_pannier_plugin_identity_v1_identity_proto_rawDesc = "" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\"I\n" +
 	"\fListResponse\x129\n" +
-	"\x06tokens\x18\x01 \x03(\v2!.pannier.plugin.identity.v1.TokenR\x06tokens2\xf9\x03\n" +
+	"\x06tokens\x18\x01 \x03(\v2!.pannier.plugin.identity.v1.TokenR\x06tokens\"U\n" +
+	"\rHasKeyRequest\x122\n" +
+	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x10\n" +
+	"\x03jwt\x18\x02 \x01(\tR\x03jwt\"\"\n" +
+	"\x0eHasKeyResponse\x12\x10\n" +
+	"\x03has\x18\x01 \x01(\bR\x03has2\xda\x04\n" +
 	"\x0fIdentityService\x12_\n" +
 	"\x06Derive\x12).pannier.plugin.identity.v1.DeriveRequest\x1a*.pannier.plugin.identity.v1.DeriveResponse\x12n\n" +
 	"\vDeriveBatch\x12..pannier.plugin.identity.v1.DeriveBatchRequest\x1a/.pannier.plugin.identity.v1.DeriveBatchResponse\x12Y\n" +
 	"\x04Read\x12'.pannier.plugin.identity.v1.ReadRequest\x1a(.pannier.plugin.identity.v1.ReadResponse\x12_\n" +
 	"\x06Revoke\x12).pannier.plugin.identity.v1.RevokeRequest\x1a*.pannier.plugin.identity.v1.RevokeResponse\x12Y\n" +
-	"\x04List\x12'.pannier.plugin.identity.v1.ListRequest\x1a(.pannier.plugin.identity.v1.ListResponseBLZJgithub.com/pannier/pannier/sdk/proto/pannier/plugin/identity/v1;identityv1b\x06proto3"
+	"\x04List\x12'.pannier.plugin.identity.v1.ListRequest\x1a(.pannier.plugin.identity.v1.ListResponse\x12_\n" +
+	"\x06HasKey\x12).pannier.plugin.identity.v1.HasKeyRequest\x1a*.pannier.plugin.identity.v1.HasKeyResponseBLZJgithub.com/pannier/pannier/sdk/proto/pannier/plugin/identity/v1;identityv1b\x06proto3"
 
 var (
 	file_pannier_plugin_identity_v1_identity_proto_rawDescOnce sync.Once
@@ -835,7 +938,7 @@ func file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_pannier_plugin_identity_v1_identity_proto_rawDescData
 }
 
-var file_pannier_plugin_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_pannier_plugin_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_pannier_plugin_identity_v1_identity_proto_goTypes = []any{
 	(*DeriveRequest)(nil),         // 0: pannier.plugin.identity.v1.DeriveRequest
 	(*Subject)(nil),               // 1: pannier.plugin.identity.v1.Subject
@@ -850,40 +953,45 @@ var file_pannier_plugin_identity_v1_identity_proto_goTypes = []any{
 	(*RevokeResponse)(nil),        // 10: pannier.plugin.identity.v1.RevokeResponse
 	(*ListRequest)(nil),           // 11: pannier.plugin.identity.v1.ListRequest
 	(*ListResponse)(nil),          // 12: pannier.plugin.identity.v1.ListResponse
-	(*v1.Consul)(nil),             // 13: pannier.service.v1.Consul
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*HasKeyRequest)(nil),         // 13: pannier.plugin.identity.v1.HasKeyRequest
+	(*HasKeyResponse)(nil),        // 14: pannier.plugin.identity.v1.HasKeyResponse
+	(*v1.Consul)(nil),             // 15: pannier.service.v1.Consul
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_pannier_plugin_identity_v1_identity_proto_depIdxs = []int32{
-	13, // 0: pannier.plugin.identity.v1.DeriveRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 0: pannier.plugin.identity.v1.DeriveRequest.consul:type_name -> pannier.service.v1.Consul
 	1,  // 1: pannier.plugin.identity.v1.DeriveRequest.subject:type_name -> pannier.plugin.identity.v1.Subject
 	1,  // 2: pannier.plugin.identity.v1.Token.subject:type_name -> pannier.plugin.identity.v1.Subject
-	14, // 3: pannier.plugin.identity.v1.Token.created_at:type_name -> google.protobuf.Timestamp
-	14, // 4: pannier.plugin.identity.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
+	16, // 3: pannier.plugin.identity.v1.Token.created_at:type_name -> google.protobuf.Timestamp
+	16, // 4: pannier.plugin.identity.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: pannier.plugin.identity.v1.DeriveResponse.token:type_name -> pannier.plugin.identity.v1.Token
-	13, // 6: pannier.plugin.identity.v1.DeriveBatchRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 6: pannier.plugin.identity.v1.DeriveBatchRequest.consul:type_name -> pannier.service.v1.Consul
 	0,  // 7: pannier.plugin.identity.v1.DeriveBatchRequest.requests:type_name -> pannier.plugin.identity.v1.DeriveRequest
 	6,  // 8: pannier.plugin.identity.v1.DeriveBatchResponse.results:type_name -> pannier.plugin.identity.v1.DeriveResult
 	2,  // 9: pannier.plugin.identity.v1.DeriveResult.token:type_name -> pannier.plugin.identity.v1.Token
-	13, // 10: pannier.plugin.identity.v1.ReadRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 10: pannier.plugin.identity.v1.ReadRequest.consul:type_name -> pannier.service.v1.Consul
 	2,  // 11: pannier.plugin.identity.v1.ReadResponse.token:type_name -> pannier.plugin.identity.v1.Token
-	13, // 12: pannier.plugin.identity.v1.RevokeRequest.consul:type_name -> pannier.service.v1.Consul
-	13, // 13: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 12: pannier.plugin.identity.v1.RevokeRequest.consul:type_name -> pannier.service.v1.Consul
+	15, // 13: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
 	2,  // 14: pannier.plugin.identity.v1.ListResponse.tokens:type_name -> pannier.plugin.identity.v1.Token
-	0,  // 15: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
-	4,  // 16: pannier.plugin.identity.v1.IdentityService.DeriveBatch:input_type -> pannier.plugin.identity.v1.DeriveBatchRequest
-	7,  // 17: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
-	9,  // 18: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
-	11, // 19: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
-	3,  // 20: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
-	5,  // 21: pannier.plugin.identity.v1.IdentityService.DeriveBatch:output_type -> pannier.plugin.identity.v1.DeriveBatchResponse
-	8,  // 22: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
-	10, // 23: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
-	12, // 24: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	15, // 15: pannier.plugin.identity.v1.HasKeyRequest.consul:type_name -> pannier.service.v1.Consul
+	0,  // 16: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
+	4,  // 17: pannier.plugin.identity.v1.IdentityService.DeriveBatch:input_type -> pannier.plugin.identity.v1.DeriveBatchRequest
+	7,  // 18: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
+	9,  // 19: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
+	11, // 20: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
+	13, // 21: pannier.plugin.identity.v1.IdentityService.HasKey:input_type -> pannier.plugin.identity.v1.HasKeyRequest
+	3,  // 22: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
+	5,  // 23: pannier.plugin.identity.v1.IdentityService.DeriveBatch:output_type -> pannier.plugin.identity.v1.DeriveBatchResponse
+	8,  // 24: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
+	10, // 25: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
+	12, // 26: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
+	14, // 27: pannier.plugin.identity.v1.IdentityService.HasKey:output_type -> pannier.plugin.identity.v1.HasKeyResponse
+	22, // [22:28] is the sub-list for method output_type
+	16, // [16:22] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_identity_v1_identity_proto_init() }
@@ -897,7 +1005,7 @@ func file_pannier_plugin_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_identity_v1_identity_proto_rawDesc), len(file_pannier_plugin_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	IdentityService_Read_FullMethodName        = "/pannier.plugin.identity.v1.IdentityService/Read"
 	IdentityService_Revoke_FullMethodName      = "/pannier.plugin.identity.v1.IdentityService/Revoke"
 	IdentityService_List_FullMethodName        = "/pannier.plugin.identity.v1.IdentityService/List"
+	IdentityService_HasKey_FullMethodName      = "/pannier.plugin.identity.v1.IdentityService/HasKey"
 )
 
 // IdentityServiceClient is the client API for IdentityService service.
@@ -54,6 +55,9 @@ type IdentityServiceClient interface {
 	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
 	// List returns all tokens of one Pannier cluster.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
+	// HasKey says whether this Consul has the key that signed a JWT. Optional: the host waits some minutes instead
+	// before it signs with another key.
+	HasKey(ctx context.Context, in *HasKeyRequest, opts ...grpc.CallOption) (*HasKeyResponse, error)
 }
 
 type identityServiceClient struct {
@@ -114,6 +118,16 @@ func (c *identityServiceClient) List(ctx context.Context, in *ListRequest, opts 
 	return out, nil
 }
 
+func (c *identityServiceClient) HasKey(ctx context.Context, in *HasKeyRequest, opts ...grpc.CallOption) (*HasKeyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(HasKeyResponse)
+	err := c.cc.Invoke(ctx, IdentityService_HasKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // IdentityServiceServer is the server API for IdentityService service.
 // All implementations must embed UnimplementedIdentityServiceServer
 // for forward compatibility.
@@ -140,6 +154,9 @@ type IdentityServiceServer interface {
 	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
 	// List returns all tokens of one Pannier cluster.
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	// HasKey says whether this Consul has the key that signed a JWT. Optional: the host waits some minutes instead
+	// before it signs with another key.
+	HasKey(context.Context, *HasKeyRequest) (*HasKeyResponse, error)
 	mustEmbedUnimplementedIdentityServiceServer()
 }
 
@@ -164,6 +181,9 @@ func (UnimplementedIdentityServiceServer) Revoke(context.Context, *RevokeRequest
 }
 func (UnimplementedIdentityServiceServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
+}
+func (UnimplementedIdentityServiceServer) HasKey(context.Context, *HasKeyRequest) (*HasKeyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method HasKey not implemented")
 }
 func (UnimplementedIdentityServiceServer) mustEmbedUnimplementedIdentityServiceServer() {}
 func (UnimplementedIdentityServiceServer) testEmbeddedByValue()                         {}
@@ -276,6 +296,24 @@ func _IdentityService_List_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _IdentityService_HasKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(HasKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentityServiceServer).HasKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: IdentityService_HasKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentityServiceServer).HasKey(ctx, req.(*HasKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // IdentityService_ServiceDesc is the grpc.ServiceDesc for IdentityService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -302,6 +340,10 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _IdentityService_List_Handler,
+		},
+		{
+			MethodName: "HasKey",
+			Handler:    _IdentityService_HasKey_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -39,6 +39,12 @@ const (
 	// SecretsServiceRotateSecretsKeyProcedure is the fully-qualified name of the SecretsService's
 	// RotateSecretsKey RPC.
 	SecretsServiceRotateSecretsKeyProcedure = "/pannier.host.v1.SecretsService/RotateSecretsKey"
+	// SecretsServiceGetSigningKeysProcedure is the fully-qualified name of the SecretsService's
+	// GetSigningKeys RPC.
+	SecretsServiceGetSigningKeysProcedure = "/pannier.host.v1.SecretsService/GetSigningKeys"
+	// SecretsServiceRotateSigningKeyProcedure is the fully-qualified name of the SecretsService's
+	// RotateSigningKey RPC.
+	SecretsServiceRotateSigningKeyProcedure = "/pannier.host.v1.SecretsService/RotateSigningKey"
 )
 
 // SecretsServiceClient is a client for the pannier.host.v1.SecretsService service.
@@ -48,6 +54,12 @@ type SecretsServiceClient interface {
 	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
 	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
 	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
+	// GetSigningKeys lists the key that signs JWTs and the one that it replaces, or that will replace it.
+	GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error)
+	// RotateSigningKey begins to replace the key that signs JWTs, unless that has begun, and answers as
+	// GetSigningKeys. The new key signs as soon as all servers publish it and every Consul of the leader's
+	// configuration has it. The old one is published for ten minutes more.
+	RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error)
 }
 
 // NewSecretsServiceClient constructs a client for the pannier.host.v1.SecretsService service. By
@@ -73,6 +85,18 @@ func NewSecretsServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(secretsServiceMethods.ByName("RotateSecretsKey")),
 			connect.WithClientOptions(opts...),
 		),
+		getSigningKeys: connect.NewClient[v1.GetSigningKeysRequest, v1.GetSigningKeysResponse](
+			httpClient,
+			baseURL+SecretsServiceGetSigningKeysProcedure,
+			connect.WithSchema(secretsServiceMethods.ByName("GetSigningKeys")),
+			connect.WithClientOptions(opts...),
+		),
+		rotateSigningKey: connect.NewClient[v1.RotateSigningKeyRequest, v1.RotateSigningKeyResponse](
+			httpClient,
+			baseURL+SecretsServiceRotateSigningKeyProcedure,
+			connect.WithSchema(secretsServiceMethods.ByName("RotateSigningKey")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -80,6 +104,8 @@ func NewSecretsServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 type secretsServiceClient struct {
 	getSecretsStatus *connect.Client[v1.GetSecretsStatusRequest, v1.GetSecretsStatusResponse]
 	rotateSecretsKey *connect.Client[v1.RotateSecretsKeyRequest, v1.RotateSecretsKeyResponse]
+	getSigningKeys   *connect.Client[v1.GetSigningKeysRequest, v1.GetSigningKeysResponse]
+	rotateSigningKey *connect.Client[v1.RotateSigningKeyRequest, v1.RotateSigningKeyResponse]
 }
 
 // GetSecretsStatus calls pannier.host.v1.SecretsService.GetSecretsStatus.
@@ -92,6 +118,16 @@ func (c *secretsServiceClient) RotateSecretsKey(ctx context.Context, req *connec
 	return c.rotateSecretsKey.CallUnary(ctx, req)
 }
 
+// GetSigningKeys calls pannier.host.v1.SecretsService.GetSigningKeys.
+func (c *secretsServiceClient) GetSigningKeys(ctx context.Context, req *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error) {
+	return c.getSigningKeys.CallUnary(ctx, req)
+}
+
+// RotateSigningKey calls pannier.host.v1.SecretsService.RotateSigningKey.
+func (c *secretsServiceClient) RotateSigningKey(ctx context.Context, req *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error) {
+	return c.rotateSigningKey.CallUnary(ctx, req)
+}
+
 // SecretsServiceHandler is an implementation of the pannier.host.v1.SecretsService service.
 type SecretsServiceHandler interface {
 	// GetSecretsStatus lists the keys and how many records each encrypts.
@@ -99,6 +135,12 @@ type SecretsServiceHandler interface {
 	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
 	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
 	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
+	// GetSigningKeys lists the key that signs JWTs and the one that it replaces, or that will replace it.
+	GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error)
+	// RotateSigningKey begins to replace the key that signs JWTs, unless that has begun, and answers as
+	// GetSigningKeys. The new key signs as soon as all servers publish it and every Consul of the leader's
+	// configuration has it. The old one is published for ten minutes more.
+	RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error)
 }
 
 // NewSecretsServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -120,12 +162,28 @@ func NewSecretsServiceHandler(svc SecretsServiceHandler, opts ...connect.Handler
 		connect.WithSchema(secretsServiceMethods.ByName("RotateSecretsKey")),
 		connect.WithHandlerOptions(opts...),
 	)
+	secretsServiceGetSigningKeysHandler := connect.NewUnaryHandler(
+		SecretsServiceGetSigningKeysProcedure,
+		svc.GetSigningKeys,
+		connect.WithSchema(secretsServiceMethods.ByName("GetSigningKeys")),
+		connect.WithHandlerOptions(opts...),
+	)
+	secretsServiceRotateSigningKeyHandler := connect.NewUnaryHandler(
+		SecretsServiceRotateSigningKeyProcedure,
+		svc.RotateSigningKey,
+		connect.WithSchema(secretsServiceMethods.ByName("RotateSigningKey")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.SecretsService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case SecretsServiceGetSecretsStatusProcedure:
 			secretsServiceGetSecretsStatusHandler.ServeHTTP(w, r)
 		case SecretsServiceRotateSecretsKeyProcedure:
 			secretsServiceRotateSecretsKeyHandler.ServeHTTP(w, r)
+		case SecretsServiceGetSigningKeysProcedure:
+			secretsServiceGetSigningKeysHandler.ServeHTTP(w, r)
+		case SecretsServiceRotateSigningKeyProcedure:
+			secretsServiceRotateSigningKeyHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -141,4 +199,12 @@ func (UnimplementedSecretsServiceHandler) GetSecretsStatus(context.Context, *con
 
 func (UnimplementedSecretsServiceHandler) RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.RotateSecretsKey is not implemented"))
+}
+
+func (UnimplementedSecretsServiceHandler) GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.GetSigningKeys is not implemented"))
+}
+
+func (UnimplementedSecretsServiceHandler) RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.RotateSigningKey is not implemented"))
 }
