@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -67,24 +68,31 @@ func TestBusyMount(t *testing.T) {
 	}
 }
 
+// held starts a host with a workload "w", in whose volume "v" a process of the host has its directory until end.
+func held(t *testing.T) (h *testhost.Host, c *api.Client, holder int, end func()) {
+	t.Helper()
+	h, d, _ := faulty(t)
+	c = h.Client()
+	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
+	must(t, start(t.Context(), c, "w", "v"))
+	cmd := h.InNamespace("sleep", "1000")
+	cmd.Dir = targetPath(h, "w", "v")
+	must(t, cmd.Start())
+	end = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	t.Cleanup(end)
+	return h, c, cmd.Process.Pid, end
+}
+
 // A release that has to wait shows everywhere, with the same number of tries, and with what to do about it.
 func TestStuckReleaseIsSeen(t *testing.T) {
 	t.Parallel()
-	h, d, _ := faulty(t)
-	c := h.Client()
-	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
-	must(t, start(t.Context(), c, "w", "v"))
-	holder := h.InNamespace("sleep", "1000")
-	holder.Dir = targetPath(h, "w", "v")
-	must(t, holder.Start())
-	end := sync.OnceFunc(func() {
-		_ = holder.Process.Kill()
-		_ = holder.Wait()
-	})
-	t.Cleanup(end)
+	h, c, holder, end := held(t)
 	stopped := make(chan error, 1)
 	go func() { stopped <- stop(t.Context(), c, "w") }()
-	kill := fmt.Sprintf("kill %d", holder.Process.Pid)
+	kill := fmt.Sprintf("kill %d", holder)
 	h.Eventually("it is seen everywhere", func() error {
 		s, err := h.Status()
 		if err != nil || len(s.GetReleases()) != 1 || s.GetReleases()[0].GetTries() < 3 {
@@ -133,18 +141,7 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 // A detach that has to wait says for what, and gives up waiting when it was told to; the release goes on.
 func TestDetachSaysWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
-	h, d, _ := faulty(t)
-	c := h.Client()
-	must(t, register(t.Context(), c, d, "v", "single-node-writer"))
-	must(t, start(t.Context(), c, "w", "v"))
-	holder := h.InNamespace("sleep", "1000")
-	holder.Dir = targetPath(h, "w", "v")
-	must(t, holder.Start())
-	end := sync.OnceFunc(func() {
-		_ = holder.Process.Kill()
-		_ = holder.Wait()
-	})
-	t.Cleanup(end)
+	h, c, holder, end := held(t)
 	said, err := os.Create(h.Path("said"))
 	must(t, err)
 	defer said.Close()
@@ -159,7 +156,7 @@ func TestDetachSaysWhatItWaitsFor(t *testing.T) {
 	h.Eventually("it says what it waits for", func() error {
 		text, err := os.ReadFile(h.Path("said"))
 		for _, word := range []string{
-			`workload "w" waits for node "a" to unmount it`, "(sleep)", fmt.Sprintf("kill %d", holder.Process.Pid),
+			`workload "w" waits for node "a" to unmount it`, "(sleep)", fmt.Sprintf("kill %d", holder),
 		} {
 			if !strings.Contains(string(text), word) {
 				return fmt.Errorf("it does not say %q: %s (%w)", word, text, err)

@@ -37,6 +37,24 @@ csi_driver "faulty" {
 // neither the caller nor the workload notices.
 func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
+	hangs := func(<-chan struct{}) faultydriver.Fault { return faultydriver.Hang() }
+	inEachCall(t, hangs, 2, func(t *testing.T, h *testhost.Host) {
+		s, err := h.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(int(s.GetPlugins()[0].GetPid()), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// inEachCall has something happen while the driver works on a call of a start or of a stop, for each of their calls. The
+// driver's call has a fault, which may last until release is closed; the driver is called so many times in all.
+func inEachCall(t *testing.T, fault func(release <-chan struct{}) faultydriver.Fault, calls int,
+	happens func(t *testing.T, h *testhost.Host),
+) {
+	t.Helper()
 	for rpc, command := range map[string]string{
 		"ControllerPublishVolume": "start", "NodeStageVolume": "start", "NodePublishVolume": "start",
 		"NodeUnpublishVolume": "stop", "NodeUnstageVolume": "stop", "ControllerUnpublishVolume": "stop",
@@ -49,25 +67,22 @@ func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 			if command == "stop" {
 				h.Run("workload", "start", spec)
 			}
-			d.Script(rpc, faultydriver.Hang())
+			release := make(chan struct{})
+			d.Script(rpc, fault(release))
 			cmd := h.Command("workload", command, spec)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			d.AwaitCalls(rpc, 1)
-			s, err := h.Status()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Kill(int(s.GetPlugins()[0].GetPid()), unix.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			happens(t, h)
+			close(release)
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("workload %s failed: %v\n%s", command, err, h.LogTail())
 			}
-			if n := len(d.Calls(rpc)); n != 2 {
-				t.Errorf("it was called %d times, want 2", n)
+			if n := len(d.Calls(rpc)); n != calls {
+				t.Errorf("it was called %d times, want %d", n, calls)
 			}
+			drained(t, h)
 			if command == "start" {
 				h.Run("workload", "stop", spec)
 			}

@@ -103,44 +103,13 @@ func bridges(t *testing.T, h *testhost.Host) (pids []string) {
 // completes in the old process, and later calls are made by the new one.
 func TestSwapInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
-	for rpc, command := range map[string]string{
-		"ControllerPublishVolume": "start", "NodeStageVolume": "start", "NodePublishVolume": "start",
-		"NodeUnpublishVolume": "stop", "NodeUnstageVolume": "stop", "ControllerUnpublishVolume": "stop",
-	} {
-		t.Run(rpc, func(t *testing.T) {
-			t.Parallel()
-			h, d, id := faulty(t)
-			volume(h, id, "data", "single-node-writer", "")
-			spec := workload(h, "w", "data", "")
-			if command == "stop" {
-				h.Run("workload", "start", spec)
-			}
-			release := make(chan struct{})
-			d.Script(rpc, faultydriver.Until(release))
-			cmd := h.Command("workload", command, spec)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			d.AwaitCalls(rpc, 1)
-			swapBridge(t, h)
-			if p, err := bridge(h); err != nil || p.GetDraining() != 1 || len(p.GetSwaps()) != 1 ||
-				p.GetSwaps()[0].GetCarried() < 1 {
-				t.Errorf("in the middle of the call: %v, %v", p, err)
-			}
-			close(release)
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("workload %s failed: %v\n%s", command, err, h.LogTail())
-			}
-			if n := len(d.Calls(rpc)); n != 1 {
-				t.Errorf("it was called %d times, want once", n)
-			}
-			drained(t, h)
-			if command == "start" {
-				h.Run("workload", "stop", spec)
-			}
-			h.NothingInUse()
-		})
-	}
+	inEachCall(t, faultydriver.Until, 1, func(t *testing.T, h *testhost.Host) {
+		swapBridge(t, h)
+		if p, err := bridge(h); err != nil || p.GetDraining() != 1 || len(p.GetSwaps()) != 1 ||
+			p.GetSwaps()[0].GetCarried() < 1 {
+			t.Errorf("in the middle of the call: %v, %v", p, err)
+		}
+	})
 }
 
 // Before a swap the host compares the driver's description. A driver that is down has none, which must not
