@@ -1,5 +1,5 @@
-# Volumes of Pannier with the Nomad provider, by the plugin nomad-api (docs/nomad.md). The tests of this repository make
-# the provider's calls, but do not run this file.
+# Volumes of Pannier with the Nomad provider, by the plugin nomad-api (docs/nomad.md). The tests of this repository run
+# this file where terraform or tofu and the provider are in PATH.
 #
 #	export NOMAD_TOKEN=... # the secret of a Pannier token, where ACLs are on
 #	tofu init && tofu apply

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -433,4 +434,15 @@ func (h *Host) LogTail() string {
 	}
 	raw, _ := io.ReadAll(f)
 	return "the agent's log ends with:\n" + string(raw)
+}
+
+// FreeAddress returns an address of this machine with a TCP port that nobody listens on.
+func FreeAddress(t testing.TB, ip string) string {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(ip, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }
