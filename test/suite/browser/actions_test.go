@@ -1,13 +1,17 @@
 package browser
 
 import (
-	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/chromedp/chromedp"
 
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // What may be changed can be: each action asks first, and the page of its target shows what became of it.
@@ -67,6 +71,83 @@ func TestActions(t *testing.T) {
 	b.sees("[role=alert]", "runs already")
 }
 
+// A plugin goes through a canary that ends, one that is promoted, a rollback and a swap, each by its button, and the
+// page tells how many calls of each process failed.
+func TestActionsOfPlugins(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "actions = true")
+	r.volume("data")
+	const plugin = "csi-bridge"
+	file := filepath.Join(r.PluginDir, plugin)
+	program := check.Must(os.ReadFile(file))(t)
+	r.Run("plugin", "pin", plugin) // so that a new file waits
+	check.NoError(t, testhost.WriteProgram(file+".new", append(program, "\n// another\n"...)))
+	check.NoError(t, os.Rename(file+".new", file))
+	b := newBrowser(t)
+	b.signIn(r, r.manager)
+	newest := func(texts ...string) {
+		t.Helper()
+		for _, text := range texts {
+			b.sees("#swaps tbody tr:first-child", text)
+		}
+	}
+	calls := func() {
+		for range 20 {
+			r.Run("volume", "status", "data")
+		}
+	}
+
+	r.Run("plugin", "swap", "-canary", "50%", plugin)
+	b.open(r.url("/plugins/" + plugin))
+	b.live()
+	b.sees("main", "50 % of the calls")
+	b.follow("Roll back")
+	b.sees(".command", "pannier plugin rollback "+plugin)
+	b.press("Roll back")
+	newest("canary 50 %", "by an operator")
+
+	r.Run("plugin", "swap", "-canary", "50%", plugin)
+	r.workload("db", "data")
+	calls()
+	b.follow("Promote the canary")
+	b.press("Promote the canary")
+	newest("swapped", "canary 50 %", "0 % of")
+	if p := r.plugin(t, plugin); p.GetCanary() != nil || p.GetGeneration() < 3 {
+		t.Errorf("promoted: %v", p)
+	}
+
+	r.Run("plugin", "unpin", plugin)
+	b.follow("Roll back")
+	b.press("Roll back")
+	newest("rollback", "by an operator")
+	b.follow("Swap")
+	b.press("Swap in the file of the plugin directory")
+	newest("swapped")
+	if last := r.lastSwap(t, plugin); last.GetRollback() || last.GetError() != "" {
+		t.Errorf("swapped: %v", last)
+	}
+	b.picture("plugin-swaps")
+}
+
+// plugin returns a plugin of the host.
+func (r *rig) plugin(t *testing.T, name string) *hostv1.Plugin {
+	t.Helper()
+	all := check.Must(r.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
+	for _, p := range all.Msg.GetPlugins() {
+		if p.GetName() == name {
+			return p
+		}
+	}
+	t.Fatalf("there is no plugin %q", name)
+	return nil
+}
+
+func (r *rig) lastSwap(t *testing.T, name string) *hostv1.PluginSwap {
+	t.Helper()
+	swaps := r.plugin(t, name).GetSwaps()
+	return swaps[len(swaps)-1]
+}
+
 // Who may read is told what an action needs, and nothing is done.
 func TestActionThatIsNotAllowed(t *testing.T) {
 	t.Parallel()
@@ -89,19 +170,21 @@ func (b *browser) follow(text string) {
 	b.t.Helper()
 	find := fmt.Sprintf("[...document.querySelectorAll('main a')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a link "+text, find+" != null")
-	was := value[string](b, "location.href")
-	b.do("follow "+text, chromedp.Navigate(value[string](b, find+".href")), chromedp.WaitReady("main"))
-	if value[string](b, "location.href") == was {
-		b.t.Fatal(errors.New("the link " + text + " leads nowhere"))
-	}
+	b.leave(find)
 }
 
 // press submits the page's form by its button, and waits for the page after it.
 func (b *browser) press(text string) {
 	b.t.Helper()
-	before := value[float64](b, "performance.timeOrigin")
 	find := fmt.Sprintf("[...document.querySelectorAll('main button')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a button "+text, find+" != null")
-	b.eval(find + ".click()")
+	b.leave(find)
+}
+
+// leave clicks what leads to another page, and waits for that.
+func (b *browser) leave(element string) {
+	b.t.Helper()
+	before := value[float64](b, "performance.timeOrigin")
+	b.eval(element + ".click()")
 	b.until("the next page", fmt.Sprintf("performance.timeOrigin != %v && document.readyState == 'complete'", before))
 }

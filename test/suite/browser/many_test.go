@@ -10,7 +10,6 @@ import (
 	"connectrpc.com/connect"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
-	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/usage"
 )
 
@@ -60,13 +59,7 @@ func TestManyVolumes(t *testing.T) {
 		t.Logf("the page and what belongs to it have %d bytes", weight)
 	}
 	visitor := r.visit(t, r.reader)
-	plugins := check.Must(r.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
-	pids := []int{r.PID()}
-	for _, p := range plugins.Msg.GetPlugins() {
-		if p.GetName() == "web" {
-			pids = append(pids, int(p.GetPid()))
-		}
-	}
+	pids := []int{r.PID(), int(r.plugin(t, "web").GetPid())}
 	const reads = 20
 	before := usage.CPU(t, pids...)
 	for range reads {

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,6 +23,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/chromium"
 	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -39,14 +38,6 @@ type rig struct {
 	manager, reader, nobody string
 }
 
-// free returns an address that nobody listens on.
-func free(t *testing.T) string {
-	t.Helper()
-	l := check.Must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // webBlock is the plugin's block, with an address and more keys of its config.
 func webBlock(t *testing.T, address, config string) string {
 	return strings.NewReplacer(`"127.0.0.1:7480"`, strconv.Quote(address), "  user = \"nobody\"\n",
@@ -57,7 +48,7 @@ func webBlock(t *testing.T, address, config string) string {
 func newRig(t *testing.T, config string) *rig {
 	t.Helper()
 	testbin.RequireRoot(t, "the pages of a real agent")
-	r := &rig{address: free(t)}
+	r := &rig{address: testhost.FreeAddress(t, "127.0.0.1")}
 	r.Host = testhost.New(t, "acl {\n  enabled = true\n}\n"+webBlock(t, r.address, config)+testhost.LocalDriver(t), "web")
 	r.Begin()
 	r.Eventually("ACLs are bootstrapped", func() error {
@@ -141,37 +132,14 @@ type browser struct {
 	bytes float64
 }
 
-// newBrowser starts a Chromium with an empty profile. Without one on this machine the test is skipped.
+// newBrowser opens a window. Without a Chromium on this machine the test is skipped.
 func newBrowser(t *testing.T) *browser {
 	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("there is no chromium in PATH: the pages are not looked at in a browser (Debian: apt install chromium)")
-	}
-	temporary, err := os.MkdirTemp("", "pb-") // its sockets' paths are bounded
-	check.NoError(t, err)
-	t.Cleanup(func() { check.NoError(t, os.RemoveAll(temporary)) })
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox,
-		chromedp.UserDataDir(t.TempDir()), chromedp.Env("TMPDIR="+temporary), chromedp.WindowSize(1360, 900),
-		chromedp.Flag("disable-gpu", true), chromedp.Flag("disable-component-update", true),
-		chromedp.Flag("disable-background-networking", true), chromedp.Flag("disable-sync", true),
-		chromedp.Flag("no-first-run", true))
-	allocated, stop := chromedp.NewExecAllocator(context.Background(), options...)
-	t.Cleanup(stop)
-	ctx, cancel := chromedp.NewContext(allocated)
-	t.Cleanup(cancel)
-	b := &browser{Context: ctx, t: t}
-	check.NoError(t, chromedp.Listen(ctx, b.heard)) // it starts the browser, which ends with its context
-	b.do("listen", call(network.Enable, network.EnableParams{}), call(log.Enable, cdp.Empty{}), call(runtime.Enable, cdp.Empty{}))
+	b := &browser{Context: chromium.New(t), t: t}
+	check.NoError(t, chromedp.Listen(b.Context, b.heard)) // it starts the browser
+	b.do("listen", chromium.Call(network.Enable, network.EnableParams{}), chromium.Call(log.Enable, cdp.Empty{}),
+		chromium.Call(runtime.Enable, cdp.Empty{}))
 	return b
-}
-
-// call is an action that calls a command of the protocol.
-func call[P, R any](c cdp.Command[P, R], params P) chromedp.Action[chromedp.Void] {
-	return func(ctx context.Context, t *chromedp.Target) (chromedp.Void, error) {
-		_, err := cdp.Call(ctx, t, c, params)
-		return chromedp.Void{}, err
-	}
 }
 
 // heard looks at what a page does.
@@ -296,7 +264,7 @@ func (b *browser) eval(expression string) {
 // fresh empties the browser's cache, and weight says how many bytes it has loaded since.
 func (b *browser) fresh() {
 	b.t.Helper()
-	b.do("empty the cache", call(network.ClearBrowserCache, cdp.Empty{}))
+	b.do("empty the cache", chromium.Call(network.ClearBrowserCache, cdp.Empty{}))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.bytes = 0
@@ -335,7 +303,7 @@ func (b *browser) picture(name string) {
 // scheme sets the colours that the user prefers: light or dark.
 func (b *browser) scheme(name string) {
 	b.t.Helper()
-	b.do("prefer "+name, call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+	b.do("prefer "+name, chromium.Call(emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}},
 	}))
 }
