@@ -42,6 +42,14 @@
 // its four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at
 // its threads more often, so there the wake-ups are more than on an idle one.
 //
+// Traces. One agent that exports spans over OTLP/HTTP to a collector in the benchmark's process, and one that records
+// none, each with a volume of its own: a workload is started and stopped on one, then on the other, 300 times. What a
+// span takes while traces are off is measured beside the plugin call, since a call then has no other part of tracing.
+//
+// Pages. A real Chromium without a profile, its cache emptied before each load, opens pages of the plugin web on a host
+// with 10,000 volumes, and the same bytes from a server in the benchmark's process: what Chromium itself takes. The
+// first contentful paint and the first byte count from the begin of the navigation, as the Performance API has them.
+//
 // Memory. 10,000 volumes are created through the API, 200 workloads started and stopped, all
 // volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s, since the
 // agent returns memory to the kernel every half minute.

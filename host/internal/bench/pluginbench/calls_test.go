@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/catalog"
+	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/bench/measure"
@@ -64,7 +65,19 @@ func measureCalls(b *testing.B, r *table.Section) {
 		ways[2].times.Row("through the host, p99", 0.99).In("µs", 1000),
 		table.Minus("added by the host to a bare call, p50", p50(2, ""), p50(0, "")).Most(60),
 		table.Over("ratio to go-plugin's own client, p50", p50(2, ""), p50(1, "")).Most(1.15),
+		table.Row{What: "a span while traces are off", Value: spanOff(b.Context()), Unit: "ns", AtMost: 1000},
 	)
+}
+
+// spanOff is what a span takes outside a trace, in nanoseconds: where traces are off, all spans are.
+func spanOff(ctx context.Context) float64 {
+	const spans = 1_000_000
+	began := time.Now()
+	for range spans {
+		_, span := tracing.Span(ctx, "step stage", tracing.Workload.String("w"))
+		tracing.End(span, nil)
+	}
+	return float64(time.Since(began)) / spans
 }
 
 func read(ctx context.Context, client identity.Identity) error {
