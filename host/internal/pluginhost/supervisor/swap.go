@@ -29,7 +29,7 @@ type Swap struct {
 	Took time.Duration `json:"took"`
 	// Carried is how many calls and streams the old process still had to finish.
 	Carried int `json:"carried,omitempty"`
-	// Rollback says that the swap went back to the copy that had served before.
+	// Rollback says that the swap went back to the copy that had served before, since the newer one is refused.
 	Rollback bool `json:"rollback,omitempty"`
 	// Restart says that it is a new process of the same binary, which an operator asked for.
 	Restart bool `json:"restart,omitempty"`
@@ -79,8 +79,9 @@ func (i *instance) replace(ctx context.Context, gen *generation, grace *time.Dur
 
 // swapTo is replace by a binary that was chosen.
 func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grace *time.Duration) (*generation, error) {
+	_, refused := i.rec.Refused[gen.sha]
 	swap := Swap{
-		At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: src.sha == i.rec.LastGood,
+		At: time.Now().UTC(), From: gen.side(), To: Side{SHA256: src.sha}, Rollback: refused && src.sha == i.rec.LastGood,
 		Restart: src.sha == gen.sha && i.hasSettings(gen),
 	}
 	next, err := i.bringBeside(ctx, gen, src)
