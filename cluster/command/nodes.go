@@ -149,7 +149,7 @@ type RotateSigningKey struct {
 	Next claim.SigningKey `json:"next"`
 }
 
-// RotateSigningKeyResult answers RotateSigningKey and AdvanceKeyRotation with the present rotation; empty: it has ended.
+// RotateSigningKeyResult answers RotateSigningKey and AdvanceKeyRotation with the rotation; empty: it has ended.
 type RotateSigningKeyResult struct {
 	Rotation claim.KeyRotation
 }

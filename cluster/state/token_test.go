@@ -279,7 +279,8 @@ func TestRotationOfTheSigningKey(t *testing.T) {
 		signs, other string
 		published    bool
 	}{
-		{claim.KeyPublished, "old", "new", true}, {claim.KeyReplaced, "new", "old", true},
+		{claim.KeyPublished, "old", "new", true},
+		{claim.KeyReplaced, "new", "old", true},
 		{claim.KeyWithdrawn, "new", "old", false},
 	} {
 		for _, id := range []string{"old", "new"} {

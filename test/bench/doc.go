@@ -13,7 +13,7 @@
 // stopped through the API, then the four node calls are made on the same driver's socket for the
 // second. A start ends with the answer that the workload runs, a release with the answer that no
 // mount and no claim is left. What Pannier adds is the difference of the medians. In the same turns a third volume is
-// started and released by two processes that do nothing else (floor_test.go): what they add is what the structure costs.
+// started and released by two processes that do nothing else (floor_test.go): what they add is the structure's cost.
 //
 // At once. 100 workloads are started through the API at the same time, each with a volume of 64 MiB of its own, and
 // stopped; then the node calls are made for 100 other volumes at the same time over one connection to the driver. Eight
@@ -65,8 +65,8 @@
 // goroutines get 256 tokens in each of 31 turns, in four ways in rotation: Consul's API alone;
 // through Pannier with the intents already recorded; both again with the workload's start in the
 // ledger. Before them, through a process that only passes a call on to Consul's API with Consul's client: the floor of
-// a plugin in a process of its own. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark, plugins
-// and Consul together.
+// a plugin in a process of its own. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark,
+// plugins and Consul together.
 //
 // Bootstrap. 20 through the host, then one consul connect envoy -bootstrap as a whole process, 15
 // turns.
@@ -94,8 +94,8 @@
 // without TLS, synced as well, values of the same size. Six turns; a ratio is the median of the
 // turns' own. CPU time is that of servers and clients together. Two floors run in the same turns, entries of 512 bytes:
 // three processes with raft, its log and its connections as in the ledger, whose entries change nothing, and a client
-// over gRPC; and two processes, a leader that writes a batch to an allocated file and syncs it while the other one does,
-// over TLS connections, with nothing else.
+// over gRPC; and two processes, a leader that writes a batch to an allocated file and syncs it while the other one
+// does, over TLS connections, with nothing else.
 //
 // Leader killed. SIGKILL for 100 seconds, in a full run 120 times; from before the signal until the node's next
 // claim. The killed server votes again before the next round. Two servers sync term and vote first, so a

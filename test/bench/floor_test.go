@@ -69,15 +69,13 @@ func (r relay) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	return r.next.NodeStageVolume(ctx, req)
 }
 
-func (r relay) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse,
-	error,
-) {
+func (r relay) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest,
+) (*csi.NodeUnstageVolumeResponse, error) {
 	return r.next.NodeUnstageVolume(ctx, req)
 }
 
-func (r relay) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse,
-	error,
-) {
+func (r relay) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest,
+) (*csi.NodePublishVolumeResponse, error) {
 	return r.next.NodePublishVolume(ctx, req)
 }
 
@@ -132,7 +130,8 @@ func (h *bareHost) NodePublishVolume(ctx context.Context, req *csi.NodePublishVo
 	}
 	h.staging.Store(req.GetTargetPath(), req.GetStagingTargetPath())
 	_, err := h.next.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(), VolumeCapability: req.GetVolumeCapability(),
+		VolumeId: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(),
+		VolumeCapability: req.GetVolumeCapability(),
 	})
 	if err != nil {
 		return nil, err

@@ -127,11 +127,12 @@ var who = map[string][]string{
 		v1.MemberServiceRemoveKeyProcedure,
 		v1.OperatorServiceTransferLeadershipProcedure, v1.OperatorServiceRemovePeerProcedure,
 		v1.OperatorServiceSetAutopilotProcedure,
-		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SystemServiceCollectGarbageProcedure,
+		v1.SecretsServiceRotateSecretsKeyProcedure, v1.SecretsServiceRotateSigningKeyProcedure,
+		v1.SystemServiceCollectGarbageProcedure,
 	},
 	"other read write denied": {
 		v1.AgentServiceEventsProcedure, v1.SystemServiceWatchProcedure, // without topics
-		v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure,
+		v1.ACLServiceListACLPoliciesProcedure, v1.ACLServiceGetACLSelfProcedure, v1.SecretsServiceGetSigningKeysProcedure,
 	},
 	"none other read write denied": {v1.ACLServiceBootstrapACLProcedure},
 	"": {

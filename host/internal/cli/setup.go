@@ -164,7 +164,8 @@ func (a *app) runSetup(ctx context.Context, f *setupFlags) error {
 }
 
 // setUp completes the plugin's input and runs it. rotate begins to replace the key that signs, unless that has begun.
-func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool) (report setupReport, err error) {
+func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotate bool,
+) (report setupReport, err error) {
 	checksum := ""
 	for _, p := range cfg.Plugins {
 		if p.Name == setupPlugin {
@@ -182,11 +183,14 @@ func (a *app) setUp(ctx context.Context, cfg *config.Agent, in setupInput, rotat
 	if err != nil {
 		return report, err
 	}
-	if err := keys.ask(ctx, rotate && in.Mode == setupApply); err == nil {
+	err = keys.ask(ctx, rotate && in.Mode == setupApply)
+	if err == nil {
 		in.Keys, in.Retired, err = keys.pems()
-	} else if rotate {
+	}
+	switch {
+	case err != nil && rotate:
 		return report, fmt.Errorf("rotate the signing key: %w", err)
-	} else {
+	case err != nil:
 		in.NoKeys = err.Error()
 	}
 	if report, err = a.runSids(ctx, binary, in); err != nil || report.Error != "" {

@@ -49,8 +49,8 @@ func TestPluginDiesInTheMiddleOfACall(t *testing.T) {
 	})
 }
 
-// inEachCall has something happen while the driver works on a call of a start or of a stop, for each of their calls. The
-// driver's call has a fault, which may last until release is closed; the driver is called so many times in all.
+// inEachCall has something happen while the driver works on a call of a start or of a stop, for each of their calls.
+// The driver's call has a fault, which may last until release is closed; the driver is called so many times in all.
 func inEachCall(t *testing.T, fault func(release <-chan struct{}) faultydriver.Fault, calls int,
 	happens func(t *testing.T, h *testhost.Host),
 ) {

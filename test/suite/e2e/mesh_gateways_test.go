@@ -78,8 +78,8 @@ func TestGateways(t *testing.T) {
 	m.nothingInMesh()
 }
 
-// TestGatewaysAreChangedInPlace changes what running gateways listen on and speak for. Their streams get it from Consul,
-// and their bootstraps stay.
+// TestGatewaysAreChangedInPlace changes what running gateways listen on and speak for. Their streams get it from
+// Consul, and their bootstraps stay.
 func TestGatewaysAreChangedInPlace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, minted, "")

@@ -88,12 +88,12 @@ func TestTerraform(t *testing.T) {
 	existing := r.create(t, definition("archived", func(v *api.CSIVolume) { v.Namespace = "shop" }))
 	check.NoError(t, r.nomad.CSIVolumes().Deregister("archived", false, &api.WriteOptions{Namespace: "shop"}))
 	example := read(t, filepath.Join(testbin.Root(), "examples/terraform/main.tf"))
-	replace := func(old, new string) {
+	replace := func(old, with string) {
 		t.Helper()
 		if strings.Count(example, old) != 1 {
 			t.Fatalf("the example has %q %d times", old, strings.Count(example, old))
 		}
-		example = strings.Replace(example, old, new, 1)
+		example = strings.Replace(example, old, with, 1)
 	}
 	replace("unix:///run/pannier/nomad.sock", "unix://"+r.door())
 	replace("vol-0123456789", existing.ExternalID)
@@ -118,8 +118,8 @@ func TestTerraform(t *testing.T) {
 		t.Errorf("grown: %+v, %v", v, err)
 	}
 
-	// What the state has lost is taken over by the next apply. (An import by the provider's version 2.6.1 fails by an error
-	// of its own before it has read the volume: Value Conversion Error.)
+	// What the state has lost is taken over by the next apply. (An import by the provider's version 2.6.1 fails by an
+	// error of its own before it has read the volume: Value Conversion Error.)
 	tf.run(0, "state", "rm", "nomad_csi_volume.data", "nomad_csi_volume_registration.archive")
 	tf.apply()
 

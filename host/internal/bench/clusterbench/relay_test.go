@@ -23,7 +23,7 @@ import (
 )
 
 // relayOf is the variable that makes this program a relay, with the socket of the next one or of the driver; relayAt
-// has its own socket, or its port of loopback. In the latter case it uses TLS, with the files of a certificate and a key.
+// has its own socket, or its port of loopback. There it uses TLS, with the files of a certificate and a key.
 const (
 	relayOf, relayAt    = "CLUSTERBENCH_RELAY_OF", "CLUSTERBENCH_RELAY_AT"
 	relayCert, relayKey = "CLUSTERBENCH_RELAY_CERT", "CLUSTERBENCH_RELAY_KEY"

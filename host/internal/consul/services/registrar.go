@@ -145,7 +145,7 @@ func (r *Registrar) Forget(ctx context.Context, node string) error {
 		})
 		cancel()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("Consul %q: %w", name, err))
+			errs = append(errs, fmt.Errorf("consul %q: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -100,7 +100,9 @@ func (a *Authority) signingKey(ctx context.Context) (*signer, error) {
 }
 
 // signingKeys reads the cluster's signing key, which it makes if there is none, and the rotation that is under way.
-func (a *Authority) signingKeys(ctx context.Context) (standing claim.SigningKey, rotation claim.KeyRotation, err error) {
+func (a *Authority) signingKeys(ctx context.Context) (standing claim.SigningKey, rotation claim.KeyRotation,
+	err error,
+) {
 	var found bool
 	err = a.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
 		if standing, found, err = tx.SigningKey(); err != nil {

@@ -450,6 +450,7 @@ func TestRotationForAPluginThatDoesNotTell(t *testing.T) {
 	check.NoError(t, w.RotateKey(t.Context()))
 	clustertest.Eventually(t, "it waits for time to pass", func() bool {
 		s, err := w.Keys(t.Context())
-		return err == nil && s.Rotation.Phase == claim.KeyPublished && strings.Contains(s.WaitsFor, "does not tell") && !s.Stuck
+		return err == nil && s.Rotation.Phase == claim.KeyPublished && !s.Stuck &&
+			strings.Contains(s.WaitsFor, "does not tell")
 	})
 }

@@ -143,11 +143,12 @@ func TestDownNodesAreDeleted(t *testing.T) {
 		forgotten = append(forgotten, node)
 		return errors.New("Consul is away")
 	}
-	if gone, err := w.clearNodes(t.Context(), found); err == nil || len(gone) != 0 || !slices.Equal(forgotten, ids(found)) {
+	gone, err := w.clearNodes(t.Context(), found)
+	if err == nil || len(gone) != 0 || !slices.Equal(forgotten, ids(found)) {
 		t.Errorf("while Consul is away: %q, %v, forgotten %q", ids(gone), err, forgotten)
 	}
 	w.Forget = nil
-	gone, err := w.clearNodes(t.Context(), found)
+	gone, err = w.clearNodes(t.Context(), found)
 	if err != nil || !slices.Equal(ids(gone), []string{"down"}) {
 		t.Errorf("told of %q, %v", ids(gone), err)
 	}

@@ -363,7 +363,8 @@ func TestKeysAreReplaced(t *testing.T) {
 	}
 	in.Keys, in.Retired = in.Keys[1:], in.Keys[:1]
 	for _, c := range []struct{ mode, want string }{
-		{modeCheck, "differs in JWTValidationPubKeys"}, {modeApply, "differs in JWTValidationPubKeys: updated"},
+		{modeCheck, "differs in JWTValidationPubKeys"},
+		{modeApply, "differs in JWTValidationPubKeys: updated"},
 		{modeApply, "is there"},
 	} {
 		in.Mode = c.mode

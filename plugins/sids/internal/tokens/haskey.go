@@ -40,7 +40,7 @@ func (i *Issuer) HasKey(ctx context.Context, c service.Consul, question string) 
 	defer cancel()
 	known, err := knows(ctx, client, c, nobodys)
 	if err == nil && known {
-		err = errors.New("Consul accepts the signature of a key that nobody has")
+		err = errors.New("it accepts the signature of a key that nobody has")
 	}
 	if err == nil {
 		known, err = knows(ctx, client, c, question)
@@ -62,7 +62,7 @@ func knows(ctx context.Context, client *api.Client, c service.Consul, question s
 	switch {
 	case err == nil:
 		_, _ = client.ACL().Logout((&api.WriteOptions{Token: token.SecretID}).WithContext(ctx))
-		return false, errors.New("Consul gave a token for a JWT that has expired")
+		return false, errors.New("it gave a token for a JWT that has expired")
 	case !errors.As(err, &answer):
 		return false, err
 	case strings.Contains(answer.Body, "error validating claims"):
