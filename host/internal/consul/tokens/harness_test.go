@@ -40,7 +40,9 @@ var (
 	_ Ledger              = (*cluster.Node)(nil)
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 // patience bounds every wait.
 const patience = 30 * time.Second
