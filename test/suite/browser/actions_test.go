@@ -170,7 +170,11 @@ func (b *browser) follow(text string) {
 	b.t.Helper()
 	find := fmt.Sprintf("[...document.querySelectorAll('main a')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a link "+text, find+" != null")
-	b.leave(find)
+	was := value[string](b, "location.href")
+	b.do("follow "+text, chromedp.Navigate(value[string](b, find+".href")), chromedp.WaitReady("main"))
+	if value[string](b, "location.href") == was {
+		b.t.Fatal("the link " + text + " leads nowhere")
+	}
 }
 
 // press submits the page's form by its button, and waits for the page after it.
@@ -178,13 +182,7 @@ func (b *browser) press(text string) {
 	b.t.Helper()
 	find := fmt.Sprintf("[...document.querySelectorAll('main button')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a button "+text, find+" != null")
-	b.leave(find)
-}
-
-// leave clicks what leads to another page, and waits for that.
-func (b *browser) leave(element string) {
-	b.t.Helper()
 	before := value[float64](b, "performance.timeOrigin")
-	b.eval(element + ".click()")
+	b.eval(find + ".click()")
 	b.until("the next page", fmt.Sprintf("performance.timeOrigin != %v && document.readyState == 'complete'", before))
 }
