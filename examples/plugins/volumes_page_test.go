@@ -52,9 +52,7 @@ func newDoor(t *testing.T) *door {
 func newDoorOf(t *testing.T, name, program string) *door {
 	t.Helper()
 	testbin.RequireRoot(t, "an agent with the example plugin "+name)
-	l := must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
-	d := &door{t: t, name: name, address: l.Addr().String()}
-	must(0, l.Close())(t)
+	d := &door{t: t, name: name, address: testhost.FreeAddress(t, "127.0.0.1")}
 	d.Host = testhost.New(t, fmt.Sprintf(`
 acl {
   enabled = true

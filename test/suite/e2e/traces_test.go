@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -92,10 +91,7 @@ func TestTracesNotTaken(t *testing.T) {
 			return c
 		},
 		"away": func(t *testing.T) *otlp.Collector {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			must(t, err)
-			must(t, l.Close())
-			return &otlp.Collector{URL: "http://" + l.Addr().String()}
+			return &otlp.Collector{URL: "http://" + testhost.FreeAddress(t, "127.0.0.1")}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,16 +2,12 @@ package meshbench
 
 import (
 	"context"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
-
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/goplugin"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -22,35 +18,7 @@ func newRelay(b *testing.B, m *mesh) identity.Identity {
 	if err != nil {
 		b.Fatal(err)
 	}
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
-		Plugins:          goplugin.PluginSet{"relay": dispensed{}},
-		Cmd:              exec.Command(testbin.BuildDir(b, dir), m.reach.Address, m.reach.CAFile, m.aclToken),
-		AutoMTLS:         true,
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Logger:           hclog.NewNullLogger(),
-	})
-	b.Cleanup(client.Kill)
-	proto, err := client.Client()
-	if err != nil {
-		b.Fatal(err)
-	}
-	raw, err := proto.Dispense("relay")
-	if err != nil {
-		b.Fatal(err)
-	}
-	return raw.(identity.Identity) //nolint:forcetypeassert // dispensed gives nothing else
-}
-
-// dispensed is the client's side of go-plugin's interface.
-type dispensed struct {
-	goplugin.NetRPCUnsupportedPlugin
-}
-
-func (dispensed) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error { return nil }
-
-func (dispensed) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return identity.NewClient(conn), nil
+	return goplugin.Start(b, testbin.BuildDir(b, dir), m.reach.Address, m.reach.CAFile, m.aclToken)
 }
 
 // pass requests a token through the bare relay.

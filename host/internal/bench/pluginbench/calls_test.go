@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/tracing"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
+	"github.com/pannier/pannier/test/bench/goplugin"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -28,7 +27,7 @@ func measureCalls(b *testing.B, r *table.Section) {
 	rig.open(b)
 	plugin := catalog.New(rig.host)
 	server := testbin.BuildDir(b, "testdata/server")
-	bare, theirs := newBare(b, server), newTheirs(b, server)
+	bare, theirs := newBare(b, server), goplugin.Start(b, server)
 
 	ways := []struct {
 		times table.Samples
@@ -110,38 +109,4 @@ func newBare(b *testing.B, program string) identity.Identity {
 		b.Fatal(err)
 	}
 	return client
-}
-
-// newTheirs starts the program with go-plugin's client and its TLS.
-func newTheirs(b *testing.B, program string) identity.Identity {
-	b.Helper()
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
-		Plugins:          goplugin.PluginSet{"reader": dispensed{}},
-		Cmd:              exec.Command(program),
-		AutoMTLS:         true,
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Logger:           hclog.NewNullLogger(),
-	})
-	b.Cleanup(client.Kill)
-	proto, err := client.Client()
-	if err != nil {
-		b.Fatal(err)
-	}
-	raw, err := proto.Dispense("reader")
-	if err != nil {
-		b.Fatal(err)
-	}
-	return raw.(identity.Identity) //nolint:forcetypeassert // dispensed gives nothing else
-}
-
-// dispensed is the client's side of go-plugin's interface.
-type dispensed struct {
-	goplugin.NetRPCUnsupportedPlugin
-}
-
-func (dispensed) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error { return nil }
-
-func (dispensed) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return identity.NewClient(conn), nil
 }

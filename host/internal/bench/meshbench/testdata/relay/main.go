@@ -68,7 +68,7 @@ func main() {
 	}
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
-		Plugins:         goplugin.PluginSet{"relay": plugin{relay: &relay{consul: client}}},
+		Plugins:         goplugin.PluginSet{"identity": plugin{relay: &relay{consul: client}}},
 		GRPCServer:      goplugin.DefaultGRPCServer,
 	})
 }

@@ -47,7 +47,7 @@ func main() {
 	}
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
-		Plugins:         goplugin.PluginSet{"reader": plugin{}},
+		Plugins:         goplugin.PluginSet{"identity": plugin{}},
 		GRPCServer:      goplugin.DefaultGRPCServer,
 	})
 }
