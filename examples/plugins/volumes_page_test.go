@@ -267,9 +267,16 @@ func (d *door) restart() {
 	before := plugin(d.t, d.Host, d.name)
 	d.Kill()
 	d.Start()
-	if now := plugin(d.t, d.Host, d.name); now.GetPid() != before.GetPid() {
-		d.t.Errorf("the next agent has %v instead of %v", now, before)
-	}
+	d.Eventually("the next agent has the plugin", func() error {
+		now := plugin(d.t, d.Host, d.name)
+		if now.GetState() != "running" {
+			return fmt.Errorf("it is %v", now)
+		}
+		if now.GetPid() != before.GetPid() {
+			d.t.Fatalf("it is %v instead of %v", now, before)
+		}
+		return nil
+	})
 }
 
 // underLoad swaps the plugin while it is asked.
