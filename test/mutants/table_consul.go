@@ -1,6 +1,9 @@
 package main
 
-const tokensPkg = "./host/internal/consul/tokens"
+const (
+	tokensPkg    = "./host/internal/consul/tokens"
+	clusterSuite = "./test/suite/cluster"
+)
 
 // inConsul are planted bugs of what is in a Consul.
 var inConsul = []mutant{
@@ -28,8 +31,22 @@ var inConsul = []mutant{
 	{
 		name: "intentions-of-the-gone", promise: "what a node that is gone for good has left in Consul is removed with the node",
 		file: "plugins/consul-services/internal/services/intentions.go",
-		old:  "	if !p.services.sweepDue(held{p.agent.consul, p.owner}) {\n",
-		new:  "	if !p.services.sweepDue(held{p.agent.consul, registration.Owner{}}) || len(instances) == 0 {\n",
+		old:  "	if len(instances) > 0 && !p.services.sweepDue(",
+		new:  "	if !p.services.sweepDue(",
 		pkg:  "./plugins/consul-services/internal/services", run: "^TestAGoneHostsIntentions$",
+	},
+	{
+		name: "servers-not-asked", promise: "the leader asks every server of the cluster whether it publishes the next key",
+		file: "host/internal/agent/server.go",
+		old:  "		return s.servers.KeySets(ctx, servers)\n",
+		new:  "		return s.servers.KeySets(ctx, servers[:0])\n",
+		pkg:  clusterSuite, run: "^TestServersDieWhileTheSigningKeyIsReplaced$",
+	},
+	{
+		name: "collected-stays-in-consul", promise: "what a node that is collected has left in Consul is removed with the node",
+		file: "host/internal/agent/ledger.go",
+		old:  "Forget: k.services.Forget, ",
+		new:  "",
+		pkg:  clusterSuite, run: "^TestConsulForgetsHostsThatAreGone$",
 	},
 }

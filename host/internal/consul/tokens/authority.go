@@ -41,6 +41,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/secrets"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/internal/kmutex"
 	"github.com/pannier/pannier/sdk/identity"
@@ -103,7 +104,7 @@ type Authority struct {
 func New(cfg Config) *Authority {
 	a := &Authority{
 		Config:  cfg,
-		overlap: keyOverlap, untold: keyUntold,
+		overlap: failpoint.Shorter(keyOverlap), untold: keyUntold,
 
 		revokes:     rate.NewLimiter(revokePerSecond, revokeParallel),
 		derivations: map[string]*derivations{},

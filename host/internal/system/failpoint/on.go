@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 var mu sync.Mutex
@@ -44,3 +45,6 @@ func write(path, lines string) {
 		panic(fmt.Sprintf("failpoint: %v", err)) // otherwise it would crash again and again
 	}
 }
+
+// Shorter returns a second at most: tests do not wait for d.
+func Shorter(d time.Duration) time.Duration { return min(d, time.Second) }

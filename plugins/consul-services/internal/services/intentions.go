@@ -132,9 +132,9 @@ func (p *pass) repairIntentions(ctx context.Context, instances []registration.In
 
 // sweepIntentions takes back what this owner has written for instances that it has no more. Each is taken back at its
 // end, so this is needed only after a loss of the host's journal, where a host was forced to leave something, and by
-// another host for one that is gone for good.
+// another host for one that is gone for good, which may be each time that one of that name is gone.
 func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Instance) error {
-	if !p.services.sweepDue(held{p.agent.consul, p.owner}) {
+	if len(instances) > 0 && !p.services.sweepDue(held{p.agent.consul, p.owner}) {
 		return nil
 	}
 	wanted := map[string]bool{}

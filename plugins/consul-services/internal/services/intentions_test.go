@@ -201,8 +201,12 @@ func TestIntentions(t *testing.T) {
 		}
 		r.wantEntry(t, "*:deny shop:allow web:allow")
 		before := r.proxy.Count("GET", "/v1/config/service-intentions")
-		_, _, err = fresh.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: a.Owner})
+		other := none(a)
+		_, _, err = fresh.Sync(t.Context(), r.consul, registration.SyncRequest{
+			Owner: a.Owner, Instances: []registration.Instance{other},
+		})
 		check.NoError(t, err)
+		check.NoError(t, fresh.Deregister(t.Context(), r.consul, other.ID))
 		if n := r.proxy.Count("GET", "/v1/config/service-intentions"); n != before {
 			t.Error("what was swept is listed again")
 		}
@@ -324,7 +328,9 @@ func TestAGoneHostsIntentions(t *testing.T) {
 	}
 	sync(stays.Owner, stays) // its own leftovers are swept
 	r.wantEntry(t, "*:deny report:allow web:allow")
-	for range 2 {
+	for range 2 { // it comes back, and is gone again
+		r.set(t, gone)
+		r.wantEntry(t, "*:deny report:allow web:allow")
 		sync(gone.Owner)
 		r.wantEntry(t, "*:deny report:allow")
 	}
