@@ -200,33 +200,32 @@ func (n *Node) Snapshot() error {
 
 // Stats are a node's numbers at one moment.
 type Stats struct {
-	Leader        bool          // this node leads
-	LeaderName    string        // the leader; empty: none is known
-	Age           time.Duration // see Age
-	Term          uint64
-	LastIndex     uint64 // of the log
-	CommitIndex   uint64
-	AppliedIndex  uint64 // of the ledger: behind CommitIndex by entries that mean nothing to it
-	SnapshotIndex uint64 // of the newest snapshot's last entry
-	Size          int64  // of the ledger on disk, in bytes
-	Err           error  // ErrStopped and its cause, if the ledger accepts no more commands
-	Full          error  // ErrDiskFull and where, if there is no room for more
+	Leader       bool          // this node leads
+	LeaderName   string        // the leader; empty: none is known
+	Age          time.Duration // see Age
+	Term         uint64
+	LastIndex    uint64 // of the log
+	CommitIndex  uint64
+	AppliedIndex uint64 // of the ledger: behind CommitIndex by entries that mean nothing to it
+	Err          error  // ErrStopped and its cause, if the ledger accepts no more commands
+	Full         error  // ErrDiskFull and where, if there is no room for more
 }
 
-// Stats returns the node's present numbers.
+// Size is the size of the ledger on disk, in bytes. It reads the directory.
+func (n *Node) Size() int64 { return n.store.Size() }
+
+// Stats returns the node's present numbers. It is called for each check of the health, and reads no files.
 func (n *Node) Stats() Stats {
 	_, leader := n.raft.LeaderWithID()
 	return Stats{
-		Leader:        n.Leader(),
-		LeaderName:    string(leader),
-		Age:           n.Age(),
-		Term:          n.raft.CurrentTerm(),
-		LastIndex:     n.raft.LastIndex(),
-		CommitIndex:   n.raft.CommitIndex(),
-		AppliedIndex:  n.store.AppliedIndex(),
-		SnapshotIndex: n.raft.SnapshotIndex(),
-		Size:          n.store.Size(),
-		Err:           n.store.Err(),
-		Full:          needSpace(n.dir, SpaceToGrow),
+		Leader:       n.Leader(),
+		LeaderName:   string(leader),
+		Age:          n.Age(),
+		Term:         n.raft.CurrentTerm(),
+		LastIndex:    n.raft.LastIndex(),
+		CommitIndex:  n.raft.CommitIndex(),
+		AppliedIndex: n.store.AppliedIndex(),
+		Err:          n.store.Err(),
+		Full:         needSpace(n.dir, SpaceToGrow),
 	}
 }

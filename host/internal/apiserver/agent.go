@@ -50,7 +50,7 @@ func (s agentService) Status(ctx context.Context,
 		return connect.NewResponse(resp), nil
 	}
 	stats := s.cfg.Ledger.Stats()
-	resp.Leader, resp.RaftIndex, resp.LedgerSize = stats.Leader, stats.AppliedIndex, stats.Size
+	resp.Leader, resp.RaftIndex, resp.LedgerSize = stats.Leader, stats.AppliedIndex, s.cfg.Ledger.Size()
 	n, err := s.counts.read(ctx, s.cfg.Ledger)
 	if err != nil {
 		return nil, err

@@ -159,7 +159,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(leaderDesc, bit(stats.Leader))
 	gauge(termDesc, float64(stats.Term))
 	gauge(indexDesc, float64(stats.AppliedIndex))
-	gauge(sizeDesc, float64(stats.Size))
+	gauge(sizeDesc, float64(c.cfg.Ledger.Size()))
 	ctx, cancel := context.WithTimeout(c.running, collectTimeout)
 	defer cancel()
 	if stats.Leader && c.cfg.Raft != nil {

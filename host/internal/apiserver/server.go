@@ -355,6 +355,7 @@ type Ledger interface {
 	PutSnapshot(ctx context.Context, s claim.Snapshot) (command.PutSnapshotResult, error)
 	DeleteSnapshot(ctx context.Context, driver, id string) ([]claim.SnapshotRef, error)
 	Stats() cluster.Stats
+	Size() int64
 
 	BootstrapACL(ctx context.Context, t ledger.Token, reset uint64) (ledger.Token, error)
 	PutACLPolicies(ctx context.Context, policies ...ledger.Policy) ([]ledger.Policy, error)

@@ -117,7 +117,7 @@ func measureScale(b *testing.B, r *table.Section) {
 		what := func(s string) string { return fmt.Sprintf("%d nodes, %d volumes: %s", size.nodes, size.volumes, s) }
 		r.Add(
 			table.Row{What: what("commands per second while it grew"), Value: rate, Unit: "/s"},
-			table.Row{What: what("the ledger on disk"), Value: float64(n.Stats().Size) / (1 << 20), Unit: "MiB"},
+			table.Row{What: what("the ledger on disk"), Value: float64(n.Size()) / (1 << 20), Unit: "MiB"},
 			table.Row{What: what("heap in use"), Value: float64(heap.HeapAlloc) / (1 << 20), Unit: "MiB"},
 			table.Row{
 				What: what("heartbeats answered per second"), Value: answers, Unit: "/s",
