@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -128,6 +130,20 @@ func (s *Server) serve(server *http.Server, l net.Listener) {
 
 // apiHandler returns what the unix socket serves.
 func (s *Server) apiHandler() http.Handler {
+	public := http.NewServeMux()
+	s.handlePublic(public)
+	services := sync.OnceValue(s.services) // with the first call: it takes a tenth of the agent's start
+	return s.handOver(s.gate(s.forward(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/pannier.") {
+			services().ServeHTTP(w, r)
+			return
+		}
+		public.ServeHTTP(w, r)
+	}))))
+}
+
+// services returns what serves the API's calls.
+func (s *Server) services() http.Handler {
 	mux := http.NewServeMux()
 	options := connect.WithHandlerOptions(
 		connect.WithInterceptors(append(s.cfg.Traces.Connect(), interceptor{s})...),
@@ -149,8 +165,7 @@ func (s *Server) apiHandler() http.Handler {
 	mux.Handle(hostv1connect.NewOperatorServiceHandler(operatorService{s}, options))
 	mux.Handle(hostv1connect.NewSecretsServiceHandler(secretsService{s}, options))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(systemService{s}, options))
-	s.handlePublic(mux)
-	return s.handOver(s.gate(s.forward(mux)))
+	return mux
 }
 
 // publicHandler returns what everybody may read, for plain HTTP.
