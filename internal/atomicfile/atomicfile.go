@@ -2,6 +2,7 @@
 package atomicfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,8 +11,11 @@ import (
 )
 
 // WriteFile replaces the file at path (0600). After a crash the file has all of the old or all of the new contents;
-// once WriteFile has returned nil it has the new ones.
+// once WriteFile has returned nil it has the new ones. A file that has them already is not written again.
 func WriteFile(path string, data []byte) error {
+	if has(path, data) {
+		return SyncDir(filepath.Dir(path)) // the rename of an earlier call may not be on disk
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".write-") // 0600
 	if err != nil {
 		return err
@@ -25,6 +29,16 @@ func WriteFile(path string, data []byte) error {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// has says whether a regular file (0600) has the contents that an earlier WriteFile, which synced them, gave it.
+func has(path string, data []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != 0o600 || info.Size() != int64(len(data)) {
+		return false
+	}
+	now, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(now, data)
 }
 
 // Create makes the file at path (0600) of what write writes: after a crash it is complete or not there. It replaces

@@ -66,3 +66,29 @@ func TestLossOfPower(t *testing.T) {
 		})
 	}
 }
+
+func TestWriteFileKeepsWhatIsTheSame(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	write := func(text string) os.FileInfo {
+		t.Helper()
+		if err := WriteFile(path, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if got, readErr := os.ReadFile(path); err != nil || readErr != nil || string(got) != text || info.Mode() != 0o600 {
+			t.Fatalf("got %q, %v, %v, %v", got, info, err, readErr)
+		}
+		return info
+	}
+	first := write("one")
+	if !os.SameFile(first, write("one")) {
+		t.Error("the same contents were written again")
+	}
+	if os.SameFile(first, write("two")) {
+		t.Error("other contents of the same size were not written as a new file")
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	write("two")
+}
