@@ -47,7 +47,7 @@ func Open(dir string, log hclog.Logger) (*Journal, error) {
 		WithNumMemtables(2).
 		WithBlockCacheSize(0).
 		WithIndexCacheSize(0).
-		WithValueLogFileSize(16 << 20).
+		WithValueLogFileSize(1 << 20). // hardly used: nearly all values are below the threshold
 		WithCompactL0OnClose(true)
 	db, err := badger.Open(opts) // the error says if another process has it open
 	for try := 0; try < 5 && err != nil && strings.Contains(err.Error(), z.NewFile.Error()); try++ {
