@@ -21,10 +21,11 @@ type node struct{ member }
 func (n *node) steps() []step {
 	return []step{
 		{"data directory", n.openDataDir},
-		{"journal", n.openJournal},
+		{"journal's files", n.beginJournal}, // it is read while the plugins come up
 		{"secrets", n.openSecrets},
 		{"plugins", n.openPlugins}, // they come up while the servers are found
 		{"devices", n.followDevices},
+		{"journal", n.openJournal},
 		{"cluster", n.joinCluster},
 		{"fence", n.openLease},
 		{"ledger", n.openLedger},

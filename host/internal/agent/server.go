@@ -31,10 +31,11 @@ type server struct {
 func (s *server) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
-		{"journal", s.openJournal},
+		{"journal's files", s.beginJournal}, // it is read while the plugins come up
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins}, // they come up while the ledger is read
 		{"devices", s.followDevices},
+		{"journal", s.openJournal},
 		{"cluster", s.joinCluster},
 		{"fence", s.openLease},
 		{"ledger", s.openLedger},

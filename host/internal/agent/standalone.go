@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
@@ -19,11 +18,12 @@ type standalone struct {
 func (s *standalone) steps() []step {
 	return []step{
 		{"data directory", s.openDataDir},
-		{"ledger's files", s.beginLedger}, // it is read while the journal is, and the plugins come up
-		{"journal", s.openJournal},
+		{"ledger's files", s.beginLedger}, // both are read while the plugins come up
+		{"journal's files", s.beginJournal},
 		{"secrets", s.openSecrets},
 		{"plugins", s.openPlugins},
 		{"devices", s.followDevices},
+		{"journal", s.openJournal},
 		{"ledger", s.openLedger},
 		{"secrets keys", s.openKeys},
 		{"consul", s.openConsul},
@@ -48,10 +48,7 @@ func (s *standalone) beginLedger(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var node *cluster.Node
-	var opening sync.WaitGroup
-	opening.Go(func() { node, err = cluster.Open(ctx, cfg) })
-	s.opened = func() (*cluster.Node, error) { opening.Wait(); return node, err }
+	s.opened = beside(func() (*cluster.Node, error) { return cluster.Open(ctx, cfg) })
 	s.closers.add(func() error { // if openLedger was not reached
 		if node, _ := s.opened(); node != nil {
 			return node.Close()

@@ -34,17 +34,17 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("google.golang.org/grpc/internal/grpcsync.(*CallbackSerializer).run"))
 }
 
-func openJournal(t *testing.T, dir string) *journal.Journal {
+func openJournal(t *testing.T, dir string) func() (*journal.Journal, error) {
 	t.Helper()
 	j, err := journal.Open(dir, hclog.NewNullLogger())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = j.Close() })
-	return j
+	return func() (*journal.Journal, error) { return j, nil }
 }
 
-func serve(t *testing.T, j *journal.Journal) *Services {
+func serve(t *testing.T, j func() (*journal.Journal, error)) *Services {
 	t.Helper()
 	s := New(Config{Journal: j, Log: hclog.NewNullLogger()})
 	t.Cleanup(func() { _ = s.Close(false) })
@@ -86,7 +86,9 @@ func TestStateOutlivesTheHost(t *testing.T) {
 	if err := first.Close(false); err != nil {
 		t.Fatal(err)
 	}
-	_ = j.Close()
+	if opened, err := j(); err != nil || opened.Close() != nil {
+		t.Fatal("the journal is not closed")
+	}
 
 	waiting := make(chan error, 1)
 	go func() { _, _, err := state.Get(ctx, "b"); waiting <- err }() // while there is no host
