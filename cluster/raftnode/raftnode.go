@@ -85,7 +85,7 @@ const (
 	leaderLease = 500 * time.Millisecond
 	// Those of a server without others, which has nobody to hear from: it should wake up rarely. It does not wait for
 	// them to lead again (watchAlone).
-	aloneTimeout = 10 * time.Second
+	aloneTimeout = time.Minute
 	aloneLease   = aloneTimeout - 2*time.Millisecond // checkLeader shortens the timeout
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256

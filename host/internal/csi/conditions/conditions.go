@@ -20,6 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/notify"
+	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -95,7 +96,7 @@ func (m *Monitor) Run(ctx context.Context) {
 			pause = every
 		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(resident.Until(pause)):
 		case <-begun:
 		case <-ctx.Done():
 			return
