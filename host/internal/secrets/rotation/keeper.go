@@ -20,6 +20,7 @@ import (
 type Ledger interface {
 	Read(ctx context.Context, fn func(tx *state.ReadTx) error) error
 	ReadLatest(ctx context.Context, fn func(tx *state.ReadTx) error) error
+	ChangedAt(topics ...state.Topic) uint64
 	Watch(ctx context.Context, topics ...state.Topic) <-chan struct{}
 	// Servers lists all servers in raft's configuration, including this one.
 	Servers() ([]string, error)
@@ -59,6 +60,10 @@ type Keeper struct {
 
 	mu      sync.Mutex
 	problem string
+
+	counting  sync.Mutex
+	volumes   map[string]int // those that a key seals, by the key
+	volumesAt uint64         // no volume had changed since this index when they were counted
 }
 
 // New makes a Keeper.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -132,35 +133,52 @@ func (k *Keeper) resealSigningKey(ctx context.Context, key claim.SigningKey) err
 // records reads everything in the ledger that is sealed.
 func (k *Keeper) records(ctx context.Context) (volumes []claim.Volume, signing []claim.SigningKey, err error) {
 	err = k.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
-		key, _, err := tx.SigningKey()
-		if err != nil {
+		if signing, err = signingKeys(tx); err != nil {
 			return err
 		}
-		rotation, _, err := tx.KeyRotation()
-		if err != nil {
-			return err
-		}
-		signing = []claim.SigningKey{key, rotation.Key}
 		volumes, _, err = tx.Volumes(state.VolumeQuery{})
 		return err
 	})
 	return volumes, signing, err
 }
 
-// sealed counts the sealed records by key.
+func signingKeys(tx *state.ReadTx) ([]claim.SigningKey, error) {
+	key, _, err := tx.SigningKey()
+	if err != nil {
+		return nil, err
+	}
+	rotation, _, err := tx.KeyRotation()
+	return []claim.SigningKey{key, rotation.Key}, err
+}
+
+// sealed counts the sealed records by key. Volumes are read only when one has changed since the last time.
 func (k *Keeper) sealed(ctx context.Context) (map[string]int, error) {
-	volumes, signing, err := k.records(ctx)
-	count := map[string]int{}
-	for _, v := range volumes {
-		if with := secrets.KeyOf(v.SealedSecrets); with != "" {
-			count[with]++
+	k.counting.Lock()
+	defer k.counting.Unlock()
+	var count map[string]int
+	before := k.Ledger.ChangedAt(state.TopicVolumes) // so that what is counted is at least as new
+	err := k.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		if k.volumes == nil || k.Ledger.ChangedAt(state.TopicVolumes) != k.volumesAt {
+			volumes, _, err := tx.Volumes(state.VolumeQuery{})
+			if err != nil {
+				return err
+			}
+			k.volumes, k.volumesAt = map[string]int{}, before
+			for _, v := range volumes {
+				if with := secrets.KeyOf(v.SealedSecrets); with != "" {
+					k.volumes[with]++
+				}
+			}
 		}
-	}
-	for _, key := range signing {
-		if with := secrets.KeyOf(key.Sealed); with != "" {
-			count[with]++
+		signing, err := signingKeys(tx)
+		count = maps.Clone(k.volumes)
+		for _, key := range signing {
+			if with := secrets.KeyOf(key.Sealed); with != "" {
+				count[with]++
+			}
 		}
-	}
+		return err
+	})
 	return count, err
 }
 

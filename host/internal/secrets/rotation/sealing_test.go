@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/test/lib/check"
@@ -46,6 +47,35 @@ func TestLeaderIsKilledDuringARotation(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The state of the keys follows volumes that are made, removed and re-encrypted.
+func TestStatusCountsWhatIsSealed(t *testing.T) {
+	t.Parallel()
+	w := form(t)
+	first := w.settled()
+	counts := func(key string, want int) {
+		t.Helper()
+		status, err := w.leader().keeper.Status(t.Context())
+		check.NoError(t, err)
+		for _, k := range status.Keys {
+			if k.ID == key && k.Sealed != want || k.ID != key && k.Sealed != 0 {
+				t.Errorf("%s seals %d records; want %s to seal all %d", k.ID, k.Sealed, key, want)
+			}
+		}
+	}
+	counts(first, 0)
+	w.fill("a", "b") // and two signing keys
+	for range 2 {
+		counts(first, 4)
+	}
+	_, err := w.leader().DeregisterVolume(t.Context(), claim.VolumeRef{Namespace: "default", ID: "a"}, false)
+	check.NoError(t, err)
+	counts(first, 3)
+	second, err := w.leader().keeper.Rotate(t.Context())
+	check.NoError(t, err)
+	w.settled(first)
+	counts(second, 3)
 }
 
 // While a server is away nothing changes, and the error says which.
