@@ -30,6 +30,7 @@ func measurePages(b *testing.B, r *table.Section) {
 		volumes = 10_000
 		turns   = 30
 		target  = 100 // milliseconds
+		weight  = 150 // KiB
 	)
 	browser := chromium.New(b)
 	address := testhost.FreeAddress(b, "127.0.0.1")
@@ -78,12 +79,16 @@ plugin "web" {
 		if n < 2 {
 			painted = painted.Most(target)
 		}
-		r.Add(painted, p.load.answered.Row("of that until the first byte, p50", 0.5))
+		loaded := table.Of(p.what+", nothing cached: the page with its scripts and styles", "KiB", p.load.weight)
+		r.Add(painted, p.load.answered.Row("of that until the first byte, p50", 0.5), loaded.Most(weight))
 	}
 }
 
-// loads are how long the loads of a page took.
-type loads struct{ painted, answered table.Samples }
+// loads are how long the loads of a page took, and how much was loaded in KiB.
+type loads struct {
+	painted, answered table.Samples
+	weight            []float64
+}
 
 // open opens a page with an empty cache. Its times count from the begin of the navigation
 // (https://www.w3.org/TR/paint-timing/).
@@ -91,7 +96,7 @@ func (l *loads) open(b *testing.B, browser context.Context, url string) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(browser, time.Minute)
 	defer cancel()
-	type times struct{ Painted, Answered float64 }
+	type times struct{ Painted, Answered, Bytes float64 }
 	await := func(p *runtime.EvaluateParams) { wait := true; p.AwaitPromise = &wait }
 	_, err := chromedp.Run(ctx, chromedp.Steps(
 		chromium.Call(network.ClearBrowserCache, cdp.Empty{}), chromedp.Navigate(url)))
@@ -101,7 +106,13 @@ func (l *loads) open(b *testing.B, browser context.Context, url string) {
 	t, err := chromedp.Run(ctx, chromedp.Evaluate[times](`new Promise(done => {
 		new PerformanceObserver(list => {
 			const paint = list.getEntriesByName('first-contentful-paint')[0];
-			if (paint) done({Painted: paint.startTime, Answered: performance.getEntriesByType('navigation')[0].responseStart});
+			if (!paint) return;
+			const page = performance.getEntriesByType('navigation')[0];
+			const loaded = [page, ...performance.getEntriesByType('resource')];
+			done({
+				Painted: paint.startTime, Answered: page.responseStart,
+				Bytes: loaded.reduce((sum, one) => sum + one.transferSize, 0),
+			});
 		}).observe({type: 'paint', buffered: true});
 	})`, await))
 	if err != nil {
@@ -110,6 +121,7 @@ func (l *loads) open(b *testing.B, browser context.Context, url string) {
 	milliseconds := func(n float64) time.Duration { return time.Duration(n * float64(time.Millisecond)) }
 	l.painted = append(l.painted, milliseconds(t.Painted))
 	l.answered = append(l.answered, milliseconds(t.Answered))
+	l.weight = append(l.weight, t.Bytes/(1<<10))
 }
 
 // reply is an answer of the pages.

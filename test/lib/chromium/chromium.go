@@ -13,8 +13,8 @@ import (
 	"github.com/pannier/pannier/test/lib/check"
 )
 
-// New returns the context of a window of a Chromium with an empty profile. The first thing that is done with it starts
-// the browser, which ends with the test. Without a Chromium on this machine the test is skipped.
+// New starts a Chromium with an empty profile, and returns the context of its window. It ends with the test. Without a
+// Chromium on this machine the test is skipped.
 func New(t testing.TB) context.Context {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
@@ -33,6 +33,9 @@ func New(t testing.TB) context.Context {
 	t.Cleanup(stop)
 	ctx, cancel := chromedp.NewContext(allocated)
 	t.Cleanup(cancel)
+	// The browser ends with the context of the first call, which must not be one with a deadline.
+	_, err = chromedp.Run(ctx, chromedp.Steps())
+	check.NoError(t, err)
 	return ctx
 }
 

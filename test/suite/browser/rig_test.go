@@ -136,7 +136,7 @@ type browser struct {
 func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	b := &browser{Context: chromium.New(t), t: t}
-	check.NoError(t, chromedp.Listen(b.Context, b.heard)) // it starts the browser
+	check.NoError(t, chromedp.Listen(b.Context, b.heard))
 	b.do("listen", chromium.Call(network.Enable, network.EnableParams{}), chromium.Call(log.Enable, cdp.Empty{}),
 		chromium.Call(runtime.Enable, cdp.Empty{}))
 	return b
