@@ -170,11 +170,7 @@ func (b *browser) follow(text string) {
 	b.t.Helper()
 	find := fmt.Sprintf("[...document.querySelectorAll('main a')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a link "+text, find+" != null")
-	was := value[string](b, "location.href")
-	b.do("follow "+text, chromedp.Navigate(value[string](b, find+".href")), chromedp.WaitReady("main"))
-	if value[string](b, "location.href") == was {
-		b.t.Fatal("the link " + text + " leads nowhere")
-	}
+	b.leave(find)
 }
 
 // press submits the page's form by its button, and waits for the page after it.
@@ -182,7 +178,25 @@ func (b *browser) press(text string) {
 	b.t.Helper()
 	find := fmt.Sprintf("[...document.querySelectorAll('main button')].find(e => e.innerText.trim() == %q)", text)
 	b.until("there is a button "+text, find+" != null")
+	b.leave(find)
+}
+
+// leave clicks what leads to another page with the mouse, and waits for that page.
+func (b *browser) leave(element string) {
+	b.t.Helper()
 	before := value[float64](b, "performance.timeOrigin")
-	b.eval(find + ".click()")
+	b.click(element)
 	b.until("the next page", fmt.Sprintf("performance.timeOrigin != %v && document.readyState == 'complete'", before))
+}
+
+// click clicks an element with the mouse.
+func (b *browser) click(element string) {
+	b.t.Helper()
+	at := value[struct{ X, Y float64 }](b, fmt.Sprintf(`(() => {
+		const e = %s;
+		e.scrollIntoView({block: 'center', behavior: 'instant'});
+		const box = e.getBoundingClientRect();
+		return {X: box.x + box.width / 2, Y: box.y + box.height / 2};
+	})()`, element))
+	b.do("click "+element, chromedp.MouseClickXY(at.X, at.Y))
 }

@@ -4,9 +4,14 @@ document.addEventListener('htmx:sse:error', () => live('not live: reload', 'bad'
 document.addEventListener('htmx:sse:close', () => live('not live: reload', 'bad'));
 document.addEventListener('htmx:error', () => live('not live: reload', 'bad'));
 
-// A page that is left ends its stream, also where the browser keeps the page for the way back: HTTP/1.1 has six
-// connections. stop() would end them all, and with them what the next page loads.
-addEventListener('pagehide', () => document.getElementById('main')?._htmx?.sse?.abortController?.abort());
+// A page that is left ends its stream, also one that has had no answer yet, and also where the browser keeps the page
+// for the way back: HTTP/1.1 has six connections. stop() would end them all, and with them what the next page loads.
+let connection;
+document.addEventListener('htmx:sse:before:connection', event => connection = event.detail.connection);
+addEventListener('pagehide', () => {
+  htmx.trigger('#main', 'htmx:abort');
+  connection?.abortController.abort();
+});
 addEventListener('pageshow', event => event.persisted && location.reload());
 
 function live(text, kind) {
