@@ -14,11 +14,12 @@ import (
 
 // NewClient returns the host's client of a storage plugin. Errors are the plugin's gRPC status errors, unchanged.
 func NewClient(conn grpc.ClientConnInterface) Client {
-	return &client{rpc: storagev1.NewStorageServiceClient(conn)}
+	return &client{conn: conn, rpc: storagev1.NewStorageServiceClient(conn)}
 }
 
 type client struct {
-	rpc storagev1.StorageServiceClient
+	conn grpc.ClientConnInterface
+	rpc  storagev1.StorageServiceClient
 }
 
 func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions,
