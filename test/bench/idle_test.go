@@ -30,7 +30,8 @@ func measureIdle(b *testing.B, r *table.Section) {
 	driver := processOf(b, h, "csi-local")
 	time.Sleep(rest)
 	began := time.Now()
-	cpu, drivers, wakeUps := usage.CPU(b, pids...), usage.CPU(b, driver), usage.WakeUps(b, pids...)
+	cpu, drivers := usage.CPU(b, pids...), usage.CPU(b, driver)
+	wakeUps, agents := usage.WakeUps(b, pids...), usage.WakeUps(b, pids[0])
 	time.Sleep(idling)
 	seconds := time.Since(began).Seconds()
 	share := func(used time.Duration) float64 { return 100 * used.Seconds() / seconds }
@@ -40,6 +41,7 @@ func measureIdle(b *testing.B, r *table.Section) {
 			What:  "their wake-ups (voluntary context switches of all threads) per second",
 			Value: float64(usage.WakeUps(b, pids...)-wakeUps) / seconds, AtMost: 10,
 		},
+		table.Row{What: "of that the agent", Value: float64(usage.WakeUps(b, pids[0])-agents) / seconds},
 		table.Row{What: "csi-local, of a core", Value: share(usage.CPU(b, driver) - drivers), Unit: "%"},
 		table.Row{What: "resident memory of the agent", Value: usage.Memory(b, pids[0], "VmRSS"), Unit: "MiB", AtMost: 30},
 	)
