@@ -1,7 +1,7 @@
 package apiserver
 
 import (
-	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -10,16 +10,8 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
+	"github.com/pannier/pannier/test/lib/testhost"
 )
-
-// freePort returns a port that nobody has now.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check.NoError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
 
 // A check names every problem that a start would have on this node, and leaves nothing behind.
 func TestCheckWorkload(t *testing.T) {
@@ -52,7 +44,7 @@ func TestCheckWorkload(t *testing.T) {
 			t.Errorf("found %v", v)
 		}
 	}
-	port := int32(freePort(t))
+	port := int32(netip.MustParseAddrPort(testhost.FreeAddress(t, "127.0.0.1")).Port())
 	for _, id := range []string{"w", "other"} { // the first one leaves it free
 		got := find(spec(func(s *hostv1.WorkloadSpec) { s.Id, s.Ports[0].Static = id, port }))
 		if len(got.GetProblems()) > 0 {

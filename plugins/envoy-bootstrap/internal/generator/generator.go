@@ -111,7 +111,7 @@ func (g *Generator) await(ctx context.Context, c service.Consul, req bootstrap.R
 	pauses.InitialInterval, pauses.MaxInterval = firstPause, lastPause
 	pauses.RandomizationFactor, pauses.Multiplier = 0.2, 2
 	var last error
-	var server *envoy.Server
+	var server envoy.Server
 	p, err := backoff.Retry(waiting, func() (envoy.Proxy, error) {
 		p, err := g.proxy(waiting, c, req, &server)
 		// The end of the wait says less than the error before it.

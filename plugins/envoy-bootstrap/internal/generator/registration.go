@@ -23,8 +23,8 @@ import (
 )
 
 // proxy makes one attempt to read everything that the bootstrap of req's proxy needs. server is what an earlier attempt
-// has read of the xDS server; nil: nothing yet.
-func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request, server **envoy.Server) (
+// has read of the xDS server; zero: nothing yet.
+func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.Request, server *envoy.Server) (
 	envoy.Proxy, error,
 ) {
 	var none envoy.Proxy
@@ -39,11 +39,10 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 	// The server does not depend on the registration: both are read at once.
 	var serverErr error
 	var reading sync.WaitGroup
-	if *server == nil {
+	if *server == (envoy.Server{}) {
 		reading.Go(func() {
-			var s envoy.Server
-			if s, serverErr = g.server(ctx, c, first(nodeToken, token)); serverErr == nil {
-				*server = &s
+			if *server, serverErr = g.server(ctx, c, first(nodeToken, token)); serverErr != nil {
+				*server = envoy.Server{} // it may be incomplete
 			}
 		})
 	}
@@ -69,7 +68,7 @@ func (g *Generator) proxy(ctx context.Context, c service.Consul, req bootstrap.R
 		Config:     registered.Proxy.Config,
 		Admin:      admin,
 		Ready:      ready,
-		Server:     **server,
+		Server:     *server,
 		Token:      token,
 	}
 	// The agent merges the proxy-defaults into the registration.
