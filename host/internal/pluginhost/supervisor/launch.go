@@ -25,7 +25,8 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// launch starts a new process of the plugin and brings it up. On failure nothing of the process is left.
+// launch starts a new process of the plugin and brings it up. On failure nothing of the process is left. The record says
+// that it is up when the caller saves it, which must be before it serves.
 func (i *instance) launch(parent context.Context, src source) (gen *generation, err error) {
 	bin, unpin, err := i.copyOf(src)
 	if err != nil {
@@ -164,7 +165,7 @@ func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner)
 		i.rec.Runs = append(i.rec.Runs, run.record)
 		run.save = func(ref process.Ref) error {
 			run.record.Process = &ref
-			return i.rec.save(i.sup.dir)
+			return i.rec.saveProcess(i.sup.dir)
 		}
 		return run, nil
 	}
@@ -274,10 +275,6 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	run.record.Address, run.record.Kind, run.record.Version = addr.String(), gen.kind, gen.version
 	if v := client.NegotiatedVersion(); v != 0 {
 		run.record.Wire = v
-	}
-	if err := i.rec.save(i.sup.dir); err != nil {
-		gen.health.close()
-		return nil, err
 	}
 	return gen, nil
 }

@@ -86,8 +86,12 @@ func (i *instance) tryReattach(ctx context.Context, rec *runRecord) (gen *genera
 	client := goplugin.NewClient(cfg)
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
-	if err == nil && i.sup.cfg.Services != nil {
-		if err = i.sup.cfg.Services.Adopt(ctx, i.name, gen.conn); err != nil {
+	if err == nil {
+		err = i.rec.save(i.sup.dir)
+		if err == nil && i.sup.cfg.Services != nil {
+			err = i.sup.cfg.Services.Adopt(ctx, i.name, gen.conn)
+		}
+		if err != nil {
 			gen.health.close()
 			gen = nil
 		}

@@ -127,12 +127,17 @@ func (r *record) upgrade(data []byte) error {
 	return nil
 }
 
-func (r *record) save(dir string) error {
+func (r *record) save(dir string) error { return r.write(dir, atomicfile.WriteFile) }
+
+// saveProcess saves what a process that does not serve yet is found by, which a loss of power ends.
+func (r *record) saveProcess(dir string) error { return r.write(dir, atomicfile.Replace) }
+
+func (r *record) write(dir string, write func(path string, data []byte) error) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
-	if err := atomicfile.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
+	if err := write(recordPath(dir, r.Name), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
 	r.unsaved = false

@@ -138,6 +138,9 @@ func (i *instance) tryBeside(ctx context.Context, gen *generation, src source) (
 			err = errors.Join(err, i.end(ctx, next))
 		}
 	}()
+	if err := i.rec.save(i.sup.dir); err != nil {
+		return next, err
+	}
 	failpoint.Here("swap", "up")
 	if next.kind != gen.kind {
 		return next, permanent{fmt.Errorf("it is of kind %s, and what runs is of kind %s", next.kind, gen.kind)}
