@@ -12,7 +12,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if kind := os.Getenv(envFloor); kind != "" {
-		if err := floorProcess(kind, os.Args[1], os.Args[2]); err != nil {
+		run := floorProcess
+		if kind == "ready" {
+			run = func(_, dir, program string) error { return floorReady(dir, program) }
+		}
+		if err := run(kind, os.Args[1], os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

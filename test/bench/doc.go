@@ -32,7 +32,9 @@
 // and 256 goroutines claim.
 //
 // Ready. From fork to the first 200 of /v1/health, polled every millisecond, twelve times: with an
-// empty data directory, and after kill -9 with plugin and driver running.
+// empty data directory, and after kill -9 with plugin and driver running. In the same turns a process does both that
+// only opens Badger twice and raft's log, leads alone, and copies, hashes, syncs and starts one plugin, or reattaches
+// to it, all at the same time (ready_test.go): the floor of an agent with these parts.
 //
 // Upgrade. A volume is read by 64 clients over their own connections: a read is due every millisecond, and its
 // time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade

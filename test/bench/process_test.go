@@ -26,7 +26,13 @@ type agent struct {
 // ready.
 func startAgent(b *testing.B, h *testhost.Host) *agent {
 	b.Helper()
-	log, err := os.OpenFile(h.Path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	return startReady(b, exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl")), h.Path("agent.log"), h.Socket())
+}
+
+// startReady does the same with a process that writes to a log and serves its health on a socket.
+func startReady(b *testing.B, cmd *exec.Cmd, logPath, socket string) *agent {
+	b.Helper()
+	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -34,10 +40,10 @@ func startAgent(b *testing.B, h *testhost.Host) *agent {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
 		error,
 	) {
-		return new(net.Dialer).DialContext(ctx, "unix", h.Socket())
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
 	defer client.CloseIdleConnections()
-	a := &agent{cmd: exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl"))}
+	a := &agent{cmd: cmd}
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	at := time.Now()
 	if err := a.cmd.Start(); err != nil {
@@ -51,7 +57,8 @@ func startAgent(b *testing.B, h *testhost.Host) *agent {
 			return a
 		}
 		if a.ready > testhost.Wait {
-			b.Fatalf("the agent is not ready: %v\n%s", err, h.LogTail())
+			said, _ := os.ReadFile(logPath)
+			b.Fatalf("%v is not ready: %v\n%s", cmd.Args, err, said[max(0, len(said)-4000):])
 		}
 		time.Sleep(time.Millisecond)
 	}

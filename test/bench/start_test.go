@@ -11,6 +11,7 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
+	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -18,7 +19,8 @@ import (
 func measureStart(b *testing.B, r *table.Section) {
 	const turns = 12
 	h := newHost(b)
-	var first, again table.Samples
+	program := testbin.Build(b, "plugins/csi-bridge")
+	var first, again, floorFirst, floorAgain table.Samples
 	for range measure.Turns(turns, 20*time.Second) {
 		a := startAgent(b, h)
 		first = append(first, a.ready)
@@ -33,10 +35,14 @@ func measureStart(b *testing.B, r *table.Section) {
 		if err := os.RemoveAll(h.Path("data")); err != nil {
 			b.Fatal(err)
 		}
+		bare, bareAgain := floorStarts(b, program)
+		floorFirst, floorAgain = append(floorFirst, bare), append(floorAgain, bareAgain)
 	}
 	r.Add(
 		first.Row("exec → ready, for the first time, p50", 0.5).Most(35),
 		again.Row("exec → ready after kill -9, plugin and driver alive, p50", 0.5).Most(20),
+		floorFirst.Row("a process that only opens the stores and starts the plugin, p50", 0.5),
+		floorAgain.Row("the same after kill -9, plugin alive, p50", 0.5),
 	)
 }
 

@@ -25,8 +25,8 @@ import (
 	"github.com/pannier/pannier/sdk/wire"
 )
 
-// launch starts a new process of the plugin and brings it up. On failure nothing of the process is left. The record says
-// that it is up when the caller saves it, which must be before it serves.
+// launch starts a new process of the plugin and brings it up. On failure nothing of the process is left. The caller
+// saves the record, which then says that it is up, before it serves.
 func (i *instance) launch(parent context.Context, src source) (gen *generation, err error) {
 	bin, unpin, err := i.copyOf(src)
 	if err != nil {
