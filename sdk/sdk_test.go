@@ -107,8 +107,8 @@ func (a *attending) Send(*pluginv1.AttendResponse) error {
 	return nil
 }
 
-// An unchanged health is sent at least every 30 s, by all plugins at the same time. A plugin without an opinion wakes up
-// no more often than that needs.
+// An unchanged health is sent at least every 30 s, by all plugins at the same time. A plugin without an opinion wakes
+// up no more often than that needs.
 func TestHealthIsRepeated(t *testing.T) {
 	asked := 0
 	for name, plugin := range map[string]Plugin{
