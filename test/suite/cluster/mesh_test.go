@@ -28,7 +28,7 @@ type mesh struct {
 	consul *consul.Cluster
 }
 
-// newMesh starts a Consul and prepares a cluster. config is added to that of each host, and block to its consul block.
+// newMesh starts a Consul and prepares a cluster. block is added to the consul block of each host.
 func newMesh(t *testing.T, opts testcluster.Options, block string) *mesh {
 	t.Helper()
 	dir := t.TempDir()
@@ -231,9 +231,12 @@ func TestConsulForgetsHostsThatAreGone(t *testing.T) {
 	if now := m.of(t, lives); !slices.Equal(now, before) {
 		t.Errorf("the living host has %q in Consul, and had %q", now, before)
 	}
-	if nodes := server.Run("node", "list"); strings.Contains(nodes, collected.Name) || !strings.Contains(nodes, lives.Name) {
-		t.Errorf("the nodes are %s", nodes)
-	}
+	server.Eventually("the node is collected", func() error { // after that
+		if all := server.Run("node", "list"); strings.Contains(all, collected.Name) || !strings.Contains(all, lives.Name) {
+			return fmt.Errorf("the nodes are %s", all)
+		}
+		return nil
+	})
 	lives.Run("workload", "stop", lives.Name)
 	m.awaitLeft(t, server, map[string]string{})
 }
