@@ -30,18 +30,6 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	}
 }
 
-// TryLock is Lock where nobody holds the lock; ok is false if somebody does.
-func (l *Locks[K]) TryLock(key K) (unlock func(), ok bool) {
-	k := l.join(key)
-	select {
-	case <-k.token:
-		return func() { k.token <- struct{}{}; l.leave(key, k) }, true
-	default:
-		l.leave(key, k)
-		return nil, false
-	}
-}
-
 // Users counts the holder of the key's lock and those who wait for it.
 func (l *Locks[K]) Users(key K) int {
 	l.mu.Lock()

@@ -14,12 +14,11 @@ import (
 
 // NewClient returns the host's client of a storage plugin. Errors are the plugin's gRPC status errors, unchanged.
 func NewClient(conn grpc.ClientConnInterface) Client {
-	return &client{conn: conn, rpc: storagev1.NewStorageServiceClient(conn)}
+	return &client{rpc: storagev1.NewStorageServiceClient(conn)}
 }
 
 type client struct {
-	conn grpc.ClientConnInterface
-	rpc  storagev1.StorageServiceClient
+	rpc storagev1.StorageServiceClient
 }
 
 func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions,

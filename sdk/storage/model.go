@@ -125,12 +125,6 @@ type AttachRequest struct {
 	ReadOnly bool
 }
 
-// DetachRequest is what Attacher.Detach is called with, in a batch. NodeID is the driver's id of the node.
-type DetachRequest struct {
-	Volume Volume
-	NodeID string
-}
-
 // StageRequest is for Stager.Stage. Paths are as the driver sees them.
 type StageRequest struct {
 	Volume         Volume

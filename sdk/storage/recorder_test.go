@@ -6,9 +6,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -67,11 +65,6 @@ func (r *recorder) Attach(_ context.Context, d Driver, req AttachRequest) (map[s
 func (r *recorder) Detach(_ context.Context, d Driver, v Volume, nodeID string) error {
 	r.note(d, v, nodeID)
 	return r.err
-}
-
-func (r *recorder) DetachBatch(_ context.Context, d Driver, reqs []DetachRequest) ([]error, error) {
-	r.note(d, reqs)
-	return each(reqs, func(req DetachRequest) error { return status.Error(codes.Aborted, req.NodeID) }), r.err
 }
 
 func (r *recorder) Stage(_ context.Context, d Driver, req StageRequest) error {

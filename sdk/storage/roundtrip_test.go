@@ -59,14 +59,7 @@ var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want
 	"DeleteGroupSnapshot": command(Client.DeleteGroupSnapshot),
 	"GetGroupSnapshot":    inGroup(Client.GetGroupSnapshot),
 
-	"Detach": onVolume(Client.Detach),
-	"DetachBatch": func(c Client, r *recorder, g *gen) (arguments, any, any, error) {
-		d, reqs := draw[Driver](g), append(draw[[]DetachRequest](g), draw[DetachRequest](g))
-		want := each(reqs, func(req DetachRequest) string { return req.NodeID })
-		errs, err := c.DetachBatch(g.ctx, d, reqs)
-		got := each(errs, func(err error) string { return status.Convert(err).Message() })
-		return arguments{d, []any{reqs}}, want, got, err
-	},
+	"Detach":    onVolume(Client.Detach),
 	"Unstage":   onVolume(Client.Unstage),
 	"Unpublish": onVolume(Client.Unpublish),
 	"DeleteSnapshot": func(c Client, _ *recorder, g *gen) (arguments, any, any, error) {

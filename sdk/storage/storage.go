@@ -41,17 +41,6 @@ type Attacher interface {
 	Detach(ctx context.Context, d Driver, v Volume, nodeID string) error
 }
 
-// MaxDetaches is the most requests of a DetachBatch.
-const MaxDetaches = 64
-
-// BatchDetacher detaches several volumes in one call. Optional: without it the SDK calls Detach for each of them,
-// concurrently.
-type BatchDetacher interface {
-	// DetachBatch is Detach for up to MaxDetaches requests. It returns the error of each, in their order, or one if the
-	// call failed as a whole.
-	DetachBatch(ctx context.Context, d Driver, reqs []DetachRequest) (errs []error, err error)
-}
-
 // Stager mounts volumes once for all of a node's users. Optional.
 type Stager interface {
 	// Stage mounts the volume at a path of its own (NodeStageVolume).
@@ -148,7 +137,6 @@ const (
 type Client interface {
 	Storage
 	Attacher
-	BatchDetacher
 	Stager
 	Provisioner
 	CapacityReader

@@ -163,17 +163,6 @@ func TestADriversAnswerTravels(t *testing.T) {
 	if err != nil {
 		t.Errorf("a detach of what is not there, by a driver whose socket the node knows: %v", err)
 	}
-	// Each of several in one call has its own answer; a volume that is there twice gets a call after the other.
-	errs, err := c.DetachBatch(within(t), storage.Driver{ID: "shared"}, []storage.DetachRequest{
-		{Volume: storage.Volume{Name: "v", ExternalID: "none"}, NodeID: "driver-n1"},
-		{Volume: storage.Volume{Name: "w", ExternalID: "w"}},
-		{Volume: storage.Volume{Name: "v", ExternalID: "none"}, NodeID: "driver-n2"},
-		{Volume: storage.Volume{Name: "x", ExternalID: "x"}, NodeID: "driver-n1"},
-	})
-	if err != nil || len(errs) != 4 || errs[0] != nil || status.Code(errs[1]) != codes.InvalidArgument || errs[2] != nil ||
-		errs[3] != nil {
-		t.Errorf("detached together: %v, %v", errs, err)
-	}
 	_, err = c.Attach(within(t), storage.Driver{ID: "shared"}, storage.AttachRequest{
 		Volume: storage.Volume{
 			Name: "v", ExternalID: "none",

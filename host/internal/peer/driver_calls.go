@@ -3,8 +3,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"sync"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -72,65 +70,6 @@ func (d *driverCalls) Detach(ctx context.Context, of storage.Driver, v storage.V
 	return d.do(ctx, of, v.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		return c.Detach(ctx, here, v, nodeID)
 	})
-}
-
-// batchPatience is how long one call for many volumes may take here, before each gets a call of its own: one that hangs
-// must not hold up the others.
-const batchPatience = time.Second
-
-// DetachBatch detaches volumes with one call. What that has not confirmed gets a call of its own, and so does a volume
-// that another call is made for.
-func (d *driverCalls) DetachBatch(ctx context.Context, of storage.Driver, reqs []storage.DetachRequest,
-) ([]error, error) {
-	errs := make([]error, len(reqs))
-	var all sync.WaitGroup
-	alone := func(n int) {
-		all.Go(func() { errs[n] = d.Detach(ctx, of, reqs[n].Volume, reqs[n].NodeID) })
-	}
-	var together []int
-	var unlocks []func()
-	for n, r := range reqs {
-		if unlock, ok := d.volumes.TryLock(drivenVolume{of.ID, r.Volume.ExternalID}); ok {
-			together, unlocks = append(together, n), append(unlocks, unlock)
-		} else {
-			alone(n)
-		}
-	}
-	confirmed := d.detachTogether(ctx, of, reqs, together)
-	for i, n := range together {
-		unlocks[i]()
-		if !confirmed[i] {
-			alone(n)
-		}
-	}
-	all.Wait()
-	return errs, nil
-}
-
-// detachTogether makes one call for some of the requests, and returns which of them it has detached for certain.
-func (d *driverCalls) detachTogether(ctx context.Context, of storage.Driver, reqs []storage.DetachRequest,
-	some []int,
-) []bool {
-	confirmed := make([]bool, len(some))
-	if len(some) < 2 {
-		return confirmed
-	}
-	// It is cancelled and not timed out, since that would count as a failure of the plugin.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer time.AfterFunc(batchPatience, cancel).Stop()
-	_ = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
-		batch := make([]storage.DetachRequest, len(some))
-		for i, n := range some {
-			batch[i] = reqs[n]
-		}
-		errs, err := c.DetachBatch(ctx, here, batch)
-		for i := range errs {
-			confirmed[i] = err == nil && errs[i] == nil
-		}
-		return err
-	})
-	return confirmed
 }
 
 func (d *driverCalls) Create(ctx context.Context, of storage.Driver,

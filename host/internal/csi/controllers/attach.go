@@ -94,38 +94,25 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	if needs, err := c.NeedsDetach(v.PluginID); err != nil || !needs {
 		return false, err
 	}
-	if req, err := c.detachRequest(ctx, v, node, driverNodeID); err == nil {
-		confirmed, end := c.detaches.share(ctx, l, v, req)
-		defer end()
-		if confirmed {
-			return true, nil
-		}
-	}
 	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			req, err := c.detachRequest(ctx, v, node, driverNodeID)
+			id := driverNodeID
+			if id == "" {
+				if id, err = c.driverNodeID(v.PluginID, node); err != nil {
+					return err
+				}
+			}
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
 			}
 			called = true
 			_, err = untilAnswered(ctx, l, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, s.Detach(ctx, d.Ref(), req.Volume, req.NodeID)
+				return struct{}{}, s.Detach(ctx, d.Ref(), volume, id)
 			})
 			return err
 		})
 	return called, err
-}
-
-// detachRequest is what a driver is called with. driverNodeID may be empty.
-func (c *Controllers) detachRequest(ctx context.Context, v claim.Volume, node, driverNodeID string,
-) (req storage.DetachRequest, err error) {
-	if req.NodeID = driverNodeID; driverNodeID == "" {
-		if req.NodeID, err = c.driverNodeID(v.PluginID, node); err != nil {
-			return req, err
-		}
-	}
-	req.Volume, err = c.callVolume(ctx, v, claim.Capability{}, nil)
-	return req, err
 }
 
 // answerWithin is how long a call that its caller gave up keeps the opposite one waiting.

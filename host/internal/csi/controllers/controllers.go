@@ -54,7 +54,6 @@ type Controllers struct {
 	attachWait, wait time.Duration
 	attachments      kmutex.Locks[attachment]
 	volumes          kmutex.Locks[claim.VolumeRef]
-	detaches         detaches
 }
 
 // attachment is the key of the lock that Attach and Detach share.
@@ -63,7 +62,7 @@ type attachment struct {
 	node   string
 }
 
-// New makes Controllers. Their goroutines are those of calls, and they need no closing.
+// New makes Controllers. They have no goroutines and need no closing.
 func New(cfg Config) *Controllers {
 	c := &Controllers{cfg: cfg, attachWait: defaultAttachWait, wait: defaultWait}
 	here := host{cfg.Node, cfg.Calls}
@@ -71,7 +70,6 @@ func New(cfg Config) *Controllers {
 	if cfg.Cluster != nil {
 		c.reach = &picker{host: here, cluster: cfg.Cluster, nodes: map[string]*load{}}
 	}
-	c.detaches.reach, c.detaches.patience = c.reach, defaultPatience
 	return c
 }
 

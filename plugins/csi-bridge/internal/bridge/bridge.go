@@ -24,20 +24,7 @@ type Bridge struct {
 	pool *driver.Pool
 }
 
-var _ interface {
-	storage.Storage
-	storage.Attacher
-	storage.Stager
-	storage.Provisioner
-	storage.CapacityReader
-	storage.VolumeReader
-	storage.Modifier
-	storage.Expander
-	storage.Snapshotter
-	storage.GroupSnapshotter
-	storage.StatsReader
-	storage.DriverBringer
-} = (*Bridge)(nil)
+var _ storage.Client = (*Bridge)(nil)
 
 // New makes a Bridge with the deadlines of driver.DefaultTiming.
 func New(log hclog.Logger) *Bridge { return newBridge(log, driver.DefaultTiming) }
