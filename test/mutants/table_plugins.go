@@ -264,6 +264,13 @@ var plugins = []mutant{
 		pkg:  "./test/suite/browser", run: "^TestRightsOfThePluginAreNotLent$",
 	},
 	{
+		name: "examination-of-another", promise: "an examination of a host tells no caller what its own token does not allow",
+		file: "host/internal/apiserver/examine.go",
+		old:  "rights{accessor: c.Accessor, ",
+		new:  "rights{",
+		pkg:  apiserverPkg, run: "^TestExamineWithTheRightsOfTheCaller$",
+	},
+	{
 		name: "unmount-of-another-container", promise: "a container keeps its volume when another one ends",
 		file: "plugins/docker-volume/internal/volumes/state.go",
 		old:  "		delete(r.Mounts, id)\n	}\n}\n\n// unseenGrace",

@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
+	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/host/internal/system/process"
@@ -63,6 +64,12 @@ func Check(cfg *config.Agent) error {
 		return problems
 	}
 	return nil
+}
+
+// patient is this machine with the configuration that the agent runs with, whose files may have mistakes by now.
+func (a *agent) patient() doctor.Patient {
+	_, err := a.cfg.Reload()
+	return doctor.Patient{Config: a.cfg, ConfigErr: err}
 }
 
 // errConfiguration says that the files have mistakes. Nothing was changed then.

@@ -251,7 +251,7 @@ func (a *agent) apiConfig() apiserver.Config {
 		Logger:      a.log.Named("api"), Metrics: a.metrics,
 		Name: a.cfg.Name, Version: a.version, Datacenter: a.cfg.Datacenter, DataDir: a.cfg.DataDir, StartedAt: a.started,
 		VolumesDir: a.layout().Dir, Leftovers: func() []string { return a.workloads.Leftovers() }, Stop: a.stopAgent,
-		Reload: a.reload, Diagnosis: a.diagnosis, Monitor: a.monitor,
+		Reload: a.reload, Patient: a.patient, Diagnosis: a.diagnosis, Monitor: a.monitor,
 		Upgrade: a.upgrade, Upgraded: a.outcome.Load, Sockets: a.sockets, Traces: a.traces,
 		Plugins: a.plugins, Uses: a.uses, Controllers: a.controllers, Drivers: a.drivers, Devices: a.devices,
 		Workloads: a.workloads, Services: a.services, Tokens: a.tokens,

@@ -80,6 +80,6 @@ func (f *inFlight) close(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("requests of plugins have not ended: %w", ctx.Err())
+		return fmt.Errorf("requests of plugins, or an examination, have not ended: %w", ctx.Err())
 	}
 }

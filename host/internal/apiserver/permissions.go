@@ -86,6 +86,7 @@ var needs = map[string]need{
 	// Stacks and logs are about all namespaces, and profiling costs time.
 	v1.AgentServiceDiagnoseProcedure: change(to(acl.Agent, acl.Write)),
 	v1.AgentServiceMonitorProcedure:  query(to(acl.Agent, acl.Read)), // the log is about all namespaces
+	v1.AgentServiceExamineProcedure:  query(to(acl.Agent, acl.Read)), // its calls need what they need
 
 	v1.NodeServiceListNodesProcedure:          query(to(acl.Node, acl.Read)),
 	v1.NodeServiceGetNodeProcedure:            query(to(acl.Node, acl.Read)),

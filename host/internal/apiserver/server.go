@@ -27,6 +27,7 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/host/internal/devices"
+	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/host/internal/leader/route"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/peer/pki"
@@ -74,6 +75,8 @@ type Config struct {
 	Stop func(plugins bool) Ending
 	// Reload reads the agent's configuration again, and takes over what of it can be.
 	Reload func(ctx context.Context) (Reloaded, error)
+	// Patient is this machine with the agent's configuration, for Examine.
+	Patient func() doctor.Patient
 	// Diagnosis describes the agent, for Diagnose.
 	Diagnosis func() (Diagnosis, error)
 	// Monitor writes what the agent logs, from a level, to a writer that does not block, until stop is called.
@@ -204,8 +207,9 @@ type Server struct {
 	audit  *auditLog // nil: there is none
 	// readers read the metrics.
 	readers *readers
-	// doors are the requests of plugins.
-	doors inFlight
+	// doors are what is served apart from the HTTP servers: requests of plugins, and examinations.
+	doors        inFlight
+	examinations examinations
 
 	// closing is cancelled by Close at once, running when running calls are cancelled.
 	closing, running context.Context
@@ -221,7 +225,10 @@ type Server struct {
 
 // New makes a server; Open serves.
 func New(cfg Config) *Server {
-	s := &Server{cfg: cfg, log: cfg.Logger, readers: &readers{from: map[string]int{}}}
+	s := &Server{
+		cfg: cfg, log: cfg.Logger, readers: &readers{from: map[string]int{}},
+		examinations: examinations{turn: make(chan struct{}, 1), all: map[rights]*examination{}},
+	}
 	if cfg.Sockets == nil {
 		s.cfg.Sockets = handover.NewSockets(nil)
 	}

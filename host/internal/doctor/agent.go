@@ -41,14 +41,16 @@ func (p *Patient) agent(context.Context) []Finding {
 	}
 }
 
-func (p *Patient) plugins(context.Context) []Finding {
+func (p *Patient) plugins(ctx context.Context) []Finding {
 	if f := p.unanswered(); f != nil {
 		return f
 	}
 	var problems []Finding
 	for _, plugin := range p.status.GetPlugins() {
 		add := func(s Status, why, command string) {
-			problems = append(problems, one(s, plugin.GetName()+": "+why, command+" "+plugin.GetName())...)
+			problems = append(problems, Finding{
+				Status: s, Why: plugin.GetName() + ": " + why, Subject: plugin.GetName(), Command: command + " " + plugin.GetName(),
+			})
 		}
 		switch state := plugin.GetState(); {
 		case plugin.GetDuplicateOf() != "":
@@ -78,14 +80,31 @@ func (p *Patient) plugins(context.Context) []Finding {
 		}
 	}
 	if len(p.status.GetPlugins()) == 0 {
+		if f := p.hidden(ctx); f != nil {
+			return f
+		}
 		return one(Warn, "there are none", "pannier plugin install -h")
 	}
 	return or(problems, "%d, all serve", len(p.status.GetPlugins()))
 }
 
-func (p *Patient) drivers(context.Context) []Finding {
+// hidden returns why the agent's status shows neither plugins nor drivers to this caller; nil: it does.
+func (p *Patient) hidden(ctx context.Context) []Finding {
+	_, err := p.Client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	if err != nil {
+		return unread(Fail, "they cannot be listed", err, "pannier plugin status")
+	}
+	return nil
+}
+
+func (p *Patient) drivers(ctx context.Context) []Finding {
 	if f := p.unanswered(); f != nil {
 		return f
+	}
+	if len(p.status.GetDrivers()) == 0 {
+		if f := p.hidden(ctx); f != nil {
+			return f
+		}
 	}
 	var problems []Finding
 	look := func(d *hostv1.Driver) {
@@ -94,21 +113,23 @@ func (p *Patient) drivers(context.Context) []Finding {
 			name += " (" + d.GetType() + ")"
 		}
 		status := "pannier driver status " + d.GetId()
+		add := func(s Status, why, command string) {
+			problems = append(problems, Finding{Status: s, Why: name + why, Subject: d.GetId(), Command: command})
+		}
 		if !d.GetHealthy() {
-			why := name + " is not healthy: " + d.GetMessage()
+			why := " is not healthy: " + d.GetMessage()
 			if socket, local := strings.CutPrefix(d.GetEndpoint(), "unix://"); local && d.GetPid() == 0 {
 				if _, err := os.Stat(socket); err != nil {
 					why += fmt.Sprintf(": its socket: %v", err)
 				}
 			}
-			problems = append(problems, one(Fail, why, status)...)
+			add(Fail, why, status)
 		}
 		if why := d.GetProgramProblem(); why != "" {
-			problems = append(problems, one(Warn, name+": "+why, status)...)
+			add(Warn, ": "+why, status)
 		}
 		if d.GetConfigurationWaits() {
-			problems = append(problems, one(Warn, name+" has a changed configuration, which waits until it is not in use",
-				"pannier driver restart "+d.GetId())...)
+			add(Warn, " has a changed configuration, which waits until it is not in use", "pannier driver restart "+d.GetId())
 		}
 	}
 	for _, d := range p.status.GetDrivers() {
@@ -132,7 +153,7 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
 	if err != nil {
-		return append(problems, one(Fail, fmt.Sprintf("the workloads cannot be listed: %v", err), "")...)
+		return append(problems, unread(Fail, "the workloads cannot be listed", err, "")...)
 	}
 	for _, w := range resp.Msg.GetWorkloads() {
 		if w.GetNode() != p.status.GetName() || w.GetState() != "running" {
@@ -157,7 +178,7 @@ func (p *Patient) binds(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
 	if err != nil {
-		return one(Fail, fmt.Sprintf("the workloads cannot be listed: %v", err), "")
+		return unread(Fail, "the workloads cannot be listed", err, "")
 	}
 	var problems []Finding
 	for _, w := range resp.Msg.GetWorkloads() {
@@ -224,7 +245,7 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
 	if err != nil {
-		return one(Fail, fmt.Sprintf("the members cannot be listed: %v", err), "pannier server members")
+		return unread(Fail, "the members cannot be listed", err, "pannier server members")
 	}
 	var problems []Finding
 	reached := 0
@@ -284,7 +305,7 @@ func (p *Patient) quorum(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Operator.AutopilotHealth(ctx, connect.NewRequest(&hostv1.AutopilotHealthRequest{}))
 	if err != nil {
-		return one(Fail, fmt.Sprintf("the servers' health cannot be read: %v", err), "pannier operator raft list-peers")
+		return unread(Fail, "the servers' health cannot be read", err, "pannier operator raft list-peers")
 	}
 	health := resp.Msg
 	voters := 0
@@ -315,7 +336,7 @@ func (p *Patient) gossipKeys(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Members.ListKeys(ctx, connect.NewRequest(&hostv1.ListKeysRequest{}))
 	if err != nil {
-		return one(Warn, fmt.Sprintf("the keys cannot be listed: %v", err), "pannier keyring list")
+		return unread(Warn, "the keys cannot be listed", err, "pannier keyring list")
 	}
 	var problems []Finding
 	for _, k := range resp.Msg.GetKeys() {
@@ -336,7 +357,7 @@ func (p *Patient) secretsKeys(ctx context.Context) []Finding {
 	}
 	resp, err := p.Client.Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
 	if err != nil {
-		return one(Warn, fmt.Sprintf("their state cannot be read: %v", err), "pannier operator secrets status")
+		return unread(Warn, "their state cannot be read", err, "pannier operator secrets status")
 	}
 	if why := resp.Msg.GetProblem(); why != "" {
 		return one(Fail, why, "pannier operator secrets status")

@@ -13,12 +13,12 @@ import (
 
 func (p *Patient) configuration(context.Context) []Finding {
 	switch {
-	case p.Config != nil:
-		return ok("it is valid")
-	case p.ConfigErr == nil:
+	case p.ConfigErr != nil:
+		return one(Fail, strings.ReplaceAll(p.ConfigErr.Error(), "\n", "; "), "pannier agent -config PATH -check")
+	case p.Config == nil:
 		return skipped("no configuration was found: give -config")
 	default:
-		return one(Fail, strings.ReplaceAll(p.ConfigErr.Error(), "\n", "; "), "pannier agent -config PATH -check")
+		return ok("it is valid")
 	}
 }
 

@@ -3,7 +3,10 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
+
+	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
@@ -34,6 +37,8 @@ type Finding struct {
 	Status Status `json:"status"`
 	// Why says what was found.
 	Why string `json:"why"`
+	// Subject is the plugin or driver that it is about; empty: neither.
+	Subject string `json:"subject,omitempty"`
 	// Command mends it; empty: there is nothing to mend, or no single command does.
 	Command string `json:"command,omitempty"`
 	// Fixed says what -fix did.
@@ -44,33 +49,47 @@ type Finding struct {
 
 // Patient is what is checked.
 type Patient struct {
-	// Config is the agent's configuration; nil: ConfigErr says why there is none.
+	// Config is the agent's configuration; nil: ConfigErr says why there is none. With both, the agent runs with Config,
+	// and its files have mistakes by now.
 	Config    *config.Agent
 	ConfigErr error
 	// Client calls the agent.
 	Client *api.Client
-	// CheckSetup is pannier setup consul -check of a consul block; ErrNoManagement: nothing lets it read Consul's ACLs.
+	// CheckSetup is pannier setup consul -check of a consul block; ErrNoManagement: nothing lets it read Consul's ACLs;
+	// nil: that is not known here.
 	CheckSetup func(ctx context.Context, consul string) ([]SetupStep, error)
 	// Fix mends what can be mended without risk.
 	Fix bool
+	// Unended has the checks of earlier examinations that have not ended, which are not made a second time; nil: there
+	// were none.
+	Unended *sync.Map
 
 	status    *hostv1.StatusResponse // nil: statusErr says why
 	statusErr error
 	mounts    mountTable
 }
 
-// Examine makes all checks. A check that finds several things returns several findings, and each returns at least one.
+// Examine makes all checks, at once, so that it takes no longer than two checks may. A check that finds several things
+// returns several findings, and each returns at least one.
 func Examine(ctx context.Context, p Patient) ([]Finding, error) {
 	var err error
 	if p.mounts, err = mountuse.Read(mountuse.Self); err != nil {
 		return nil, err
 	}
+	if p.Unended == nil {
+		p.Unended = &sync.Map{}
+	}
 	p.askAgent(ctx)
+	made := make([][]Finding, len(checks))
+	var making sync.WaitGroup
+	for n, c := range checks {
+		making.Go(func() { made[n] = p.make(ctx, c) })
+	}
+	making.Wait()
 	var all []Finding
-	for _, c := range checks {
-		found := p.make(ctx, c)
+	for n, found := range made {
 		for i := range found {
-			found[i].Check = c.name
+			found[i].Check = checks[n].name
 			if p.Fix {
 				found[i].mend(ctx)
 			}
@@ -84,8 +103,19 @@ func Examine(ctx context.Context, p Patient) ([]Finding, error) {
 func (p *Patient) make(ctx context.Context, c check) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, checkPatience)
 	defer cancel()
+	if _, hangs := p.Unended.LoadOrStore(c.name, struct{}{}); hangs {
+		return one(Fail, "the check of an earlier examination has not ended: something that it looks at hangs", "")
+	}
 	done := make(chan []Finding, 1)
-	go func() { done <- c.look(p, ctx) }()
+	go func() {
+		defer p.Unended.Delete(c.name)
+		defer func() {
+			if reason := recover(); reason != nil { // it must not end the agent
+				done <- one(Fail, fmt.Sprintf("a bug in the check: %v", reason), "")
+			}
+		}()
+		done <- c.look(p, ctx)
+	}()
 	select {
 	case found := <-done:
 		return found
@@ -125,6 +155,14 @@ func ok(format string, args ...any) []Finding { return one(OK, fmt.Sprintf(forma
 
 func skipped(format string, args ...any) []Finding {
 	return one(Skipped, fmt.Sprintf(format, args...), "")
+}
+
+// unread is the finding of what the agent does not answer: nothing is wrong if the caller's token does not allow it.
+func unread(s Status, what string, err error, command string) []Finding {
+	if connect.CodeOf(err) == connect.CodePermissionDenied {
+		s, command = Skipped, "pannier acl token self"
+	}
+	return one(s, fmt.Sprintf("%s: %v", what, err), command)
 }
 
 // or returns the problems, or if there are none that all is well.

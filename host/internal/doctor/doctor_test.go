@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+	lib "github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testns"
@@ -106,12 +108,18 @@ func TestPropagation(t *testing.T) {
 	is(t, look(), "mount --make-rshared "+dir)
 }
 
-// A check that does not end is reported, and those after it are made.
+// A check that does not end is reported, and is not begun again before it has ended.
 func TestCheckThatHangs(t *testing.T) {
 	t.Parallel()
-	p := Patient{}
-	is(t, p.make(t.Context(), check{"hangs", func(_ *Patient, _ context.Context) []Finding { select {} }}),
-		"fail: the check has not ended within "+checkPatience.String())
+	p := Patient{Unended: &sync.Map{}}
+	release := make(chan struct{})
+	hangs := check{"hangs", func(*Patient, context.Context) []Finding { <-release; return ok("it has ended") }}
+	is(t, p.make(t.Context(), hangs), "fail: the check has not ended within "+checkPatience.String())
+	later := Patient{Unended: p.Unended}
+	is(t, later.make(t.Context(), hangs), "fail: the check of an earlier examination has not ended")
+	close(release)
+	lib.Eventually(t, "the check has ended", func() bool { _, hangs := p.Unended.Load("hangs"); return !hangs })
+	is(t, later.make(t.Context(), hangs), "ok: it has ended")
 }
 
 func TestDocker(t *testing.T) {

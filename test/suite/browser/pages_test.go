@@ -14,7 +14,7 @@ func TestPages(t *testing.T) {
 	b := newBrowser(t)
 	b.signIn(r, r.manager)
 	for _, p := range []struct{ name, path, has string }{
-		{"overview", "/", "No problems"},
+		{"overview", "/", "Nodes ready"},
 		{"volumes", "/volumes", "uploads"},
 		{"volume", "/volumes/default/data", "db"},
 		{"nodes", "/nodes", "a"},
@@ -28,7 +28,7 @@ func TestPages(t *testing.T) {
 		{"services", "/services", "Consul tokens"},
 		{"releases", "/releases", "None waits"},
 		{"events", "/events", "started"},
-		{"checks", "/checks", "pannier doctor"},
+		{"checks", "/checks", "mount propagation"},
 	} {
 		b.open(r.url(p.path))
 		b.live()

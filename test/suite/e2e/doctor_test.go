@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -32,6 +34,22 @@ func examined(m *mesh, args ...string) (code int, problems map[string]finding) {
 		}
 	}
 	return result.Code, problems
+}
+
+// examinedByAgent returns what is not well as the agent says, which makes the same checks.
+func examinedByAgent(m *mesh) (problems map[string]*hostv1.Finding) {
+	m.t.Helper()
+	resp, err := m.Client().Agent.Examine(m.t.Context(), connect.NewRequest(&hostv1.ExamineRequest{}))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	problems = map[string]*hostv1.Finding{}
+	for _, f := range resp.Msg.GetFindings() {
+		if f.GetStatus() == "warn" || f.GetStatus() == "fail" {
+			problems[f.GetCheck()] = f
+		}
+	}
+	return problems
 }
 
 // TestDoctor breaks a host in several ways, one after the other. Each is found, with the name of what is broken and
@@ -80,8 +98,22 @@ func TestDoctor(t *testing.T) {
 
 	m.Run("driver", "register", "gone", "-endpoint", "unix://"+m.Path("gone.sock"))
 	broken("drivers", "fail", "pannier driver status gone", "gone", "gone.sock", "no such file")
+	agents := examinedByAgent(m)
+	for check := range usual {
+		delete(agents, check)
+	}
+	if f := agents["drivers"]; len(agents) != 1 || f.GetStatus() != "fail" || f.GetSubject() != "gone" ||
+		!strings.Contains(f.GetWhy(), "no such file") || f.GetCommand() != "pannier driver status gone" {
+		t.Errorf("the agent's own examination has %v", agents)
+	}
 	m.Run("driver", "deregister", "gone")
 	well("drivers")
+	m.Eventually("the agent examines the host again", func() error {
+		if f := examinedByAgent(m)["drivers"]; f != nil {
+			return fmt.Errorf("it is %v", f)
+		}
+		return nil
+	})
 
 	token, err := os.ReadFile(m.reach.TokenFile)
 	must(t, err)

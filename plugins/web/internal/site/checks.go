@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -18,7 +19,7 @@ import (
 // finding is what a check found.
 type finding struct {
 	Check string
-	// State is ok, warn, fail, or "not shown" where the token does not allow the look.
+	// State is ok, warn, fail, skipped, or "not shown" where the token does not allow the look.
 	State string
 	Text  string
 	// Command mends it, or shows more.
@@ -29,23 +30,22 @@ type finding struct {
 
 // facts are the answers of the API that the checks and the overview look at. What could not be asked is nil.
 type facts struct {
-	status  *hostv1.StatusResponse
-	nodes   *hostv1.ListNodesResponse
-	members *hostv1.ListMembersResponse
-	health  *hostv1.AutopilotHealthResponse
-	keys    *hostv1.ListKeysResponse
-	secrets *hostv1.GetSecretsStatusResponse
-	tokens  *hostv1.ListTokensResponse
-	waiting []waiting
-	errs    map[string]error // by what was asked
-	// noKeys: the secrets keys were not asked for.
-	noKeys bool
+	status   *hostv1.StatusResponse
+	nodes    *hostv1.ListNodesResponse
+	health   *hostv1.AutopilotHealthResponse
+	tokens   *hostv1.ListTokensResponse
+	examined *hostv1.ExamineResponse
+	waiting  []waiting
+	errs     map[string]error // by what was asked
+	// unexamined: this host was not examined.
+	unexamined bool
 }
 
-// gather asks all that the checks need at once, with keys also for the secrets keys, for which the leader reads all
-// volumes. Its error is that of a user who must sign in, or that nothing answers.
-func (s *Site) gather(ctx context.Context, u user, keys bool) (*facts, error) {
-	f := &facts{errs: map[string]error{}, noKeys: !keys}
+// gather asks all that the checks need at once. For an examination of the host, which takes longer, it waits for
+// patience (0: it asks for none); the agent goes on with it, for the next call. Its error is that of a user who must
+// sign in, or that nothing answers.
+func (s *Site) gather(ctx context.Context, u user, patience time.Duration) (*facts, error) {
+	f := &facts{errs: map[string]error{}, unexamined: patience == 0}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	look := func(what string, fn func() error) {
@@ -64,21 +64,16 @@ func (s *Site) gather(ctx context.Context, u user, keys bool) (*facts, error) {
 		f.nodes, err = ask(ctx, u, u.api.Nodes.ListNodes, &hostv1.ListNodesRequest{})
 		return err
 	})
-	look("members", func() (err error) {
-		f.members, err = ask(ctx, u, u.api.Members.ListMembers, &hostv1.ListMembersRequest{})
-		return err
-	})
 	look("quorum", func() (err error) {
 		f.health, err = ask(ctx, u, u.api.Operator.AutopilotHealth, &hostv1.AutopilotHealthRequest{})
 		return err
 	})
-	look("gossip keys", func() (err error) {
-		f.keys, err = ask(ctx, u, u.api.Members.ListKeys, &hostv1.ListKeysRequest{})
-		return err
-	})
-	if keys {
-		look("secrets keys", func() (err error) {
-			f.secrets, err = ask(ctx, u, u.api.Secrets.GetSecretsStatus, &hostv1.GetSecretsStatusRequest{})
+	if patience > 0 {
+		look("this host", func() (err error) {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			f.examined, err = ask(ctx, u, u.api.Agent.Examine, &hostv1.ExamineRequest{})
+			f.unexamined = connect.CodeOf(err) == connect.CodeDeadlineExceeded
 			return err
 		})
 	}
@@ -97,44 +92,31 @@ func (s *Site) gather(ctx context.Context, u user, keys bool) (*facts, error) {
 	return f, nil
 }
 
-// alone says whether the agent is a single host, which has no peers.
-func (f *facts) alone() bool { return f.members != nil && len(f.members.GetMembers()) < 2 }
-
-// findings are what all checks found, in the order of pannier doctor.
+// findings are what all checks found: of this host those of pannier doctor, then those of the cluster.
 func (f *facts) findings() (all []finding) {
 	for _, check := range []struct {
-		name, asked string
-		look        func() []finding
+		name string
+		look func() []finding
 	}{
-		{"agent", "agent", f.agent},
-		{"disk", "agent", f.disk},
-		{"plugins", "agent", f.pluginsOf},
-		{"drivers", "agent", f.driversOf},
-		{"nodes", "nodes", f.nodesOf},
-		{"releases", "releases", f.releasesOf},
-		{"leftovers", "agent", f.leftovers},
-		{"tokens", "tokens", f.tokensOf},
-		{"peers", "members", f.peers},
-		{"quorum", "quorum", f.quorum},
-		{"gossip keys", "gossip keys", f.gossipKeys},
-		{"secrets keys", "secrets keys", f.secretsKeys},
+		{"this host", f.examinedOf},
+		{"nodes", f.nodesOf},
+		{"releases", f.releasesOf},
+		{"tokens", f.tokensOf},
 	} {
-		if f.noKeys && check.asked == "secrets keys" {
+		if f.unexamined && check.name == "this host" {
 			continue
 		}
 		var found []finding
-		switch err := f.errs[check.asked]; {
+		switch err := f.errs[check.name]; {
 		case connect.CodeOf(err) == connect.CodePermissionDenied:
 			found = []finding{{State: "not shown", Text: reason(err)}}
-		case err != nil && (f.alone() || connect.CodeOf(err) == connect.CodeFailedPrecondition):
-			found = []finding{{State: "ok", Text: "a single host has none"}}
 		case err != nil:
 			found = []finding{{State: "fail", Text: reason(err), Command: "pannier doctor"}}
 		default:
 			found = check.look()
 		}
 		for _, one := range found {
-			one.Check = check.name
+			one.Check = cmp.Or(one.Check, check.name)
 			all = append(all, one)
 		}
 	}
@@ -164,99 +146,20 @@ func or(problems []finding, format string, args ...any) []finding {
 	return fine(format, args...)
 }
 
-func (f *facts) agent() []finding {
-	s := f.status
-	switch {
-	case !s.GetReady():
-		return []finding{{State: "fail", Text: s.GetName() + " is not ready: " + s.GetMessage(), Command: "journalctl -u pannier -n 50"}}
-	case s.GetUpgrade().GetError() != "":
-		return []finding{{
-			State: "warn", Command: "pannier agent upgrade",
-			Text: fmt.Sprintf("the upgrade to %s failed: %s", s.GetUpgrade().GetTo(), s.GetUpgrade().GetError()),
-		}}
-	}
-	return fine("%s is ready: version %s, process %d", s.GetName(), s.GetVersion(), s.GetPid())
-}
-
-// The free space of a data directory in bytes that pannier doctor wants, and that the ledger needs to take claims.
-const diskWanted, diskNeeded = 1 << 30, 64 << 20
-
-func (f *facts) disk() []finding {
-	s := f.status
-	text := fmt.Sprintf("%s of %s: %s of %s left", s.GetDataDir(), s.GetName(), size(s.GetDataDirFree()),
-		size(s.GetDataDirSize()))
-	command := "du -xh --max-depth=2 " + s.GetDataDir() + " | sort -h | tail"
-	switch {
-	case s.GetDataDirFree() < diskNeeded:
-		return []finding{{State: "fail", Text: text + ": no claim can be taken", Command: command}}
-	case s.GetDataDirFree() < diskWanted:
-		return []finding{{State: "warn", Text: text, Command: command}}
-	}
-	return fine("%s", text)
-}
-
-func (f *facts) pluginsOf() (found []finding) {
-	for _, p := range f.status.GetPlugins() {
-		found = append(found, pluginProblems(p)...)
-	}
-	return or(found, "%s, all serve", count(len(f.status.GetPlugins()), "plugin"))
-}
-
-// pluginProblems are those that pannier doctor finds.
-func pluginProblems(p *hostv1.Plugin) (found []finding) {
-	add := func(state, why, command string) {
-		found = append(found, finding{
-			State: state, Text: p.GetName() + ": " + why, Command: command + " " + p.GetName(),
-			Link: objectlessURL("plugins", p.GetName()),
-		})
-	}
-	switch {
-	case p.GetDuplicateOf() != "":
-		add("warn", "it is another file of "+p.GetDuplicateOf()+", and does not run", "pannier plugin status")
-		return found
-	case p.GetState() != "running":
-		add("fail", strings.TrimSuffix(p.GetState()+": "+p.GetLastError(), ": "), "pannier plugin logs")
-	case p.GetDegraded() != "":
-		add("warn", p.GetDegraded(), "pannier plugin rollback")
-	}
-	for _, why := range []string{p.GetFileProblem(), p.GetConfigProblem()} {
-		if why != "" {
-			add("warn", why, "pannier plugin status")
+// examinedOf are the findings of pannier doctor.
+func (f *facts) examinedOf() (found []finding) {
+	pages := map[string]string{"plugins": "plugins", "drivers": "drivers"}
+	for _, d := range f.examined.GetFindings() {
+		if d.GetCheck() == "releases" && f.errs["releases"] == nil {
+			continue // the cluster's have those of this host
 		}
-	}
-	for _, v := range p.GetVersions() {
-		switch {
-		case v.GetFile() != "" && v.GetRefused() != "":
-			add("warn", v.GetFile()+" is refused: "+v.GetRefused(), "pannier plugin versions")
-		case v.GetFile() != "" && v.GetWaits():
-			add("warn", v.GetFile()+" waits, because the plugin is pinned", "pannier plugin unpin")
+		one := finding{Check: d.GetCheck(), State: d.GetStatus(), Text: d.GetWhy(), Command: d.GetCommand()}
+		if page := pages[d.GetCheck()]; page != "" && d.GetSubject() != "" {
+			one.Link = objectlessURL(page, d.GetSubject())
 		}
+		found = append(found, one)
 	}
 	return found
-}
-
-func (f *facts) driversOf() (found []finding) {
-	look := func(id string, d *hostv1.Driver) {
-		add := func(state, why, command string) {
-			found = append(found, finding{State: state, Text: id + ": " + why, Command: command, Link: objectlessURL("drivers", id)})
-		}
-		if !d.GetHealthy() {
-			add("fail", strings.TrimSuffix(d.GetType()+" is not healthy: "+d.GetMessage(), ": "), "pannier driver status "+id)
-		}
-		if why := d.GetProgramProblem(); why != "" {
-			add("warn", why, "pannier driver status "+id)
-		}
-		if d.GetConfigurationWaits() {
-			add("warn", "a changed configuration waits until it is not in use", "pannier driver restart "+id)
-		}
-	}
-	for _, d := range f.status.GetDrivers() {
-		look(d.GetId(), d)
-		if c := d.GetController(); c != nil {
-			look(d.GetId(), c)
-		}
-	}
-	return or(found, "%s, all healthy", count(len(f.status.GetDrivers()), "driver"))
 }
 
 func (f *facts) nodesOf() (found []finding) {
@@ -307,15 +210,6 @@ func (f *facts) releasesOf() (found []finding) {
 	return or(found, "none is late")
 }
 
-func (f *facts) leftovers() (found []finding) {
-	for _, path := range f.status.GetLeftovers() {
-		found = append(found, finding{
-			State: "warn", Text: path + " belongs to no workload that the agent knows", Command: "findmnt -R " + path,
-		})
-	}
-	return or(found, "none")
-}
-
 func (f *facts) tokensOf() (found []finding) {
 	orphans := 0
 	for _, t := range f.tokens.GetTokens() {
@@ -332,85 +226,19 @@ func (f *facts) tokensOf() (found []finding) {
 	return fine("%s, each with its workload", count(len(f.tokens.GetTokens()), "token"))
 }
 
-func (f *facts) peers() (found []finding) {
-	for _, m := range f.members.GetMembers() {
-		if m.GetStatus() != "alive" && m.GetStatus() != "left" {
-			found = append(found, finding{
-				State: "fail", Text: fmt.Sprintf("%s is %s: no gossip arrives from %s", m.GetName(), m.GetStatus(), m.GetAddress()),
-				Command: "pannier server members",
-			})
-		}
-	}
-	if f.alone() {
-		return fine("a single host has none")
-	}
-	return or(found, "%s, all alive", count(len(f.members.GetMembers()), "agent"))
-}
-
-func (f *facts) quorum() []finding {
-	voters := 0
-	var sick []string
-	for _, p := range f.health.GetPeers() {
-		if p.GetVoter() {
-			voters++
-		}
-		if !p.GetHealthy() {
-			sick = append(sick, p.GetName())
-		}
-	}
-	if f.alone() {
-		return fine("a single host")
-	}
-	say := fmt.Sprintf("%s, of which %d may fail", count(voters, "voting server"), f.health.GetFailureTolerance())
-	switch {
-	case len(sick) > 0:
-		return []finding{{
-			State: "fail", Text: say + "; not healthy: " + strings.Join(sick, ", "), Command: "pannier operator autopilot health",
-		}}
-	case f.health.GetFailureTolerance() == 0:
-		return []finding{{
-			State: "warn", Text: say + ": the next failure stops new claims", Command: "pannier operator autopilot health",
-		}}
-	}
-	return fine("%s", say)
-}
-
-func (f *facts) gossipKeys() (found []finding) {
-	agents := f.keys.GetAgents()
-	for _, k := range f.keys.GetKeys() {
-		if k.GetAgents() != agents || k.GetPrimary() != 0 && k.GetPrimary() != agents {
-			found = append(found, finding{
-				State: "warn", Command: "pannier keyring list",
-				Text: fmt.Sprintf("%d of %d agents have the key %s, and %d encrypt with it", k.GetAgents(), agents, k.GetId(), k.GetPrimary()),
-			})
-		}
-	}
-	if why := f.keys.GetProblem(); why != "" {
-		found = append(found, finding{State: "warn", Text: why, Command: "pannier keyring list"})
-	}
-	return or(found, "%s, the same on %s", count(len(f.keys.GetKeys()), "key"), count(agents, "agent"))
-}
-
-func (f *facts) secretsKeys() (found []finding) {
-	if why := f.secrets.GetProblem(); why != "" {
-		found = append(found, finding{State: "fail", Text: why, Command: "pannier operator secrets status"})
-	}
-	for _, k := range f.secrets.GetKeys() {
-		if !k.GetHere() {
-			found = append(found, finding{
-				State: "fail", Command: "pannier operator secrets status",
-				Text: fmt.Sprintf("the server that answers lacks the key %s, which %s need", k.GetId(), count(k.GetSealed(), "record")),
-			})
-		}
-	}
-	return or(found, "%s, all there", count(len(f.secrets.GetKeys()), "key"))
+type checksData struct {
+	Node     string
+	At       *timestamppb.Timestamp
+	Findings []finding
+	// Unexamined: those of the host are not among them yet.
+	Unexamined bool
 }
 
 // checks is the page of all findings.
 func (s *Site) checks(ctx context.Context, u user, _ *http.Request) (any, error) {
-	f, err := s.gather(ctx, u, true)
+	f, err := s.gather(ctx, u, callTimeout-time.Second)
 	if err != nil {
 		return nil, err
 	}
-	return f.findings(), nil
+	return checksData{f.examined.GetNode(), f.examined.GetAt(), f.findings(), f.unexamined}, nil
 }

@@ -17,15 +17,17 @@ type overviewData struct {
 	Status   *hostv1.StatusResponse
 	Problems []finding
 	// Hidden are the checks that the user's token does not allow.
-	Hidden  []string
-	Nodes   []*hostv1.Node
-	Leader  string
-	Peers   []*hostv1.RaftPeer
-	Voters  int
-	Slack   int64
-	Single  bool
-	Used    chart
-	Stalled chart
+	Hidden []string
+	// Unexamined: the problems are without those of this host.
+	Unexamined bool
+	Nodes      []*hostv1.Node
+	Leader     string
+	Peers      []*hostv1.RaftPeer
+	Voters     int
+	Slack      int64
+	Single     bool
+	Used       chart
+	Stalled    chart
 }
 
 // Ready counts the nodes that are.
@@ -41,13 +43,21 @@ func (d overviewData) Ready() (n int) {
 // DiskUsed is the part of the data directory's file system that is used, in bytes.
 func (d overviewData) DiskUsed() uint64 { return d.Status.GetDataDirSize() - d.Status.GetDataDirFree() }
 
-// overview leaves out of its first answer what takes long with many volumes; its stream has it.
+// overviewPatience bounds how long an update of the overview waits for an examination of the host.
+const overviewPatience = time.Second
+
+// overview leaves the examination of the host out of its first answer, since it takes longer; its stream has it.
 func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, error) {
-	f, err := s.gather(ctx, u, r.URL.Query().Has(liveParam))
+	patience := time.Duration(0)
+	if r.URL.Query().Has(liveParam) {
+		patience = overviewPatience
+	}
+	f, err := s.gather(ctx, u, patience)
 	if err != nil {
 		return nil, err
 	}
-	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Peers: f.health.GetPeers(), Single: f.alone()}
+	d := overviewData{Status: f.status, Nodes: f.nodes.GetNodes(), Peers: f.health.GetPeers(), Unexamined: f.unexamined}
+	d.Single = len(d.Nodes) == 1
 	d.Slack = f.health.GetFailureTolerance()
 	all := f.findings()
 	d.Problems = problems(all)

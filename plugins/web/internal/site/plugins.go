@@ -22,8 +22,7 @@ func (s *Site) plugins(ctx context.Context, u user, _ *http.Request) (any, error
 
 type pluginData struct {
 	*hostv1.Plugin
-	Problems []finding
-	Events   []*hostv1.Event
+	Events []*hostv1.Event
 }
 
 // Past are the swaps, newest first.
@@ -44,7 +43,6 @@ func (s *Site) plugin(ctx context.Context, u user, r *http.Request) (any, error)
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("this host has no plugin %q", name))
 	}
 	d := pluginData{Plugin: res.GetPlugins()[at]}
-	d.Problems = pluginProblems(d.Plugin)
 	d.Events, _ = s.eventsOf(ctx, u, []string{"plugin"}, func(e *hostv1.Event) bool { return e.GetSubject() == name })
 	return d, nil
 }

@@ -1126,6 +1126,185 @@ func (x *MonitorResponse) GetSecretFiles() []string {
 	return nil
 }
 
+type ExamineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExamineRequest) Reset() {
+	*x = ExamineRequest{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExamineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExamineRequest) ProtoMessage() {}
+
+func (x *ExamineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExamineRequest.ProtoReflect.Descriptor instead.
+func (*ExamineRequest) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+type ExamineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// at is when the examination began.
+	At *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	// findings in the order of the checks. A check that finds several things has several.
+	Findings      []*Finding `protobuf:"bytes,3,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExamineResponse) Reset() {
+	*x = ExamineResponse{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExamineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExamineResponse) ProtoMessage() {}
+
+func (x *ExamineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExamineResponse.ProtoReflect.Descriptor instead.
+func (*ExamineResponse) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ExamineResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ExamineResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *ExamineResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+// Finding is what a check has found.
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Check string                 `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
+	// status is ok, warn (something will fail later, or works less well than it should), fail, or skipped (it does not
+	// concern this machine, or could not be checked).
+	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	Why    string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// command mends it; empty: there is nothing to mend, or no single command does.
+	Command string `protobuf:"bytes,4,opt,name=command,proto3" json:"command,omitempty"`
+	// subject is the plugin or driver that it is about; empty: neither.
+	Subject       string `protobuf:"bytes,5,opt,name=subject,proto3" json:"subject,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Finding) GetCheck() string {
+	if x != nil {
+		return x.Check
+	}
+	return ""
+}
+
+func (x *Finding) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Finding) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Finding) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+func (x *Finding) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// seq orders the events of one agent process.
@@ -1145,7 +1324,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1336,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[16]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1349,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -1289,7 +1468,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1480,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[17]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1493,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Driver) GetId() string {
@@ -1597,7 +1776,7 @@ type DriverOnNode struct {
 
 func (x *DriverOnNode) Reset() {
 	*x = DriverOnNode{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1609,7 +1788,7 @@ func (x *DriverOnNode) String() string {
 func (*DriverOnNode) ProtoMessage() {}
 
 func (x *DriverOnNode) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[18]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1622,7 +1801,7 @@ func (x *DriverOnNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverOnNode.ProtoReflect.Descriptor instead.
 func (*DriverOnNode) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DriverOnNode) GetNode() string {
@@ -1746,7 +1925,7 @@ type DriverSwap struct {
 
 func (x *DriverSwap) Reset() {
 	*x = DriverSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1758,7 +1937,7 @@ func (x *DriverSwap) String() string {
 func (*DriverSwap) ProtoMessage() {}
 
 func (x *DriverSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[19]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1771,7 +1950,7 @@ func (x *DriverSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverSwap.ProtoReflect.Descriptor instead.
 func (*DriverSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DriverSwap) GetAt() *timestamppb.Timestamp {
@@ -1845,7 +2024,7 @@ type DriverLogRequest struct {
 
 func (x *DriverLogRequest) Reset() {
 	*x = DriverLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +2036,7 @@ func (x *DriverLogRequest) String() string {
 func (*DriverLogRequest) ProtoMessage() {}
 
 func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[20]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +2049,7 @@ func (x *DriverLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogRequest.ProtoReflect.Descriptor instead.
 func (*DriverLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DriverLogRequest) GetId() string {
@@ -1911,7 +2090,7 @@ type DriverLogResponse struct {
 
 func (x *DriverLogResponse) Reset() {
 	*x = DriverLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2102,7 @@ func (x *DriverLogResponse) String() string {
 func (*DriverLogResponse) ProtoMessage() {}
 
 func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[21]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2115,7 @@ func (x *DriverLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverLogResponse.ProtoReflect.Descriptor instead.
 func (*DriverLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DriverLogResponse) GetLine() string {
@@ -1959,7 +2138,7 @@ type DriverCapacity struct {
 
 func (x *DriverCapacity) Reset() {
 	*x = DriverCapacity{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1971,7 +2150,7 @@ func (x *DriverCapacity) String() string {
 func (*DriverCapacity) ProtoMessage() {}
 
 func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[22]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1984,7 +2163,7 @@ func (x *DriverCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriverCapacity.ProtoReflect.Descriptor instead.
 func (*DriverCapacity) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DriverCapacity) GetAvailable() int64 {
@@ -2026,7 +2205,7 @@ type RegisterDriverRequest struct {
 
 func (x *RegisterDriverRequest) Reset() {
 	*x = RegisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2217,7 @@ func (x *RegisterDriverRequest) String() string {
 func (*RegisterDriverRequest) ProtoMessage() {}
 
 func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[23]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2230,7 @@ func (x *RegisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*RegisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RegisterDriverRequest) GetId() string {
@@ -2112,7 +2291,7 @@ type RegisterDriverResponse struct {
 
 func (x *RegisterDriverResponse) Reset() {
 	*x = RegisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2303,7 @@ func (x *RegisterDriverResponse) String() string {
 func (*RegisterDriverResponse) ProtoMessage() {}
 
 func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[24]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2316,7 @@ func (x *RegisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*RegisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RegisterDriverResponse) GetDriver() *Driver {
@@ -2159,7 +2338,7 @@ type DeregisterDriverRequest struct {
 
 func (x *DeregisterDriverRequest) Reset() {
 	*x = DeregisterDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2350,7 @@ func (x *DeregisterDriverRequest) String() string {
 func (*DeregisterDriverRequest) ProtoMessage() {}
 
 func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[25]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2363,7 @@ func (x *DeregisterDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeregisterDriverRequest) GetId() string {
@@ -2216,7 +2395,7 @@ type DeregisterDriverResponse struct {
 
 func (x *DeregisterDriverResponse) Reset() {
 	*x = DeregisterDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2228,7 +2407,7 @@ func (x *DeregisterDriverResponse) String() string {
 func (*DeregisterDriverResponse) ProtoMessage() {}
 
 func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[26]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2241,7 +2420,7 @@ func (x *DeregisterDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterDriverResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 type RestartDriverRequest struct {
@@ -2257,7 +2436,7 @@ type RestartDriverRequest struct {
 
 func (x *RestartDriverRequest) Reset() {
 	*x = RestartDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2448,7 @@ func (x *RestartDriverRequest) String() string {
 func (*RestartDriverRequest) ProtoMessage() {}
 
 func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[27]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2461,7 @@ func (x *RestartDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverRequest.ProtoReflect.Descriptor instead.
 func (*RestartDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestartDriverRequest) GetId() string {
@@ -2315,7 +2494,7 @@ type RestartDriverResponse struct {
 
 func (x *RestartDriverResponse) Reset() {
 	*x = RestartDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2506,7 @@ func (x *RestartDriverResponse) String() string {
 func (*RestartDriverResponse) ProtoMessage() {}
 
 func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[28]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2519,7 @@ func (x *RestartDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartDriverResponse.ProtoReflect.Descriptor instead.
 func (*RestartDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestartDriverResponse) GetDriver() *Driver {
@@ -2358,7 +2537,7 @@ type ListDriversRequest struct {
 
 func (x *ListDriversRequest) Reset() {
 	*x = ListDriversRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2549,7 @@ func (x *ListDriversRequest) String() string {
 func (*ListDriversRequest) ProtoMessage() {}
 
 func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[29]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2562,7 @@ func (x *ListDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversRequest.ProtoReflect.Descriptor instead.
 func (*ListDriversRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 type ListDriversResponse struct {
@@ -2395,7 +2574,7 @@ type ListDriversResponse struct {
 
 func (x *ListDriversResponse) Reset() {
 	*x = ListDriversResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2586,7 @@ func (x *ListDriversResponse) String() string {
 func (*ListDriversResponse) ProtoMessage() {}
 
 func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[30]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2599,7 @@ func (x *ListDriversResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriversResponse.ProtoReflect.Descriptor instead.
 func (*ListDriversResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListDriversResponse) GetDrivers() []*Driver {
@@ -2439,7 +2618,7 @@ type GetDriverRequest struct {
 
 func (x *GetDriverRequest) Reset() {
 	*x = GetDriverRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2630,7 @@ func (x *GetDriverRequest) String() string {
 func (*GetDriverRequest) ProtoMessage() {}
 
 func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[31]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2643,7 @@ func (x *GetDriverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverRequest.ProtoReflect.Descriptor instead.
 func (*GetDriverRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetDriverRequest) GetId() string {
@@ -2483,7 +2662,7 @@ type GetDriverResponse struct {
 
 func (x *GetDriverResponse) Reset() {
 	*x = GetDriverResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2674,7 @@ func (x *GetDriverResponse) String() string {
 func (*GetDriverResponse) ProtoMessage() {}
 
 func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[32]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2687,7 @@ func (x *GetDriverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDriverResponse.ProtoReflect.Descriptor instead.
 func (*GetDriverResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetDriverResponse) GetDriver() *Driver {
@@ -2526,7 +2705,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2717,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[33]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2730,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 type ListPluginsResponse struct {
@@ -2563,7 +2742,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2575,7 +2754,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[34]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2588,7 +2767,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -2657,7 +2836,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2848,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[35]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2861,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Plugin) GetName() string {
@@ -2911,7 +3090,7 @@ type PluginCanary struct {
 
 func (x *PluginCanary) Reset() {
 	*x = PluginCanary{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3102,7 @@ func (x *PluginCanary) String() string {
 func (*PluginCanary) ProtoMessage() {}
 
 func (x *PluginCanary) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[36]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3115,7 @@ func (x *PluginCanary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginCanary.ProtoReflect.Descriptor instead.
 func (*PluginCanary) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PluginCanary) GetGeneration() *PluginGeneration {
@@ -3026,7 +3205,7 @@ type PluginVersion struct {
 
 func (x *PluginVersion) Reset() {
 	*x = PluginVersion{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3217,7 @@ func (x *PluginVersion) String() string {
 func (*PluginVersion) ProtoMessage() {}
 
 func (x *PluginVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[37]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3230,7 @@ func (x *PluginVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginVersion.ProtoReflect.Descriptor instead.
 func (*PluginVersion) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PluginVersion) GetSha256() string {
@@ -3137,7 +3316,7 @@ type PluginSwap struct {
 
 func (x *PluginSwap) Reset() {
 	*x = PluginSwap{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3328,7 @@ func (x *PluginSwap) String() string {
 func (*PluginSwap) ProtoMessage() {}
 
 func (x *PluginSwap) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[38]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3341,7 @@ func (x *PluginSwap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginSwap.ProtoReflect.Descriptor instead.
 func (*PluginSwap) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PluginSwap) GetAt() *timestamppb.Timestamp {
@@ -3252,7 +3431,7 @@ type PluginGeneration struct {
 
 func (x *PluginGeneration) Reset() {
 	*x = PluginGeneration{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3443,7 @@ func (x *PluginGeneration) String() string {
 func (*PluginGeneration) ProtoMessage() {}
 
 func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[39]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3456,7 @@ func (x *PluginGeneration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginGeneration.ProtoReflect.Descriptor instead.
 func (*PluginGeneration) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PluginGeneration) GetGeneration() uint64 {
@@ -3332,7 +3511,7 @@ type SwapPluginRequest struct {
 
 func (x *SwapPluginRequest) Reset() {
 	*x = SwapPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3344,7 +3523,7 @@ func (x *SwapPluginRequest) String() string {
 func (*SwapPluginRequest) ProtoMessage() {}
 
 func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[40]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3357,7 +3536,7 @@ func (x *SwapPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginRequest.ProtoReflect.Descriptor instead.
 func (*SwapPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SwapPluginRequest) GetName() string {
@@ -3391,7 +3570,7 @@ type SwapPluginResponse struct {
 
 func (x *SwapPluginResponse) Reset() {
 	*x = SwapPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3582,7 @@ func (x *SwapPluginResponse) String() string {
 func (*SwapPluginResponse) ProtoMessage() {}
 
 func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[41]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3595,7 @@ func (x *SwapPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwapPluginResponse.ProtoReflect.Descriptor instead.
 func (*SwapPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SwapPluginResponse) GetPlugin() *Plugin {
@@ -3437,7 +3616,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +3628,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[42]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +3641,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -3489,7 +3668,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +3680,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[43]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +3693,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *Plugin {
@@ -3535,7 +3714,7 @@ type PromotePluginRequest struct {
 
 func (x *PromotePluginRequest) Reset() {
 	*x = PromotePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3726,7 @@ func (x *PromotePluginRequest) String() string {
 func (*PromotePluginRequest) ProtoMessage() {}
 
 func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[44]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3739,7 @@ func (x *PromotePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginRequest.ProtoReflect.Descriptor instead.
 func (*PromotePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PromotePluginRequest) GetName() string {
@@ -3587,7 +3766,7 @@ type PromotePluginResponse struct {
 
 func (x *PromotePluginResponse) Reset() {
 	*x = PromotePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3778,7 @@ func (x *PromotePluginResponse) String() string {
 func (*PromotePluginResponse) ProtoMessage() {}
 
 func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[45]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3791,7 @@ func (x *PromotePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromotePluginResponse.ProtoReflect.Descriptor instead.
 func (*PromotePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PromotePluginResponse) GetPlugin() *Plugin {
@@ -3636,7 +3815,7 @@ type RollbackPluginRequest struct {
 
 func (x *RollbackPluginRequest) Reset() {
 	*x = RollbackPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3648,7 +3827,7 @@ func (x *RollbackPluginRequest) String() string {
 func (*RollbackPluginRequest) ProtoMessage() {}
 
 func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[46]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3661,7 +3840,7 @@ func (x *RollbackPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginRequest.ProtoReflect.Descriptor instead.
 func (*RollbackPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RollbackPluginRequest) GetName() string {
@@ -3695,7 +3874,7 @@ type RollbackPluginResponse struct {
 
 func (x *RollbackPluginResponse) Reset() {
 	*x = RollbackPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3707,7 +3886,7 @@ func (x *RollbackPluginResponse) String() string {
 func (*RollbackPluginResponse) ProtoMessage() {}
 
 func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[47]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3720,7 +3899,7 @@ func (x *RollbackPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackPluginResponse.ProtoReflect.Descriptor instead.
 func (*RollbackPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RollbackPluginResponse) GetPlugin() *Plugin {
@@ -3741,7 +3920,7 @@ type PinPluginRequest struct {
 
 func (x *PinPluginRequest) Reset() {
 	*x = PinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +3932,7 @@ func (x *PinPluginRequest) String() string {
 func (*PinPluginRequest) ProtoMessage() {}
 
 func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[48]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +3945,7 @@ func (x *PinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginRequest.ProtoReflect.Descriptor instead.
 func (*PinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PinPluginRequest) GetName() string {
@@ -3793,7 +3972,7 @@ type PinPluginResponse struct {
 
 func (x *PinPluginResponse) Reset() {
 	*x = PinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3805,7 +3984,7 @@ func (x *PinPluginResponse) String() string {
 func (*PinPluginResponse) ProtoMessage() {}
 
 func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[49]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3818,7 +3997,7 @@ func (x *PinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinPluginResponse.ProtoReflect.Descriptor instead.
 func (*PinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PinPluginResponse) GetPlugin() *Plugin {
@@ -3837,7 +4016,7 @@ type UnpinPluginRequest struct {
 
 func (x *UnpinPluginRequest) Reset() {
 	*x = UnpinPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3849,7 +4028,7 @@ func (x *UnpinPluginRequest) String() string {
 func (*UnpinPluginRequest) ProtoMessage() {}
 
 func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[50]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3862,7 +4041,7 @@ func (x *UnpinPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginRequest.ProtoReflect.Descriptor instead.
 func (*UnpinPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *UnpinPluginRequest) GetName() string {
@@ -3882,7 +4061,7 @@ type UnpinPluginResponse struct {
 
 func (x *UnpinPluginResponse) Reset() {
 	*x = UnpinPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4073,7 @@ func (x *UnpinPluginResponse) String() string {
 func (*UnpinPluginResponse) ProtoMessage() {}
 
 func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[51]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4086,7 @@ func (x *UnpinPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinPluginResponse.ProtoReflect.Descriptor instead.
 func (*UnpinPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *UnpinPluginResponse) GetPlugin() *Plugin {
@@ -3928,7 +4107,7 @@ type RemovePluginRequest struct {
 
 func (x *RemovePluginRequest) Reset() {
 	*x = RemovePluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4119,7 @@ func (x *RemovePluginRequest) String() string {
 func (*RemovePluginRequest) ProtoMessage() {}
 
 func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[52]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4132,7 @@ func (x *RemovePluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginRequest.ProtoReflect.Descriptor instead.
 func (*RemovePluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemovePluginRequest) GetName() string {
@@ -3978,7 +4157,7 @@ type RemovePluginResponse struct {
 
 func (x *RemovePluginResponse) Reset() {
 	*x = RemovePluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3990,7 +4169,7 @@ func (x *RemovePluginResponse) String() string {
 func (*RemovePluginResponse) ProtoMessage() {}
 
 func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[53]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4003,7 +4182,7 @@ func (x *RemovePluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePluginResponse.ProtoReflect.Descriptor instead.
 func (*RemovePluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 type VerifyPluginRequest struct {
@@ -4016,7 +4195,7 @@ type VerifyPluginRequest struct {
 
 func (x *VerifyPluginRequest) Reset() {
 	*x = VerifyPluginRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4207,7 @@ func (x *VerifyPluginRequest) String() string {
 func (*VerifyPluginRequest) ProtoMessage() {}
 
 func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[54]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4220,7 @@ func (x *VerifyPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginRequest.ProtoReflect.Descriptor instead.
 func (*VerifyPluginRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VerifyPluginRequest) GetPath() string {
@@ -4070,7 +4249,7 @@ type VerifyPluginResponse struct {
 
 func (x *VerifyPluginResponse) Reset() {
 	*x = VerifyPluginResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4261,7 @@ func (x *VerifyPluginResponse) String() string {
 func (*VerifyPluginResponse) ProtoMessage() {}
 
 func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[55]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4274,7 @@ func (x *VerifyPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyPluginResponse.ProtoReflect.Descriptor instead.
 func (*VerifyPluginResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VerifyPluginResponse) GetName() string {
@@ -4160,7 +4339,7 @@ type PluginLogRequest struct {
 
 func (x *PluginLogRequest) Reset() {
 	*x = PluginLogRequest{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4351,7 @@ func (x *PluginLogRequest) String() string {
 func (*PluginLogRequest) ProtoMessage() {}
 
 func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[56]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4364,7 @@ func (x *PluginLogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogRequest.ProtoReflect.Descriptor instead.
 func (*PluginLogRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PluginLogRequest) GetName() string {
@@ -4219,7 +4398,7 @@ type PluginLogResponse struct {
 
 func (x *PluginLogResponse) Reset() {
 	*x = PluginLogResponse{}
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4410,7 @@ func (x *PluginLogResponse) String() string {
 func (*PluginLogResponse) ProtoMessage() {}
 
 func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_host_v1_agent_proto_msgTypes[57]
+	mi := &file_pannier_host_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4423,7 @@ func (x *PluginLogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginLogResponse.ProtoReflect.Descriptor instead.
 func (*PluginLogResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PluginLogResponse) GetLine() string {
@@ -4343,7 +4522,18 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0fMonitorResponse\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\tR\x04line\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x03R\x04lost\x12!\n" +
-	"\fsecret_files\x18\x03 \x03(\tR\vsecretFiles\"\xa2\x02\n" +
+	"\fsecret_files\x18\x03 \x03(\tR\vsecretFiles\"\x10\n" +
+	"\x0eExamineRequest\"\x87\x01\n" +
+	"\x0fExamineResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x124\n" +
+	"\bfindings\x18\x03 \x03(\v2\x18.pannier.host.v1.FindingR\bfindings\"}\n" +
+	"\aFinding\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\tR\x05check\x12\x16\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x18\n" +
+	"\acommand\x18\x04 \x01(\tR\acommand\x12\x18\n" +
+	"\asubject\x18\x05 \x01(\tR\asubject\"\xa2\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -4609,7 +4799,7 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06recent\x18\x02 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"'\n" +
 	"\x11PluginLogResponse\x12\x12\n" +
-	"\x04line\x18\x01 \x01(\tR\x04line2\xa7\x04\n" +
+	"\x04line\x18\x01 \x01(\tR\x04line2\xf5\x04\n" +
 	"\fAgentService\x12I\n" +
 	"\x06Status\x12\x1e.pannier.host.v1.StatusRequest\x1a\x1f.pannier.host.v1.StatusResponse\x12K\n" +
 	"\x06Events\x12\x1e.pannier.host.v1.EventsRequest\x1a\x1f.pannier.host.v1.EventsResponse0\x01\x12C\n" +
@@ -4617,7 +4807,8 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x06Reload\x12\x1e.pannier.host.v1.ReloadRequest\x1a\x1f.pannier.host.v1.ReloadResponse\x12L\n" +
 	"\aUpgrade\x12\x1f.pannier.host.v1.UpgradeRequest\x1a .pannier.host.v1.UpgradeResponse\x12Q\n" +
 	"\bDiagnose\x12 .pannier.host.v1.DiagnoseRequest\x1a!.pannier.host.v1.DiagnoseResponse0\x01\x12N\n" +
-	"\aMonitor\x12\x1f.pannier.host.v1.MonitorRequest\x1a .pannier.host.v1.MonitorResponse0\x012\xbf\x04\n" +
+	"\aMonitor\x12\x1f.pannier.host.v1.MonitorRequest\x1a .pannier.host.v1.MonitorResponse0\x01\x12L\n" +
+	"\aExamine\x12\x1f.pannier.host.v1.ExamineRequest\x1a .pannier.host.v1.ExamineResponse2\xbf\x04\n" +
 	"\rDriverService\x12a\n" +
 	"\x0eRegisterDriver\x12&.pannier.host.v1.RegisterDriverRequest\x1a'.pannier.host.v1.RegisterDriverResponse\x12g\n" +
 	"\x10DeregisterDriver\x12(.pannier.host.v1.DeregisterDriverRequest\x1a).pannier.host.v1.DeregisterDriverResponse\x12^\n" +
@@ -4650,7 +4841,7 @@ func file_pannier_host_v1_agent_proto_rawDescGZIP() []byte {
 	return file_pannier_host_v1_agent_proto_rawDescData
 }
 
-var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_pannier_host_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),            // 0: pannier.host.v1.StatusRequest
 	(*StatusResponse)(nil),           // 1: pannier.host.v1.StatusResponse
@@ -4668,165 +4859,172 @@ var file_pannier_host_v1_agent_proto_goTypes = []any{
 	(*DiagnoseResponse)(nil),         // 13: pannier.host.v1.DiagnoseResponse
 	(*MonitorRequest)(nil),           // 14: pannier.host.v1.MonitorRequest
 	(*MonitorResponse)(nil),          // 15: pannier.host.v1.MonitorResponse
-	(*Event)(nil),                    // 16: pannier.host.v1.Event
-	(*Driver)(nil),                   // 17: pannier.host.v1.Driver
-	(*DriverOnNode)(nil),             // 18: pannier.host.v1.DriverOnNode
-	(*DriverSwap)(nil),               // 19: pannier.host.v1.DriverSwap
-	(*DriverLogRequest)(nil),         // 20: pannier.host.v1.DriverLogRequest
-	(*DriverLogResponse)(nil),        // 21: pannier.host.v1.DriverLogResponse
-	(*DriverCapacity)(nil),           // 22: pannier.host.v1.DriverCapacity
-	(*RegisterDriverRequest)(nil),    // 23: pannier.host.v1.RegisterDriverRequest
-	(*RegisterDriverResponse)(nil),   // 24: pannier.host.v1.RegisterDriverResponse
-	(*DeregisterDriverRequest)(nil),  // 25: pannier.host.v1.DeregisterDriverRequest
-	(*DeregisterDriverResponse)(nil), // 26: pannier.host.v1.DeregisterDriverResponse
-	(*RestartDriverRequest)(nil),     // 27: pannier.host.v1.RestartDriverRequest
-	(*RestartDriverResponse)(nil),    // 28: pannier.host.v1.RestartDriverResponse
-	(*ListDriversRequest)(nil),       // 29: pannier.host.v1.ListDriversRequest
-	(*ListDriversResponse)(nil),      // 30: pannier.host.v1.ListDriversResponse
-	(*GetDriverRequest)(nil),         // 31: pannier.host.v1.GetDriverRequest
-	(*GetDriverResponse)(nil),        // 32: pannier.host.v1.GetDriverResponse
-	(*ListPluginsRequest)(nil),       // 33: pannier.host.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),      // 34: pannier.host.v1.ListPluginsResponse
-	(*Plugin)(nil),                   // 35: pannier.host.v1.Plugin
-	(*PluginCanary)(nil),             // 36: pannier.host.v1.PluginCanary
-	(*PluginVersion)(nil),            // 37: pannier.host.v1.PluginVersion
-	(*PluginSwap)(nil),               // 38: pannier.host.v1.PluginSwap
-	(*PluginGeneration)(nil),         // 39: pannier.host.v1.PluginGeneration
-	(*SwapPluginRequest)(nil),        // 40: pannier.host.v1.SwapPluginRequest
-	(*SwapPluginResponse)(nil),       // 41: pannier.host.v1.SwapPluginResponse
-	(*RestartPluginRequest)(nil),     // 42: pannier.host.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 43: pannier.host.v1.RestartPluginResponse
-	(*PromotePluginRequest)(nil),     // 44: pannier.host.v1.PromotePluginRequest
-	(*PromotePluginResponse)(nil),    // 45: pannier.host.v1.PromotePluginResponse
-	(*RollbackPluginRequest)(nil),    // 46: pannier.host.v1.RollbackPluginRequest
-	(*RollbackPluginResponse)(nil),   // 47: pannier.host.v1.RollbackPluginResponse
-	(*PinPluginRequest)(nil),         // 48: pannier.host.v1.PinPluginRequest
-	(*PinPluginResponse)(nil),        // 49: pannier.host.v1.PinPluginResponse
-	(*UnpinPluginRequest)(nil),       // 50: pannier.host.v1.UnpinPluginRequest
-	(*UnpinPluginResponse)(nil),      // 51: pannier.host.v1.UnpinPluginResponse
-	(*RemovePluginRequest)(nil),      // 52: pannier.host.v1.RemovePluginRequest
-	(*RemovePluginResponse)(nil),     // 53: pannier.host.v1.RemovePluginResponse
-	(*VerifyPluginRequest)(nil),      // 54: pannier.host.v1.VerifyPluginRequest
-	(*VerifyPluginResponse)(nil),     // 55: pannier.host.v1.VerifyPluginResponse
-	(*PluginLogRequest)(nil),         // 56: pannier.host.v1.PluginLogRequest
-	(*PluginLogResponse)(nil),        // 57: pannier.host.v1.PluginLogResponse
-	nil,                              // 58: pannier.host.v1.StatusResponse.WorkloadsEntry
-	nil,                              // 59: pannier.host.v1.Event.DetailsEntry
-	nil,                              // 60: pannier.host.v1.Driver.TopologyEntry
-	nil,                              // 61: pannier.host.v1.DriverOnNode.TopologyEntry
-	nil,                              // 62: pannier.host.v1.Plugin.RefusedEntry
-	(*timestamppb.Timestamp)(nil),    // 63: google.protobuf.Timestamp
-	(*DeviceGroup)(nil),              // 64: pannier.host.v1.DeviceGroup
-	(*Release)(nil),                  // 65: pannier.host.v1.Release
-	(*durationpb.Duration)(nil),      // 66: google.protobuf.Duration
+	(*ExamineRequest)(nil),           // 16: pannier.host.v1.ExamineRequest
+	(*ExamineResponse)(nil),          // 17: pannier.host.v1.ExamineResponse
+	(*Finding)(nil),                  // 18: pannier.host.v1.Finding
+	(*Event)(nil),                    // 19: pannier.host.v1.Event
+	(*Driver)(nil),                   // 20: pannier.host.v1.Driver
+	(*DriverOnNode)(nil),             // 21: pannier.host.v1.DriverOnNode
+	(*DriverSwap)(nil),               // 22: pannier.host.v1.DriverSwap
+	(*DriverLogRequest)(nil),         // 23: pannier.host.v1.DriverLogRequest
+	(*DriverLogResponse)(nil),        // 24: pannier.host.v1.DriverLogResponse
+	(*DriverCapacity)(nil),           // 25: pannier.host.v1.DriverCapacity
+	(*RegisterDriverRequest)(nil),    // 26: pannier.host.v1.RegisterDriverRequest
+	(*RegisterDriverResponse)(nil),   // 27: pannier.host.v1.RegisterDriverResponse
+	(*DeregisterDriverRequest)(nil),  // 28: pannier.host.v1.DeregisterDriverRequest
+	(*DeregisterDriverResponse)(nil), // 29: pannier.host.v1.DeregisterDriverResponse
+	(*RestartDriverRequest)(nil),     // 30: pannier.host.v1.RestartDriverRequest
+	(*RestartDriverResponse)(nil),    // 31: pannier.host.v1.RestartDriverResponse
+	(*ListDriversRequest)(nil),       // 32: pannier.host.v1.ListDriversRequest
+	(*ListDriversResponse)(nil),      // 33: pannier.host.v1.ListDriversResponse
+	(*GetDriverRequest)(nil),         // 34: pannier.host.v1.GetDriverRequest
+	(*GetDriverResponse)(nil),        // 35: pannier.host.v1.GetDriverResponse
+	(*ListPluginsRequest)(nil),       // 36: pannier.host.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 37: pannier.host.v1.ListPluginsResponse
+	(*Plugin)(nil),                   // 38: pannier.host.v1.Plugin
+	(*PluginCanary)(nil),             // 39: pannier.host.v1.PluginCanary
+	(*PluginVersion)(nil),            // 40: pannier.host.v1.PluginVersion
+	(*PluginSwap)(nil),               // 41: pannier.host.v1.PluginSwap
+	(*PluginGeneration)(nil),         // 42: pannier.host.v1.PluginGeneration
+	(*SwapPluginRequest)(nil),        // 43: pannier.host.v1.SwapPluginRequest
+	(*SwapPluginResponse)(nil),       // 44: pannier.host.v1.SwapPluginResponse
+	(*RestartPluginRequest)(nil),     // 45: pannier.host.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 46: pannier.host.v1.RestartPluginResponse
+	(*PromotePluginRequest)(nil),     // 47: pannier.host.v1.PromotePluginRequest
+	(*PromotePluginResponse)(nil),    // 48: pannier.host.v1.PromotePluginResponse
+	(*RollbackPluginRequest)(nil),    // 49: pannier.host.v1.RollbackPluginRequest
+	(*RollbackPluginResponse)(nil),   // 50: pannier.host.v1.RollbackPluginResponse
+	(*PinPluginRequest)(nil),         // 51: pannier.host.v1.PinPluginRequest
+	(*PinPluginResponse)(nil),        // 52: pannier.host.v1.PinPluginResponse
+	(*UnpinPluginRequest)(nil),       // 53: pannier.host.v1.UnpinPluginRequest
+	(*UnpinPluginResponse)(nil),      // 54: pannier.host.v1.UnpinPluginResponse
+	(*RemovePluginRequest)(nil),      // 55: pannier.host.v1.RemovePluginRequest
+	(*RemovePluginResponse)(nil),     // 56: pannier.host.v1.RemovePluginResponse
+	(*VerifyPluginRequest)(nil),      // 57: pannier.host.v1.VerifyPluginRequest
+	(*VerifyPluginResponse)(nil),     // 58: pannier.host.v1.VerifyPluginResponse
+	(*PluginLogRequest)(nil),         // 59: pannier.host.v1.PluginLogRequest
+	(*PluginLogResponse)(nil),        // 60: pannier.host.v1.PluginLogResponse
+	nil,                              // 61: pannier.host.v1.StatusResponse.WorkloadsEntry
+	nil,                              // 62: pannier.host.v1.Event.DetailsEntry
+	nil,                              // 63: pannier.host.v1.Driver.TopologyEntry
+	nil,                              // 64: pannier.host.v1.DriverOnNode.TopologyEntry
+	nil,                              // 65: pannier.host.v1.Plugin.RefusedEntry
+	(*timestamppb.Timestamp)(nil),    // 66: google.protobuf.Timestamp
+	(*DeviceGroup)(nil),              // 67: pannier.host.v1.DeviceGroup
+	(*Release)(nil),                  // 68: pannier.host.v1.Release
+	(*durationpb.Duration)(nil),      // 69: google.protobuf.Duration
 }
 var file_pannier_host_v1_agent_proto_depIdxs = []int32{
-	63, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	35, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
-	17, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
-	58, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
-	64, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
-	65, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
+	66, // 0: pannier.host.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	38, // 1: pannier.host.v1.StatusResponse.plugins:type_name -> pannier.host.v1.Plugin
+	20, // 2: pannier.host.v1.StatusResponse.drivers:type_name -> pannier.host.v1.Driver
+	61, // 3: pannier.host.v1.StatusResponse.workloads:type_name -> pannier.host.v1.StatusResponse.WorkloadsEntry
+	67, // 4: pannier.host.v1.StatusResponse.devices:type_name -> pannier.host.v1.DeviceGroup
+	68, // 5: pannier.host.v1.StatusResponse.releases:type_name -> pannier.host.v1.Release
 	2,  // 6: pannier.host.v1.StatusResponse.upgrade:type_name -> pannier.host.v1.AgentUpgrade
-	63, // 7: pannier.host.v1.StatusResponse.stalled_since:type_name -> google.protobuf.Timestamp
-	63, // 8: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
-	63, // 9: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
-	16, // 10: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
+	66, // 7: pannier.host.v1.StatusResponse.stalled_since:type_name -> google.protobuf.Timestamp
+	66, // 8: pannier.host.v1.AgentUpgrade.at:type_name -> google.protobuf.Timestamp
+	66, // 9: pannier.host.v1.EventsRequest.since:type_name -> google.protobuf.Timestamp
+	19, // 10: pannier.host.v1.EventsResponse.event:type_name -> pannier.host.v1.Event
 	9,  // 11: pannier.host.v1.ReloadResponse.changes:type_name -> pannier.host.v1.ConfigurationChange
-	66, // 12: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
-	63, // 13: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
-	59, // 14: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
-	60, // 15: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
-	63, // 16: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
-	22, // 17: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
-	17, // 18: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
-	19, // 19: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
-	63, // 20: pannier.host.v1.Driver.modified_at:type_name -> google.protobuf.Timestamp
-	18, // 21: pannier.host.v1.Driver.on_nodes:type_name -> pannier.host.v1.DriverOnNode
-	61, // 22: pannier.host.v1.DriverOnNode.topology:type_name -> pannier.host.v1.DriverOnNode.TopologyEntry
-	63, // 23: pannier.host.v1.DriverOnNode.updated_at:type_name -> google.protobuf.Timestamp
-	63, // 24: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
-	66, // 25: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
-	17, // 26: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 27: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	17, // 28: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
-	17, // 29: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
-	35, // 30: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
-	63, // 31: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
-	63, // 32: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
-	62, // 33: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
-	38, // 34: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
-	37, // 35: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
-	36, // 36: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
-	39, // 37: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
-	63, // 38: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
-	63, // 39: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
-	63, // 40: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
-	63, // 41: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
-	39, // 42: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
-	39, // 43: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
-	66, // 44: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
-	66, // 45: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 46: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 47: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 48: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 49: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 50: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	66, // 51: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
-	35, // 52: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	35, // 53: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	35, // 54: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
-	0,  // 55: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
-	3,  // 56: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
-	5,  // 57: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
-	7,  // 58: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
-	10, // 59: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
-	12, // 60: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
-	14, // 61: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
-	23, // 62: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
-	25, // 63: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
-	27, // 64: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
-	29, // 65: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
-	31, // 66: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
-	20, // 67: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
-	33, // 68: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
-	40, // 69: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
-	42, // 70: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
-	44, // 71: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
-	46, // 72: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
-	48, // 73: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
-	50, // 74: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
-	52, // 75: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
-	54, // 76: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
-	56, // 77: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
-	1,  // 78: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
-	4,  // 79: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
-	6,  // 80: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
-	8,  // 81: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
-	11, // 82: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
-	13, // 83: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
-	15, // 84: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
-	24, // 85: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
-	26, // 86: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
-	28, // 87: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
-	30, // 88: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
-	32, // 89: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
-	21, // 90: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
-	34, // 91: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
-	41, // 92: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
-	43, // 93: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
-	45, // 94: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
-	47, // 95: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
-	49, // 96: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
-	51, // 97: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
-	53, // 98: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
-	55, // 99: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
-	57, // 100: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
-	78, // [78:101] is the sub-list for method output_type
-	55, // [55:78] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	69, // 12: pannier.host.v1.DiagnoseRequest.cpu:type_name -> google.protobuf.Duration
+	66, // 13: pannier.host.v1.ExamineResponse.at:type_name -> google.protobuf.Timestamp
+	18, // 14: pannier.host.v1.ExamineResponse.findings:type_name -> pannier.host.v1.Finding
+	66, // 15: pannier.host.v1.Event.time:type_name -> google.protobuf.Timestamp
+	62, // 16: pannier.host.v1.Event.details:type_name -> pannier.host.v1.Event.DetailsEntry
+	63, // 17: pannier.host.v1.Driver.topology:type_name -> pannier.host.v1.Driver.TopologyEntry
+	66, // 18: pannier.host.v1.Driver.changed_at:type_name -> google.protobuf.Timestamp
+	25, // 19: pannier.host.v1.Driver.capacity:type_name -> pannier.host.v1.DriverCapacity
+	20, // 20: pannier.host.v1.Driver.controller:type_name -> pannier.host.v1.Driver
+	22, // 21: pannier.host.v1.Driver.swaps:type_name -> pannier.host.v1.DriverSwap
+	66, // 22: pannier.host.v1.Driver.modified_at:type_name -> google.protobuf.Timestamp
+	21, // 23: pannier.host.v1.Driver.on_nodes:type_name -> pannier.host.v1.DriverOnNode
+	64, // 24: pannier.host.v1.DriverOnNode.topology:type_name -> pannier.host.v1.DriverOnNode.TopologyEntry
+	66, // 25: pannier.host.v1.DriverOnNode.updated_at:type_name -> google.protobuf.Timestamp
+	66, // 26: pannier.host.v1.DriverSwap.at:type_name -> google.protobuf.Timestamp
+	69, // 27: pannier.host.v1.DriverSwap.took:type_name -> google.protobuf.Duration
+	20, // 28: pannier.host.v1.RegisterDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	20, // 29: pannier.host.v1.RestartDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	20, // 30: pannier.host.v1.ListDriversResponse.drivers:type_name -> pannier.host.v1.Driver
+	20, // 31: pannier.host.v1.GetDriverResponse.driver:type_name -> pannier.host.v1.Driver
+	38, // 32: pannier.host.v1.ListPluginsResponse.plugins:type_name -> pannier.host.v1.Plugin
+	66, // 33: pannier.host.v1.Plugin.started_at:type_name -> google.protobuf.Timestamp
+	66, // 34: pannier.host.v1.Plugin.next_try_at:type_name -> google.protobuf.Timestamp
+	65, // 35: pannier.host.v1.Plugin.refused:type_name -> pannier.host.v1.Plugin.RefusedEntry
+	41, // 36: pannier.host.v1.Plugin.swaps:type_name -> pannier.host.v1.PluginSwap
+	40, // 37: pannier.host.v1.Plugin.versions:type_name -> pannier.host.v1.PluginVersion
+	39, // 38: pannier.host.v1.Plugin.canary:type_name -> pannier.host.v1.PluginCanary
+	42, // 39: pannier.host.v1.PluginCanary.generation:type_name -> pannier.host.v1.PluginGeneration
+	66, // 40: pannier.host.v1.PluginCanary.started_at:type_name -> google.protobuf.Timestamp
+	66, // 41: pannier.host.v1.PluginVersion.served_from:type_name -> google.protobuf.Timestamp
+	66, // 42: pannier.host.v1.PluginVersion.served_until:type_name -> google.protobuf.Timestamp
+	66, // 43: pannier.host.v1.PluginSwap.at:type_name -> google.protobuf.Timestamp
+	42, // 44: pannier.host.v1.PluginSwap.from:type_name -> pannier.host.v1.PluginGeneration
+	42, // 45: pannier.host.v1.PluginSwap.to:type_name -> pannier.host.v1.PluginGeneration
+	69, // 46: pannier.host.v1.PluginSwap.took:type_name -> google.protobuf.Duration
+	69, // 47: pannier.host.v1.SwapPluginRequest.grace:type_name -> google.protobuf.Duration
+	38, // 48: pannier.host.v1.SwapPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	69, // 49: pannier.host.v1.RestartPluginRequest.grace:type_name -> google.protobuf.Duration
+	38, // 50: pannier.host.v1.RestartPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	69, // 51: pannier.host.v1.PromotePluginRequest.grace:type_name -> google.protobuf.Duration
+	38, // 52: pannier.host.v1.PromotePluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	69, // 53: pannier.host.v1.RollbackPluginRequest.grace:type_name -> google.protobuf.Duration
+	38, // 54: pannier.host.v1.RollbackPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	38, // 55: pannier.host.v1.PinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	38, // 56: pannier.host.v1.UnpinPluginResponse.plugin:type_name -> pannier.host.v1.Plugin
+	0,  // 57: pannier.host.v1.AgentService.Status:input_type -> pannier.host.v1.StatusRequest
+	3,  // 58: pannier.host.v1.AgentService.Events:input_type -> pannier.host.v1.EventsRequest
+	5,  // 59: pannier.host.v1.AgentService.Stop:input_type -> pannier.host.v1.StopRequest
+	7,  // 60: pannier.host.v1.AgentService.Reload:input_type -> pannier.host.v1.ReloadRequest
+	10, // 61: pannier.host.v1.AgentService.Upgrade:input_type -> pannier.host.v1.UpgradeRequest
+	12, // 62: pannier.host.v1.AgentService.Diagnose:input_type -> pannier.host.v1.DiagnoseRequest
+	14, // 63: pannier.host.v1.AgentService.Monitor:input_type -> pannier.host.v1.MonitorRequest
+	16, // 64: pannier.host.v1.AgentService.Examine:input_type -> pannier.host.v1.ExamineRequest
+	26, // 65: pannier.host.v1.DriverService.RegisterDriver:input_type -> pannier.host.v1.RegisterDriverRequest
+	28, // 66: pannier.host.v1.DriverService.DeregisterDriver:input_type -> pannier.host.v1.DeregisterDriverRequest
+	30, // 67: pannier.host.v1.DriverService.RestartDriver:input_type -> pannier.host.v1.RestartDriverRequest
+	32, // 68: pannier.host.v1.DriverService.ListDrivers:input_type -> pannier.host.v1.ListDriversRequest
+	34, // 69: pannier.host.v1.DriverService.GetDriver:input_type -> pannier.host.v1.GetDriverRequest
+	23, // 70: pannier.host.v1.DriverService.DriverLog:input_type -> pannier.host.v1.DriverLogRequest
+	36, // 71: pannier.host.v1.PluginService.ListPlugins:input_type -> pannier.host.v1.ListPluginsRequest
+	43, // 72: pannier.host.v1.PluginService.SwapPlugin:input_type -> pannier.host.v1.SwapPluginRequest
+	45, // 73: pannier.host.v1.PluginService.RestartPlugin:input_type -> pannier.host.v1.RestartPluginRequest
+	47, // 74: pannier.host.v1.PluginService.PromotePlugin:input_type -> pannier.host.v1.PromotePluginRequest
+	49, // 75: pannier.host.v1.PluginService.RollbackPlugin:input_type -> pannier.host.v1.RollbackPluginRequest
+	51, // 76: pannier.host.v1.PluginService.PinPlugin:input_type -> pannier.host.v1.PinPluginRequest
+	53, // 77: pannier.host.v1.PluginService.UnpinPlugin:input_type -> pannier.host.v1.UnpinPluginRequest
+	55, // 78: pannier.host.v1.PluginService.RemovePlugin:input_type -> pannier.host.v1.RemovePluginRequest
+	57, // 79: pannier.host.v1.PluginService.VerifyPlugin:input_type -> pannier.host.v1.VerifyPluginRequest
+	59, // 80: pannier.host.v1.PluginService.PluginLog:input_type -> pannier.host.v1.PluginLogRequest
+	1,  // 81: pannier.host.v1.AgentService.Status:output_type -> pannier.host.v1.StatusResponse
+	4,  // 82: pannier.host.v1.AgentService.Events:output_type -> pannier.host.v1.EventsResponse
+	6,  // 83: pannier.host.v1.AgentService.Stop:output_type -> pannier.host.v1.StopResponse
+	8,  // 84: pannier.host.v1.AgentService.Reload:output_type -> pannier.host.v1.ReloadResponse
+	11, // 85: pannier.host.v1.AgentService.Upgrade:output_type -> pannier.host.v1.UpgradeResponse
+	13, // 86: pannier.host.v1.AgentService.Diagnose:output_type -> pannier.host.v1.DiagnoseResponse
+	15, // 87: pannier.host.v1.AgentService.Monitor:output_type -> pannier.host.v1.MonitorResponse
+	17, // 88: pannier.host.v1.AgentService.Examine:output_type -> pannier.host.v1.ExamineResponse
+	27, // 89: pannier.host.v1.DriverService.RegisterDriver:output_type -> pannier.host.v1.RegisterDriverResponse
+	29, // 90: pannier.host.v1.DriverService.DeregisterDriver:output_type -> pannier.host.v1.DeregisterDriverResponse
+	31, // 91: pannier.host.v1.DriverService.RestartDriver:output_type -> pannier.host.v1.RestartDriverResponse
+	33, // 92: pannier.host.v1.DriverService.ListDrivers:output_type -> pannier.host.v1.ListDriversResponse
+	35, // 93: pannier.host.v1.DriverService.GetDriver:output_type -> pannier.host.v1.GetDriverResponse
+	24, // 94: pannier.host.v1.DriverService.DriverLog:output_type -> pannier.host.v1.DriverLogResponse
+	37, // 95: pannier.host.v1.PluginService.ListPlugins:output_type -> pannier.host.v1.ListPluginsResponse
+	44, // 96: pannier.host.v1.PluginService.SwapPlugin:output_type -> pannier.host.v1.SwapPluginResponse
+	46, // 97: pannier.host.v1.PluginService.RestartPlugin:output_type -> pannier.host.v1.RestartPluginResponse
+	48, // 98: pannier.host.v1.PluginService.PromotePlugin:output_type -> pannier.host.v1.PromotePluginResponse
+	50, // 99: pannier.host.v1.PluginService.RollbackPlugin:output_type -> pannier.host.v1.RollbackPluginResponse
+	52, // 100: pannier.host.v1.PluginService.PinPlugin:output_type -> pannier.host.v1.PinPluginResponse
+	54, // 101: pannier.host.v1.PluginService.UnpinPlugin:output_type -> pannier.host.v1.UnpinPluginResponse
+	56, // 102: pannier.host.v1.PluginService.RemovePlugin:output_type -> pannier.host.v1.RemovePluginResponse
+	58, // 103: pannier.host.v1.PluginService.VerifyPlugin:output_type -> pannier.host.v1.VerifyPluginResponse
+	60, // 104: pannier.host.v1.PluginService.PluginLog:output_type -> pannier.host.v1.PluginLogResponse
+	81, // [81:105] is the sub-list for method output_type
+	57, // [57:81] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_pannier_host_v1_agent_proto_init() }
@@ -4842,7 +5040,7 @@ func file_pannier_host_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_host_v1_agent_proto_rawDesc), len(file_pannier_host_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

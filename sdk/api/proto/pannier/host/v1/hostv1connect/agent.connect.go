@@ -51,6 +51,8 @@ const (
 	AgentServiceDiagnoseProcedure = "/pannier.host.v1.AgentService/Diagnose"
 	// AgentServiceMonitorProcedure is the fully-qualified name of the AgentService's Monitor RPC.
 	AgentServiceMonitorProcedure = "/pannier.host.v1.AgentService/Monitor"
+	// AgentServiceExamineProcedure is the fully-qualified name of the AgentService's Examine RPC.
+	AgentServiceExamineProcedure = "/pannier.host.v1.AgentService/Examine"
 	// DriverServiceRegisterDriverProcedure is the fully-qualified name of the DriverService's
 	// RegisterDriver RPC.
 	DriverServiceRegisterDriverProcedure = "/pannier.host.v1.DriverService/RegisterDriver"
@@ -120,6 +122,10 @@ type AgentServiceClient interface {
 	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
 	// how many; the agent does not wait.
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
+	// Examine makes the checks of pannier doctor, with the configuration that the agent runs with. It changes nothing.
+	// What the caller's token does not let the API tell is skipped. One examination is made at a time: callers with the
+	// same rights share it, and an answer is kept for ten seconds. Unavailable: those of others took too long.
+	Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -175,6 +181,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Monitor")),
 			connect.WithClientOptions(opts...),
 		),
+		examine: connect.NewClient[v1.ExamineRequest, v1.ExamineResponse](
+			httpClient,
+			baseURL+AgentServiceExamineProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Examine")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -187,6 +199,7 @@ type agentServiceClient struct {
 	upgrade  *connect.Client[v1.UpgradeRequest, v1.UpgradeResponse]
 	diagnose *connect.Client[v1.DiagnoseRequest, v1.DiagnoseResponse]
 	monitor  *connect.Client[v1.MonitorRequest, v1.MonitorResponse]
+	examine  *connect.Client[v1.ExamineRequest, v1.ExamineResponse]
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
@@ -224,6 +237,11 @@ func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v
 	return c.monitor.CallServerStream(ctx, req)
 }
 
+// Examine calls pannier.host.v1.AgentService.Examine.
+func (c *agentServiceClient) Examine(ctx context.Context, req *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error) {
+	return c.examine.CallUnary(ctx, req)
+}
+
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
@@ -247,6 +265,10 @@ type AgentServiceHandler interface {
 	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
 	// how many; the agent does not wait.
 	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
+	// Examine makes the checks of pannier doctor, with the configuration that the agent runs with. It changes nothing.
+	// What the caller's token does not let the API tell is skipped. One examination is made at a time: callers with the
+	// same rights share it, and an answer is kept for ten seconds. Unavailable: those of others took too long.
+	Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -298,6 +320,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Monitor")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceExamineHandler := connect.NewUnaryHandler(
+		AgentServiceExamineProcedure,
+		svc.Examine,
+		connect.WithSchema(agentServiceMethods.ByName("Examine")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/pannier.host.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -314,6 +342,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDiagnoseHandler.ServeHTTP(w, r)
 		case AgentServiceMonitorProcedure:
 			agentServiceMonitorHandler.ServeHTTP(w, r)
+		case AgentServiceExamineProcedure:
+			agentServiceExamineHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -349,6 +379,10 @@ func (UnimplementedAgentServiceHandler) Diagnose(context.Context, *connect.Reque
 
 func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Monitor is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Examine is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
