@@ -7,7 +7,9 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -45,6 +47,39 @@ func TestPageThatIsLeftEarly(t *testing.T) {
 	b.until("the next page is open", `location.pathname == "/events"`)
 	slow.await(t, "/events")
 	close(slow.begun)
+	b.live()
+}
+
+// A page is kept up to date also where the script that does it arrives after htmx has been loaded.
+func TestScriptThatIsLate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "")
+	next := httputil.NewSingleHostReverseProxy(check.Must(url.Parse(r.url("")))(t))
+	next.ModifyResponse = func(answer *http.Response) error {
+		answer.Header.Set("Cache-Control", "no-store") // each page asks for its scripts
+		return nil
+	}
+	var hold atomic.Bool
+	come := make(chan struct{})
+	site := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if hold.Load() && strings.HasSuffix(r.URL.Path, "/hx-sse.min.js") {
+			<-come
+		}
+		next.ServeHTTP(w, r)
+	}))
+	t.Cleanup(site.Close)
+	late := sync.OnceFunc(func() { close(come) })
+	t.Cleanup(late)
+	b := newBrowser(t)
+	b.open(site.URL + "/sign-in")
+	b.enter(r.reader)
+	b.until("the overview is open", `location.pathname == "/"`)
+	b.live()
+	hold.Store(true)
+	b.eval(`location.href = "/nodes"`)
+	b.until("htmx is there", `location.pathname == "/nodes" && typeof htmx == "object"`)
+	b.until("what htmx had to do next is done", `(window.next ??= setTimeout(() => window.done = true), window.done == true)`)
+	late()
 	b.live()
 }
 
