@@ -74,6 +74,11 @@ func TestCluster(t *testing.T) {
 	b.sees(".way", to.Name)
 	b.picture("cluster-volume")
 
+	b.open(forward(t, to, "7480") + "/") // it has no ledger, and so no counts
+	b.sees(".tile", "the pages of a server count them")
+	b.open(site + "/")
+	b.sees(".tile", "3 claims")
+
 	b.open(site + "/workloads")
 	b.live()
 	b.sees("main", "postgres")
