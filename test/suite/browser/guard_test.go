@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"net/http/cookiejar"
@@ -156,7 +157,12 @@ func TestReadOnlySession(t *testing.T) {
 		t.Errorf("by nobody: %s: %s", res.Status, text)
 	}
 	r.Write("agent.hcl", strings.Replace(string(check.Must(os.ReadFile(r.Path("agent.hcl")))(t)), "actions = true", "", 1))
-	r.Run("agent", "reload")
+	r.Eventually("the plugin's policy is found, and its config taken over", func() error {
+		if out := r.Try("agent", "reload"); out.Code != 0 {
+			return errors.New(out.Stderr)
+		}
+		return nil
+	})
 	may := r.visit(t, r.manager)
 	form.Set("form", may.form)
 	if res, text := may.post("/do/drain", form); res.StatusCode != http.StatusForbidden || r.drained(t) ||
