@@ -232,9 +232,11 @@ func TestSnapshotAndRestart(t *testing.T) {
 	if err := s.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
-	if stats := s.Stats(); stats.LeaderName != "server-1" || !stats.Leader ||
-		s.Size() == 0 || stats.Err != nil {
+	if stats := s.Stats(); stats.LeaderName != "server-1" || !stats.Leader || s.Size() == 0 || stats.Err != nil {
 		t.Errorf("stats: %+v", stats)
+	}
+	if made, err := filepath.Glob(filepath.Join(dir, "raft", "snapshots", "*")); err != nil || len(made) == 0 {
+		t.Errorf("there is no snapshot: %v", err)
 	}
 	register("b")
 	s.Restart(t)

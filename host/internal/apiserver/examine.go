@@ -1,7 +1,6 @@
 package apiserver
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -163,25 +162,14 @@ type inProcess struct {
 // Do implements connect.HTTPClient.
 func (c inProcess) Do(r *http.Request) (*http.Response, error) {
 	r.Header.Set(api.TokenHeader, c.secret)
-	a := &answerBuffer{header: http.Header{}, code: http.StatusOK}
+	a := &heldAnswer{header: http.Header{}, code: http.StatusOK}
 	c.handler.ServeHTTP(a, r)
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
 	return &http.Response{
 		Status: fmt.Sprintf("%d %s", a.code, http.StatusText(a.code)), StatusCode: a.code, Header: a.header,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Body: io.NopCloser(&a.body), ContentLength: int64(a.body.Len()),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Body: io.NopCloser(a), ContentLength: int64(a.Len()),
 		Request: r,
 	}, nil
 }
-
-// answerBuffer is an answer in memory.
-type answerBuffer struct {
-	header http.Header
-	code   int
-	body   bytes.Buffer
-}
-
-func (a *answerBuffer) Header() http.Header         { return a.header }
-func (a *answerBuffer) Write(p []byte) (int, error) { return a.body.Write(p) }
-func (a *answerBuffer) WriteHeader(code int)        { a.code = code }

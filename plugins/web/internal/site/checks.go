@@ -148,14 +148,13 @@ func or(problems []finding, format string, args ...any) []finding {
 
 // examinedOf are the findings of pannier doctor.
 func (f *facts) examinedOf() (found []finding) {
-	pages := map[string]string{"plugins": "plugins", "drivers": "drivers"}
 	for _, d := range f.examined.GetFindings() {
 		if d.GetCheck() == "releases" && f.errs["releases"] == nil {
 			continue // the cluster's have those of this host
 		}
 		one := finding{Check: d.GetCheck(), State: d.GetStatus(), Text: d.GetWhy(), Command: d.GetCommand()}
-		if page := pages[d.GetCheck()]; page != "" && d.GetSubject() != "" {
-			one.Link = objectlessURL(page, d.GetSubject())
+		if d.GetSubject() != "" { // of plugins or drivers, as their pages are called
+			one.Link = objectlessURL(d.GetCheck(), d.GetSubject())
 		}
 		found = append(found, one)
 	}
