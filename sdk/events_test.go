@@ -25,6 +25,7 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {
@@ -101,10 +102,10 @@ func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.Client
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	known := map[int]goplugin.PluginSet{}
 	for _, v := range versions {
-		known[v] = wire.Plugins(nil)[v]
+		known[v] = wirehost.Plugins(nil)[v]
 	}
 	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig: wire.Handshake, VersionedPlugins: known,
+		HandshakeConfig: wirehost.Handshake, VersionedPlugins: known,
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		Cmd:              cmd, TLSConfig: authority.ClientTLS("emitter"), Logger: hclog.NewNullLogger(),
 	})
@@ -113,7 +114,7 @@ func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.Client
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := protocol.Dispense(wire.PluginName)
+	conn, err := protocol.Dispense(wirehost.PluginName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package sdk
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
@@ -32,10 +30,10 @@ import (
 // With PANNIER_PLUGIN_DEBUG=1 in the environment and no host, the process waits for calls of a host that was
 // started before or after it. Use this to run a plugin under a debugger.
 func Main(info Info, p Plugin) {
-	if os.Getenv(wire.Handshake.MagicCookieKey) == "" && os.Getenv(wire.EnvDebug) != "" {
+	if os.Getenv(wire.EnvCookie) == "" && os.Getenv(wire.EnvDebug) != "" {
 		os.Exit(serveUnattended(info, p))
 	}
-	if os.Getenv(wire.Handshake.MagicCookieKey) != wire.Handshake.MagicCookieValue {
+	if os.Getenv(wire.EnvCookie) != wire.Cookie {
 		fmt.Fprintf(os.Stderr, "%s %s is a plugin for pannier (%s) and is not run by hand.\n"+
 			"Put it into the agent's plugin_dir; `pannier plugin status` then shows it.\n", info.Name, info.Version, p.Kind)
 		os.Exit(1)
@@ -44,7 +42,7 @@ func Main(info Info, p Plugin) {
 		fmt.Fprintf(os.Stderr, "keep the plugin's memory private: %v\n", err)
 		os.Exit(1)
 	}
-	slog.SetDefault(slogTo(stderr, level()))
+	slog.SetDefault(slogTo(os.Stderr, level()))
 	listeners.inherit()
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))
@@ -82,16 +80,9 @@ func serve(adapter *server) (exitCode int) {
 		life.stop("SIGTERM")
 	}()
 
-	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(adapter.register),
-		TLSProvider:      loadTLS,
-		GRPCServer:       adapter.newServer,
-		Logger:           log.Named("serve"),
-	})
-
-	if !adapter.registered {
-		return 1 // go-plugin has logged why it could not serve
+	if err := adapter.listenAndServe(); err != nil {
+		log.Error("the plugin cannot be served", "error", err)
+		return 1
 	}
 	if err := closeImpl(); err != nil {
 		log.Error("close the plugin", "error", err)
@@ -110,33 +101,16 @@ func closePlugin(p Plugin) error {
 	return nil
 }
 
-// loadTLS reads the bundle that the host made for this process. The host removes the file once the plugin has
-// answered.
-func loadTLS() (*tls.Config, error) {
-	path := os.Getenv(wire.EnvTLSBundle)
-	if path == "" {
-		return nil, errors.New("the host passed no TLS bundle: " + wire.EnvTLSBundle + " is not set")
-	}
-	bundle, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read the TLS bundle: %w", err)
-	}
-	defer clear(bundle)
-	return wire.ServerTLS(bundle)
-}
-
-// server makes the process's gRPC server for go-plugin.
+// server makes the process's gRPC server.
 type server struct {
-	info       Info
-	plugin     Plugin
-	life       *lifetime
-	registered bool
+	info   Info
+	plugin Plugin
+	life   *lifetime
 	// forward, if set, handles the calls of all services except PluginService.
 	forward grpc.StreamHandler
 }
 
-// newServer is go-plugin's ServeConfig.GRPCServer.
-func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
+func (s *server) newServer(opts ...grpc.ServerOption) *grpc.Server {
 	calls := &interceptor{log: Logger(), life: s.life, relays: s.forward != nil}
 	if s.forward != nil {
 		opts = append(opts, grpc.UnknownServiceHandler(s.forward), grpc.ForceServerCodecV2(frames{}))
@@ -150,7 +124,7 @@ func (s *server) newServer(opts []grpc.ServerOption) *grpc.Server {
 }
 
 // register adds the services of this process to its server: those of the negotiated wire version, and the kind's.
-func (s *server) register(version int, srv *grpc.Server) error {
+func (s *server) register(version int, srv *grpc.Server) {
 	if version >= wire.Version2 && s.forward == nil {
 		events := newEventService(s.life.log, emitted)
 		pluginv1.RegisterEventServiceServer(srv, events)
@@ -163,12 +137,10 @@ func (s *server) register(version int, srv *grpc.Server) error {
 	}
 	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
 	s.plugin.Register(srv)
-	s.registered = true
-	return nil
 }
 
 // NewServer makes the gRPC server that Main serves, without the process around it, for tests of a plugin (see
-// sdk/plugintest). It needs no host that attends it, and does not redirect what the plugin prints. stop ends it as
+// sdk/plugintest). It needs no host that attends it. stop ends it as
 // a host's Stop does, and returns at once; Serve returns when the calls in flight have ended.
 func NewServer(info Info, p Plugin) (srv *grpc.Server, stop func()) {
 	return inProcess(info, p, "the test is over")
@@ -179,23 +151,18 @@ func inProcess(info Info, p Plugin, why string) (srv *grpc.Server, stop func()) 
 	life := newLifetime(Logger())
 	life.attend(0)
 	calls := &interceptor{log: Logger(), life: life}
-	calls.stdio.Do(func() {}) // do not redirect the process's output
 	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	adapter := &server{info: info, plugin: p, life: life}
-	_ = adapter.register(wire.Version, srv) // cannot fail
+	adapter.register(wire.Version, srv)
 	life.serving(srv)
 	return srv, func() { life.stop(why) }
 }
 
-// stderr is the process's original one, which the host has redirected to a file. go-plugin replaces os.Stderr by a
-// pipe that nobody reads while there is no host.
-var stderr = os.Stderr
-
 // Logger is the plugin's logger. It writes structured JSON, which the host copies into its own log under the
 // plugin's name, at the host's level.
 var Logger = sync.OnceValue(func() hclog.Logger {
-	byHand := os.Getenv(wire.Handshake.MagicCookieKey) == "" // for people to read
-	return hclog.New(&hclog.LoggerOptions{Level: level(), Output: stderr, JSONFormat: !byHand})
+	byHand := os.Getenv(wire.EnvCookie) == "" // for people to read
+	return hclog.New(&hclog.LoggerOptions{Level: level(), Output: os.Stderr, JSONFormat: !byHand})
 })
 
 // level is the least severe one that the host wants.

@@ -11,15 +11,11 @@
 package wire
 
 import (
-	"context"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
@@ -38,15 +34,12 @@ const (
 	Version = Version3
 )
 
-// PluginName is go-plugin's name for the one plugin that a process serves.
-const PluginName = "pannier"
-
-// Handshake lets a plugin recognise that a pannier host started it, and a host recognise a pannier plugin. It only
-// makes errors understandable; TLS gives the protection.
-var Handshake = goplugin.HandshakeConfig{
-	MagicCookieKey:   "PANNIER_PLUGIN",
-	MagicCookieValue: "a-pannier-carries-things-at-the-side",
-}
+// The host sets this variable of a plugin's process to this value. It lets a plugin recognise that a pannier host
+// started it, and only makes errors understandable; TLS gives the protection.
+const (
+	EnvCookie = "PANNIER_PLUGIN"
+	Cookie    = "a-pannier-carries-things-at-the-side"
+)
 
 // Environment variables of a plugin's process.
 const (
@@ -75,33 +68,6 @@ const (
 	// by a program that runs with EnvDebug.
 	EnvReattach = "PANNIER_REATTACH_PLUGINS"
 )
-
-// Plugins is what both sides pass to go-plugin: one plugin, whose register adds all services of a process in a
-// version. A host passes nil.
-func Plugins(register func(version int, srv *grpc.Server) error) map[int]goplugin.PluginSet {
-	sets := map[int]goplugin.PluginSet{}
-	for version := Version1; version <= Version; version++ {
-		sets[version] = goplugin.PluginSet{PluginName: &services{version: version, register: register}}
-	}
-	return sets
-}
-
-// services supports gRPC only: go-plugin's older protocol, net/rpc, is refused.
-type services struct {
-	goplugin.NetRPCUnsupportedPlugin
-	version  int
-	register func(version int, srv *grpc.Server) error
-}
-
-// GRPCServer implements go-plugin's GRPCPlugin for a plugin.
-func (s *services) GRPCServer(_ *goplugin.GRPCBroker, srv *grpc.Server) error {
-	return s.register(s.version, srv)
-}
-
-// GRPCClient implements go-plugin's GRPCPlugin for a host, which uses the connection itself.
-func (s *services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
-}
 
 // Bounds of an event, in bytes, and of its number of details. MaxEventDetail bounds each key and each value.
 const (

@@ -26,6 +26,7 @@ import (
 	"github.com/pannier/pannier/cluster/raftnode"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // The floor of an agent's start is a process that does at the same time what no agent can leave out, and nothing else:
@@ -172,8 +173,9 @@ func startFloorPlugin(dir, program string) error {
 
 func floorClient(authority *wire.Authority) *plugin.ClientConfig {
 	return &plugin.ClientConfig{
-		HandshakeConfig: wire.Handshake, VersionedPlugins: wire.Plugins(nil), TLSConfig: authority.ClientTLS(floorName),
-		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC}, Logger: hclog.NewNullLogger(),
+		HandshakeConfig: wirehost.Handshake, VersionedPlugins: wirehost.Plugins(nil),
+		TLSConfig: authority.ClientTLS(floorName), Logger: hclog.NewNullLogger(),
+		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 	}
 }
 
@@ -187,7 +189,7 @@ func askFloorPlugin(client *plugin.Client) (net.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := proto.Dispense(wire.PluginName)
+	raw, err := proto.Dispense(wirehost.PluginName)
 	if err != nil {
 		return nil, err
 	}

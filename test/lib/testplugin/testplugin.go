@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -49,8 +50,8 @@ func Start(t testing.TB, name string, env ...string) *Plugin {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log := &Log{}
 	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
+		HandshakeConfig:  wirehost.Handshake,
+		VersionedPlugins: wirehost.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		Cmd:              cmd,
 		TLSConfig:        authority.ClientTLS(name),
@@ -62,7 +63,7 @@ func Start(t testing.TB, name string, env ...string) *Plugin {
 	if err != nil {
 		t.Fatalf("start the plugin: %v\n%s", err, log)
 	}
-	conn, err := protocol.Dispense(wire.PluginName)
+	conn, err := protocol.Dispense(wirehost.PluginName)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // launch starts a new process of the plugin and brings it up. On failure nothing of the process is left. The caller
@@ -209,8 +210,8 @@ func (i *instance) environment() []string {
 // clientConfig is the configuration that starting and reattaching share.
 func (i *instance) clientConfig(token string, generation uint64) *goplugin.ClientConfig {
 	cfg := &goplugin.ClientConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: wire.Plugins(nil),
+		HandshakeConfig:  wirehost.Handshake,
+		VersionedPlugins: wirehost.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		TLSConfig:        i.sup.authority.ClientTLS(serverName(token)),
 		// go-plugin's client cannot be interrupted while it connects.
@@ -247,7 +248,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	raw, err := proto.Dispense(wire.PluginName)
+	raw, err := proto.Dispense(wirehost.PluginName)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

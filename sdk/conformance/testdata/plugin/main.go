@@ -67,7 +67,7 @@ func main() {
 	case "odd-version":
 		info.Version = "v1.2.3"
 	case "exits-well-by-hand":
-		if os.Getenv(wire.Handshake.MagicCookieKey) == "" {
+		if os.Getenv(wire.EnvCookie) == "" {
 			os.Exit(0)
 		}
 	case "open-to-all", "fickle", "one-host", "hasty", "stays", "mute", "cuts":

@@ -12,12 +12,13 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 func main() {
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig:  wire.Handshake,
-		VersionedPlugins: map[int]goplugin.PluginSet{1: {wire.PluginName: services{}}},
+		HandshakeConfig:  wirehost.Handshake,
+		VersionedPlugins: map[int]goplugin.PluginSet{1: {wirehost.PluginName: services{}}},
 		TLSProvider: func() (*tls.Config, error) {
 			bundle, err := os.ReadFile(os.Getenv(wire.EnvTLSBundle))
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // hangs serves a plugin that hangs in one call of its lifecycle, whatever its caller does, and answers the others.
@@ -20,8 +21,8 @@ import (
 func hangs(in string) {
 	life := &hanging{in: in}
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: wire.Handshake,
-		VersionedPlugins: wire.Plugins(func(_ int, s *grpc.Server) error {
+		HandshakeConfig: wirehost.Handshake,
+		VersionedPlugins: wirehost.Plugins(func(_ int, s *grpc.Server) error {
 			pluginv1.RegisterPluginServiceServer(s, life)
 			return nil
 		}),

@@ -25,6 +25,7 @@ import (
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
+	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 func main() {
@@ -59,8 +60,8 @@ func main() {
 		os.Exit(1)
 	case "wrong-wire":
 		goplugin.Serve(&goplugin.ServeConfig{
-			HandshakeConfig: wire.Handshake,
-			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(int,
+			HandshakeConfig: wirehost.Handshake,
+			VersionedPlugins: map[int]goplugin.PluginSet{99: wirehost.Plugins(func(int,
 				*grpc.Server) error {
 				return nil
 			})[wire.Version]},
