@@ -13,8 +13,11 @@ import (
 func TestMain(m *testing.M) {
 	if kind := os.Getenv(envFloor); kind != "" {
 		run := floorProcess
-		if kind == "ready" {
+		switch kind {
+		case "ready":
 			run = func(_, dir, program string) error { return floorReady(dir, program) }
+		case "idle":
+			run = func(_, dir, program string) error { return floorIdle(dir, program, os.Args[3]) }
 		}
 		if err := run(kind, os.Args[1], os.Args[2]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -28,10 +28,12 @@ func measureIdle(b *testing.B, r *table.Section) {
 		pids = append(pids, processOf(b, h, plugin))
 	}
 	driver := processOf(b, h, "csi-local")
+	bare := startIdleFloor(b, driverSocket(h))
 	time.Sleep(rest)
 	began := time.Now()
 	cpu, drivers := usage.CPU(b, pids...), usage.CPU(b, driver)
 	wakeUps, agents := usage.WakeUps(b, pids...), usage.WakeUps(b, pids[0])
+	bares, first := usage.WakeUps(b, bare...), usage.WakeUps(b, bare[0])
 	time.Sleep(idling)
 	seconds := time.Since(began).Seconds()
 	share := func(used time.Duration) float64 { return 100 * used.Seconds() / seconds }
@@ -42,6 +44,11 @@ func measureIdle(b *testing.B, r *table.Section) {
 			Value: float64(usage.WakeUps(b, pids...)-wakeUps) / seconds, AtMost: 10,
 		},
 		table.Row{What: "of that the agent", Value: float64(usage.WakeUps(b, pids[0])-agents) / seconds},
+		table.Row{
+			What:  "wake-ups of as many processes that only open the stores, lead alone and wait per second",
+			Value: float64(usage.WakeUps(b, bare...)-bares) / seconds,
+		},
+		table.Row{What: "of that the one with the stores", Value: float64(usage.WakeUps(b, bare[0])-first) / seconds},
 		table.Row{What: "csi-local, of a core", Value: share(usage.CPU(b, driver) - drivers), Unit: "%"},
 		table.Row{What: "resident memory of the agent", Value: usage.Memory(b, pids[0], "VmRSS"), Unit: "MiB", AtMost: 30},
 	)
@@ -50,6 +57,13 @@ func measureIdle(b *testing.B, r *table.Section) {
 			What: "resident memory of " + plugin, Value: usage.Memory(b, pids[n+1], "VmRSS"), Unit: "MiB", AtMost: 14,
 		})
 	}
+	r.Add(
+		table.Row{
+			What:  "resident memory of a server of go-plugin's that asks the driver as often",
+			Value: usage.Memory(b, bare[1], "VmRSS"), Unit: "MiB",
+		},
+		table.Row{What: "the same without the driver", Value: usage.Memory(b, bare[2], "VmRSS"), Unit: "MiB"},
+	)
 	for n := range workloads {
 		took(b)(c.stop(b.Context(), fmt.Sprintf("volume-%d", n)))
 	}
