@@ -14,6 +14,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
+	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -180,9 +181,9 @@ func (s *Server) nothingClaimed(ctx context.Context) error {
 		c := claims[0]
 		return connect.NewError(connect.CodeFailedPrecondition,
 			fmt.Errorf(
-				"there are %d claims, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
-					"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s", len(
-					claims), c.Workload, c.Volume, c.Node, c.Node))
+				"the ledger has %s, such as that of workload %q on volume %q on node %q: a snapshot may not know of them, "+
+					"and let others write to the same volume; stop the workloads first, as with: pannier node drain -enable %s",
+				printable.Count(len(claims), "claim"), c.Workload, c.Volume, c.Node, c.Node))
 	})
 }
 

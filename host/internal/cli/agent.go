@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/system/process"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -89,7 +90,7 @@ func afterStop(m *hostv1.StopResponse) string {
 		lines = append(lines, fmt.Sprintf("%s stopped with the agent", was(m.GetWorkloads(), "workload")))
 	default:
 		lines = append(lines, fmt.Sprintf("%s running, with all that is mounted; the next agent finds them",
-			count(m.GetWorkloads(), "workload")+keeps(m.GetWorkloads())))
+			escape.Count(m.GetWorkloads(), "workload")+keeps(m.GetWorkloads())))
 	}
 	switch {
 	case !m.GetPluginsStop():
@@ -113,9 +114,9 @@ func keeps(n int64) string {
 
 func was(n int64, noun string) string {
 	if n == 1 {
-		return count(n, noun) + " was"
+		return escape.Count(n, noun) + " was"
 	}
-	return count(n, noun) + " were"
+	return escape.Count(n, noun) + " were"
 }
 
 const (

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/cli/bundle"
 	"github.com/pannier/pannier/host/internal/doctor"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -96,7 +97,7 @@ func (a *app) debug(ctx context.Context, path string, paths []string, during tim
 	for _, line := range sum.Missing {
 		a.note("missing: %s", line)
 	}
-	return a.say(fmt.Sprintf("wrote %s: %s", path, count(int64(sum.Files), "file")))
+	return a.say(fmt.Sprintf("wrote %s: %s", path, escape.Count(sum.Files, "file")))
 }
 
 // collection is a bundle that is being filled.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/config"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -183,7 +184,7 @@ func (a *app) showDriver(d *hostv1.Driver) error {
 		t.row("Endpoint", d.GetEndpoint())
 		t.row("Source", d.GetSource())
 		if d.GetPid() != 0 {
-			t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), count(int64(d.GetRestarts()), "restart")))
+			t.row("Process", fmt.Sprintf("%d, %s", d.GetPid(), escape.Count(d.GetRestarts(), "restart")))
 		}
 		t.row("Program", shortSum(d.GetProgramSha256()))
 		t.row("Program's file", d.GetProgramProblem())

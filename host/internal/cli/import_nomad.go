@@ -17,6 +17,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -165,7 +166,8 @@ func (a *app) importVolume(ctx context.Context, client *api.Client, f importFlag
 	}
 	if n := v.claims(); n > 0 && !f.force {
 		one.Outcome = importInUse
-		one.Detail = fmt.Sprintf("%d allocations of Nomad claim it (%s): stop them first", n, strings.Join(v.jobs(), ", "))
+		one.Detail = fmt.Sprintf("claimed by %s of Nomad (%s): stop them first", escape.Count(n, "allocation"),
+			strings.Join(v.jobs(), ", "))
 		return one
 	}
 	if f.dryRun {

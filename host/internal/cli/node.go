@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -257,8 +258,8 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 		}
 		if now := len(resp.Msg.GetWorkloads()); now != left {
 			left = now
-			a.note("%s and %s are left on node %q", count(int64(left), "workload"),
-				count(int64(len(resp.Msg.GetClaims())), "claim"), name)
+			a.note("%s and %s are left on node %q", escape.Count(left, "workload"),
+				escape.Count(len(resp.Msg.GetClaims()), "claim"), name)
 		}
 		req.Read.Index = resp.Msg.GetMeta().GetIndex()
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -188,7 +189,7 @@ unhealthy.`,
 					return err
 				}
 				return a.say(fmt.Sprintf("%s may fail before the ledger stops",
-					count(resp.Msg.GetFailureTolerance(), "more server")))
+					escape.Count(resp.Msg.GetFailureTolerance(), "more server")))
 			})
 			if err == nil && !resp.Msg.GetHealthy() {
 				return silentExit(ExitError)

@@ -244,11 +244,3 @@ func healthy(ok bool) cell {
 	}
 	return cell{"unhealthy", red}
 }
-
-// count formats a number with its noun.
-func count(n int64, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -237,7 +238,7 @@ func (a *app) showOrdered(p *hostv1.Plugin, swap bool) error {
 	swap = swap && p.GetCanary() == nil && p.GetPid() != 0
 	if w := lastSwap(p); swap && w.GetTo().GetGeneration() == p.GetGeneration() {
 		line += fmt.Sprintf(", after a swap that took %s; %s went on with generation %d", short(w.GetTook().AsDuration()),
-			count(w.GetCarried(), "call"), w.GetFrom().GetGeneration())
+			escape.Count(w.GetCarried(), "call"), w.GetFrom().GetGeneration())
 	}
 	if p.GetPinned() != "" {
 		line += "; it is pinned"

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -232,9 +233,9 @@ func (a *app) showPlugin(p *hostv1.Plugin) error {
 	t.row("SHA256", p.GetSha256())
 	t.row("Generation", number(int64(p.GetGeneration())))
 	if p.GetPid() != 0 {
-		t.row("Process", fmt.Sprintf("%d, up %s, %s", p.GetPid(), up(p), count(int64(p.GetRestarts()), "restart")))
+		t.row("Process", fmt.Sprintf("%d, up %s, %s", p.GetPid(), up(p), escape.Count(p.GetRestarts(), "restart")))
 	} else {
-		t.row("Process", fmt.Sprintf("none, %s", count(int64(p.GetRestarts()), "restart")))
+		t.row("Process", fmt.Sprintf("none, %s", escape.Count(p.GetRestarts(), "restart")))
 	}
 	t.row("Calls", fmt.Sprintf("%d in flight, %d answered, %d of them failed", p.GetLeases(), p.GetCalls(),
 		p.GetFailedCalls()))

@@ -305,10 +305,3 @@ func (r *run) release(ctx context.Context) {
 			status)
 	}
 }
-
-func countProcesses(n int) string {
-	if n == 1 {
-		return "1 process"
-	}
-	return fmt.Sprintf("%d processes", n)
-}

@@ -15,6 +15,7 @@ import (
 	"github.com/pannier/pannier/host/internal/cli/launch"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/vars"
+	escape "github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	servicev1 "github.com/pannier/pannier/sdk/proto/pannier/service/v1"
 )
@@ -300,7 +301,7 @@ func (r *run) endLeftovers(ctx context.Context, whose string, spared ...int) err
 	return r.interruptible(ctx, func(ctx context.Context) error {
 		ended, err := launch.EndLeftovers(ctx, leftoverGrace, spared...)
 		if ended > 0 {
-			r.note("ended %s that %s had left running", countProcesses(ended), whose)
+			r.note("ended %s that %s had left running", escape.Count(ended, "process"), whose)
 		}
 		return err
 	})

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/host/internal/system/events"
+	escape "github.com/pannier/pannier/internal/printable"
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -78,8 +79,8 @@ func (a *app) showStatus(s *hostv1.StatusResponse) error {
 	t.row("Data", s.GetDataDir())
 	t.row("Socket", s.GetSocket())
 	t.row("HTTP", s.GetHttpAddress())
-	t.row("Volumes", fmt.Sprintf("%s, %s, %d being released", count(s.GetVolumes(), "volume"),
-		count(s.GetClaims(), "claim"), s.GetReleasing()))
+	t.row("Volumes", fmt.Sprintf("%s, %s, %d being released", escape.Count(s.GetVolumes(), "volume"),
+		escape.Count(s.GetClaims(), "claim"), s.GetReleasing()))
 	var workloads []string
 	for _, name := range slices.Sorted(maps.Keys(s.GetWorkloads())) {
 		workloads = append(workloads, fmt.Sprintf("%d %s", s.GetWorkloads()[name], name))

@@ -95,7 +95,7 @@ func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) erro
 	}
 	stopped := &hostv1.ListWorkloadsResponse{}
 	if len(all) > 0 {
-		if err := a.confirm(f.yes, "stop %s of this host?", count(int64(len(all)), "workload")); err != nil {
+		if err := a.confirm(f.yes, "stop %s of this host?", escape.Count(len(all), "workload")); err != nil {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -215,8 +216,8 @@ func (p *Patient) releases(context.Context) []Finding {
 		if command == "" {
 			command = "pannier workload status " + r.GetWorkload()
 		}
-		problems = append(problems, one(s, fmt.Sprintf("workload %q is not released since %s (%d attempts): %s", r.GetWorkload(),
-			r.GetSince().AsTime().Local().Format(time.DateTime), r.GetTries(), r.GetError()), command)...)
+		problems = append(problems, one(s, fmt.Sprintf("workload %q is not released since %s (%s): %s", r.GetWorkload(),
+			r.GetSince().AsTime().Local().Format(time.DateTime), printable.Count(r.GetTries(), "attempt"), r.GetError()), command)...)
 	}
 	return or(problems, "none waits")
 }
@@ -272,7 +273,7 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 			}
 		}
 	}
-	return or(append(problems, p.unheard(gossips)...), "%d ports of other agents were reached", reached)
+	return or(append(problems, p.unheard(gossips)...), "%s of other agents reached", printable.Count(reached, "port"))
 }
 
 // unheard are the agents that can be reached by TCP and not by UDP: gossip then counts them as failed now and then.
@@ -318,7 +319,8 @@ func (p *Patient) quorum(ctx context.Context) []Finding {
 			sick = append(sick, peer.GetName())
 		}
 	}
-	say := fmt.Sprintf("%d servers vote, and %d may fail", voters, health.GetFailureTolerance())
+	say := fmt.Sprintf("%s, of which %d may fail", printable.Count(voters, "voting server"),
+		health.GetFailureTolerance())
 	switch {
 	case len(sick) > 0:
 		return one(Fail, fmt.Sprintf("%s; not healthy: %s", say, strings.Join(sick, ", ")), "pannier operator autopilot health")
@@ -348,7 +350,7 @@ func (p *Patient) gossipKeys(ctx context.Context) []Finding {
 	if why := resp.Msg.GetProblem(); why != "" {
 		problems = append(problems, one(Warn, why, "pannier keyring list")...)
 	}
-	return or(problems, "%d, the same on all %d agents", len(resp.Msg.GetKeys()), resp.Msg.GetAgents())
+	return or(problems, "%d, the same on %s", len(resp.Msg.GetKeys()), printable.Count(resp.Msg.GetAgents(), "agent"))
 }
 
 func (p *Patient) secretsKeys(ctx context.Context) []Finding {
@@ -365,8 +367,8 @@ func (p *Patient) secretsKeys(ctx context.Context) []Finding {
 	var problems []Finding
 	for _, k := range resp.Msg.GetKeys() {
 		if !k.GetHere() {
-			problems = append(problems, one(Fail, fmt.Sprintf("the server that answers lacks the key %s, which %d records need",
-				k.GetId(), k.GetSealed()), "pannier operator secrets status")...)
+			problems = append(problems, one(Fail, fmt.Sprintf("the server that answers lacks the key %s, needed by %s",
+				k.GetId(), printable.Count(k.GetSealed(), "record")), "pannier operator secrets status")...)
 		}
 	}
 	return or(problems, "%d, all there", len(resp.Msg.GetKeys()))

@@ -9,6 +9,7 @@ import (
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/internal/cabundle"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 func (p *Patient) configuration(context.Context) []Finding {
@@ -53,7 +54,7 @@ func (p *Patient) certificates(context.Context) []Finding {
 	for _, f := range files {
 		problems = append(problems, checkCertificate(f, p.Config.TLS)...)
 	}
-	return or(problems, "%d files, all good for %d days", len(files), int(expiry.Hours())/24)
+	return or(problems, "%s, all good for %d days", printable.Count(len(files), "file"), int(expiry.Hours())/24)
 }
 
 // checkCertificate also judges those of others, which need not name an agent.

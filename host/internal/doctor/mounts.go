@@ -15,6 +15,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/pannier/pannier/host/internal/system/mountuse"
+	"github.com/pannier/pannier/internal/printable"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -152,5 +153,5 @@ func checkFstab(path string) []Finding {
 	if err := lines.Err(); err != nil {
 		return one(Fail, fmt.Sprintf("%s: %v", path, err), "")
 	}
-	return or(problems, "%d volumes in it", volumes)
+	return or(problems, "%s in it", printable.Count(volumes, "volume"))
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // ErrNoManagement says that no token is known that may read Consul's ACLs.
@@ -62,5 +64,5 @@ func setupFindings(name, block string, steps []SetupStep, err error) (problems [
 	case err != nil:
 		problems = append(problems, one(Warn, fmt.Sprintf("%s: %v", block, err), "pannier setup consul -check -consul "+name)...)
 	}
-	return or(problems, "%s: %d objects are as pannier setup consul makes them", block, well)
+	return or(problems, "%s: %s as pannier setup consul makes them", block, printable.Count(well, "object"))
 }

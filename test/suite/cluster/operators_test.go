@@ -81,8 +81,8 @@ func (o operators) doctor(t *testing.T) {
 		return nil
 	}
 	well := []string{
-		`ok +peers +6 ports of other agents were reached$`, `ok +quorum +3 servers vote, and 1 may fail$`,
-		`ok +gossip keys +1, the same on all 4 agents$`, `ok +secrets keys `, `(ok|warn) +certificates `, `ok +agent `,
+		`ok +peers +6 ports of other agents reached$`, `ok +quorum +3 voting servers, of which 1 may fail$`,
+		`ok +gossip keys +1, the same on 4 agents$`, `ok +secrets keys `, `(ok|warn) +certificates `, `ok +agent `,
 	}
 	o.n1.Eventually("all is well", func() error { return rows(well...) })
 	udp := func(change string) {

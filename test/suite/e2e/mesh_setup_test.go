@@ -138,7 +138,7 @@ func TestSetUpByOneCommand(t *testing.T) {
 			}
 
 			m.doctorOfACLs("", "skipped", "CONSUL_HTTP_TOKEN")
-			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
+			m.doctorOfACLs(c.Management, "ok", "objects as pannier setup consul makes them")
 			acl := c.Client(c.Management).ACL()
 			policy, _, err := acl.PolicyReadByName("pannier-node", nil)
 			check.NoError(t, err)
@@ -149,7 +149,7 @@ func TestSetUpByOneCommand(t *testing.T) {
 			if out, code := m.setUp(); code != 0 {
 				t.Errorf("it is not mended: %d, %s", code, out)
 			}
-			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
+			m.doctorOfACLs(c.Management, "ok", "objects as pannier setup consul makes them")
 
 			spec := m.meshWorkload("w", strings.Replace(sidecarService("web", ""), "port = 9000",
 				"port = 9000\n    intentions = [\"api\"]", 1))
@@ -160,7 +160,7 @@ func TestSetUpByOneCommand(t *testing.T) {
 			if out, code := m.setUp("-intentions"); code != 0 {
 				t.Errorf("%d, %s", code, out)
 			}
-			m.doctorOfACLs(c.Management, "ok", "objects are as pannier setup consul makes them")
+			m.doctorOfACLs(c.Management, "ok", "objects as pannier setup consul makes them")
 			m.Run("workload", "start", spec)
 			checkTokenInConsul(t, m, m.service("w"))
 			m.Run("workload", "stop", spec)

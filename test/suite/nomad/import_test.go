@@ -55,7 +55,7 @@ csi_driver "hostpath" {
 		"default/secret: needs completion: Nomad does not show its secrets (password)",
 		"default/flags: needs completion: Nomad does not show its mount flags",
 	}
-	inUse := "default/used: is in use: 1 allocations of Nomad claim it (job db)"
+	inUse := "default/used: is in use: claimed by 1 allocation of Nomad (job db)"
 	dry := to.Try("import", "nomad", address, "-dry-run", "-write", to.Path("specs"))
 	says(dry.Stdout, append(incomplete, inUse, "default/free: would be registered", "shop/other: would be registered")...)
 	if n := len(volumesOf(t, to)); dry.Code != 1 || n != 0 {

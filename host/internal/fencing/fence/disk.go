@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/system/process"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // The fence must act while the disk of the data directory hangs: a write to it may never return, and cannot be
@@ -128,7 +129,7 @@ func newLogWriter(out io.Writer) *logWriter {
 		for line := range w.lines {
 			_, _ = out.Write(line) // there is nowhere else to report to
 			if n := w.dropped.Swap(0); n > 0 {
-				_, _ = fmt.Fprintf(out, "%d lines are missing here: the log could not be written\n", n)
+				_, _ = fmt.Fprintf(out, "%s missing here: the log could not be written\n", printable.Count(n, "line"))
 			}
 		}
 	})

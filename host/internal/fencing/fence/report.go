@@ -13,6 +13,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/fencing/boottime"
 	"github.com/pannier/pannier/internal/atomicfile"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // Report says what a fence did at one deadline. The agent's next process gives it as the reason why the workloads
@@ -52,12 +53,12 @@ func (r Report) Hit(ref claim.WorkloadRef, bootID string, started boottime.Insta
 // String describes the report in one line.
 func (r Report) String() string {
 	text := fmt.Sprintf(
-		"the fence killed %d processes and unmounted %d paths of volumes because the node's lease was over", len(
-			r.Killed), len(r.Unmounted))
+		"the fence killed %s and unmounted %s of volumes because the node's lease was over",
+		printable.Count(len(r.Killed), "process"), printable.Count(len(r.Unmounted), "path"))
 	if len(r.Detached) > 0 {
 		text += fmt.Sprintf(
-			"; %d mounts were busy for an unknown reason and were detached lazily; whatever keeps them busy may still write: %v",
-			len(r.Detached), r.Detached)
+			"; it detached %s lazily, busy for an unknown reason; whatever keeps them busy may still write: %v",
+			printable.Count(len(r.Detached), "mount"), r.Detached)
 	}
 	if len(r.Left) > 0 {
 		text += fmt.Sprintf("; it could not do everything: %v", r.Left)

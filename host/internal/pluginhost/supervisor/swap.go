@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/internal/printable"
 )
 
 // Swap is one change, or attempted change, of the process that callers use.
@@ -123,8 +124,8 @@ func (i *instance) moved(ctx context.Context, gen, next *generation, swap Swap, 
 	case swap.Canary != 0:
 		what = EventPromoted
 	}
-	i.announce(next, what, fmt.Sprintf("%s to %s in %v, %d calls go on with the old process%s",
-		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), swap.Carried, why))
+	i.announce(next, what, fmt.Sprintf("%s to %s in %v, the old process finishes %s%s",
+		gen.describe(), next.describe(), swap.Took.Round(time.Millisecond), printable.Count(swap.Carried, "call"), why))
 	return next, errors.Join(ended, i.rec.save(i.sup.dir))
 }
 
