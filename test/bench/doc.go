@@ -36,8 +36,8 @@
 // only opens Badger twice and raft's log, leads alone, and copies, hashes, syncs and starts one plugin, or reattaches
 // to it, all at the same time (ready_test.go): the floor of an agent with these parts.
 //
-// Upgrade. A volume is read by 64 clients over their own connections: a read is due every millisecond, and its
-// time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
+// Upgrade. A list of one volume is read by 64 clients over their own connections: a read is due every millisecond, and
+// its time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
 // run 30 times, a second apart. Extra is the time above the median of the first five seconds.
 //
 // Idle. Half a minute after ten workloads with a volume each were started, for a minute: CPU time of the agent and

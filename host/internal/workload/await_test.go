@@ -148,9 +148,9 @@ func TestReplace(t *testing.T) {
 	s := spec("new", "a")
 	s.Replaces = refs("old")
 	h.start(t, s)
-	if w, err := h.Get(ref("old")); err != nil || w.State != Stopped ||
-		w.Message != `replaced by workload "new" on node "here"` {
-		t.Errorf("%s: %s, %v", w.State, w.Message, err)
+	// The new one starts when nothing is left of the old one, which may not have noted yet that this was all.
+	if w := h.ended(t, "old"); w.State != Stopped || w.Message != `replaced by workload "new" on node "here"` {
+		t.Errorf("%s: %s", w.State, w.Message)
 	}
 	h.stop(t, "new")
 	h.clean(t)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 
@@ -65,7 +66,7 @@ func TestAProxyIsChangedInPlace(t *testing.T) {
 	h.forget()
 	changed := proxied(map[string]int{"db": free[2], "cache": free[1]}, "")
 	w := h.start(t, changed)
-	if got := strings.Join(h.happened(), ", "); got != "register web, bootstrap web" {
+	if got := strings.Join(h.happened(), ", "); got != "register web, read, bootstrap web" {
 		t.Errorf("calls were made: %s", got)
 	}
 	told := h.consul.services()[st.ID].Service
@@ -209,6 +210,26 @@ func TestAProxyIsReconfiguredInConsul(t *testing.T) {
 	}
 	h.stop(t, "w")
 	h.Reconfigured("default", st.ID, "fourth")
+	h.clean(t)
+}
+
+// A token that Consul has lost is replaced before the bootstrap is made again: with the old one it cannot be.
+func TestABootstrapIsMadeAgainWithAValidToken(t *testing.T) {
+	h := newHost(t)
+	h.services.Limits.ReadBack = 50 * time.Millisecond
+	before := h.start(t, proxied(nil, "")).Services[0]
+	check.NoError(t, h.consul.forget())
+	h.forget()
+	h.Reconfigured("default", before.ID, "first")
+	h.eventuallyDid(t, "bootstrap web", 1)
+	if did := h.happened(); slices.Index(did, "bootstrap web") < slices.Index(did, "derive web") ||
+		!slices.Contains(did, "derive web") {
+		t.Errorf("the calls were %q", did)
+	}
+	if h.eventuallyWell(t, "w").Accessor == before.Accessor {
+		t.Error("it has the same token")
+	}
+	h.stop(t, "w")
 	h.clean(t)
 }
 

@@ -154,21 +154,15 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 // Renew makes the bootstrap of a running workload's service again where that was asked for. The file is replaced if it
 // differs.
 func (s *Steps) Renew(ctx context.Context, svc *Service) error {
-	wanted := false
-	svc.workload.View(func() { wanted = svc.Remake > 0 })
-	if !wanted {
+	if !svc.outdatedBootstrap() {
 		return nil // also while its files are kept busy by a Consul that is away
 	}
-	svc.files.Lock()
-	defer svc.files.Unlock()
-	before := svc.BootstrapSum
-	if err := s.Bootstrap(ctx, svc); err != nil {
-		return err
-	}
-	if svc.BootstrapSum != before {
-		s.event(svc, "bootstrap-replaced", "its proxy must be started again with the new bootstrap")
-	}
-	return nil
+	return s.repair(ctx, svc)
+}
+
+func (s *Service) outdatedBootstrap() (is bool) {
+	s.workload.View(func() { is = s.Remake > 0 })
+	return is
 }
 
 // administered says that the proxy has an admin API on a socket.

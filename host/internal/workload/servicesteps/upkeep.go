@@ -48,7 +48,8 @@ func (s *Steps) untilNext(svc *Service) time.Duration {
 }
 
 // repair makes sure that the service's token is known to Consul and in its file, and that the
-// bootstrap was made with it.
+// bootstrap was made with it and with its other inputs as they are now. The token comes first: a
+// bootstrap with one that Consul does not know waits in vain for the proxy's registration.
 func (s *Steps) repair(ctx context.Context, svc *Service) error {
 	svc.files.Lock()
 	defer svc.files.Unlock()
@@ -60,9 +61,13 @@ func (s *Steps) repair(ctx context.Context, svc *Service) error {
 		s.event(svc, "identity-replaced",
 			"it has another token now: what was started with the earlier one must read its file again")
 	}
-	if svc.proxied && !s.bootstrapped(svc) {
+	if outdated := svc.outdatedBootstrap(); svc.proxied && (outdated || !s.bootstrapped(svc)) {
+		before := svc.BootstrapSum
 		if err := s.Bootstrap(ctx, svc); err != nil {
 			return err
+		}
+		if outdated && svc.BootstrapSum != before {
+			s.event(svc, "bootstrap-replaced", "its proxy must be started again with the new bootstrap")
 		}
 	}
 	return s.revokeFormer(ctx, svc)
