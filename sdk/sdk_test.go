@@ -107,8 +107,7 @@ func (a *attending) Send(*pluginv1.AttendResponse) error {
 	return nil
 }
 
-// An unchanged health is sent at least every 30 s, by all plugins at the same time. A plugin without an opinion wakes
-// up no more often than that needs.
+// An unchanged health is sent at least every 30 s. A plugin without an opinion wakes up no more often than that needs.
 func TestHealthIsRepeated(t *testing.T) {
 	asked := 0
 	for name, plugin := range map[string]Plugin{
@@ -119,7 +118,6 @@ func TestHealthIsRepeated(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
-			time.Sleep(7 * time.Second) // it is attended at any time
 			asked = 0
 			host := &attending{ctx: ctx}
 			began := time.Now()
@@ -134,13 +132,8 @@ func TestHealthIsRepeated(t *testing.T) {
 				}
 				last = at
 			}
-			if most := int(time.Since(began)/healthRepeat) + 2; len(host.sent) > most {
+			if most := int(time.Since(began)/healthRepeat) + 1; len(host.sent) > most {
 				t.Errorf("%s: it was sent %d times, want at most %d", name, len(host.sent), most)
-			}
-			for _, at := range host.sent[1:] {
-				if !at.Equal(at.Truncate(healthRepeat)) {
-					t.Errorf("%s: it was sent at %s", name, at.Format(time.StampMilli))
-				}
 			}
 			if least := int(time.Since(began) / healthInterval); name != "no opinion" && asked < least {
 				t.Errorf("%s: it was asked %d times, want %d", name, asked, least)

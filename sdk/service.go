@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/sdk/resident"
 )
 
 // service implements PluginService for every kind.
@@ -90,22 +89,20 @@ func (s *service) Attend(req *pluginv1.AttendRequest,
 	if !check.asks() {
 		every = healthRepeat
 	}
-	next := time.NewTimer(resident.Until(every))
-	defer next.Stop()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
 	var last string
 	var sent time.Time
 	for {
-		began := time.Now()
 		message := check.run(ctx)
-		if sent.IsZero() || message != last || !sent.Truncate(healthRepeat).Equal(began.Truncate(healthRepeat)) {
+		if sent.IsZero() || message != last || time.Since(sent)+every/2 >= healthRepeat {
 			if err := stream.Send(&pluginv1.AttendResponse{Healthy: message == "", Message: message}); err != nil {
 				return err
 			}
-			last, sent = message, began
+			last, sent = message, time.Now()
 		}
 		select {
-		case <-next.C:
-			next.Reset(resident.Until(every))
+		case <-tick.C:
 		case <-ctx.Done():
 			return nil
 		}
@@ -142,10 +139,8 @@ func refuseKeys(name string, config []byte) error {
 }
 
 const (
-	healthInterval = 5 * time.Second // between two calls of a HealthReporter, and its time to answer
-	// healthRepeat is how often an unchanged health is sent; plugin.proto promises 30 s. It divides the minute as the
-	// host's own pauses do, so that an idle host wakes up once for all of its plugins.
-	healthRepeat = 20 * time.Second
+	healthInterval = 5 * time.Second  // between two calls of a HealthReporter, and its time to answer
+	healthRepeat   = 25 * time.Second // an unchanged health is sent again after this; plugin.proto promises 30 s
 )
 
 // healthCheck calls an implementation's Health. A call that ignores its context is reported, not waited for, and

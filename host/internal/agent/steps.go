@@ -329,10 +329,11 @@ func (a *agent) tuneMemory(ctx context.Context) error {
 	}
 	a.closers.loop(ctx, func(ctx context.Context) {
 		for started := true; ; started = false {
+			now := time.Now()
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(resident.Until(trimInterval)): // when plugins are measured, too
+			case <-time.After(now.Truncate(trimInterval).Add(trimInterval).Sub(now)): // when plugins are measured, too
 			}
 			if !started && surplus() < trimFrom {
 				continue

@@ -20,7 +20,6 @@ import (
 	"github.com/pannier/pannier/host/internal/csi/mounts"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/notify"
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -96,7 +95,7 @@ func (m *Monitor) Run(ctx context.Context) {
 			pause = every
 		}
 		select {
-		case <-time.After(resident.Until(pause)):
+		case <-time.After(pause):
 		case <-begun:
 		case <-ctx.Done():
 			return

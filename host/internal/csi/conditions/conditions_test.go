@@ -50,9 +50,9 @@ func TestPauses(t *testing.T) {
 		until(661)
 		stop()
 		running.Wait()
-		// Each pause ends at a multiple of itself. The first answer is new; then nothing changes; at 480 the volume is
-		// abnormal, from 540 on it is well, and from 580 on the metrics are read.
-		want := []int{0, 30, 60, 120, 240, 360, 480, 510, 540, 570, 580, 600, 630, 660}
+		// The first answer is new; then nothing changes; at 450 the volume is abnormal, from 540 on it is well, and from
+		// 580 on the metrics are read.
+		want := []int{0, 30, 90, 210, 330, 450, 480, 510, 540, 570, 580, 610, 640}
 		if !slices.Equal(asked, want) {
 			t.Errorf("it was asked after %d seconds, want %d", asked, want)
 		}

@@ -50,7 +50,6 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/system/events"
 	"github.com/pannier/pannier/internal/notify"
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -127,7 +126,10 @@ var defaultTiming = timing{
 
 // untilTend returns the pause until the next look at what earlier processes have left. All drivers look at the same
 // time, with the plugins' supervisor, so that an idle host wakes up once for them.
-func (t timing) untilTend() time.Duration { return resident.Until(t.tendEvery) }
+func (t timing) untilTend() time.Duration {
+	now := time.Now()
+	return now.Truncate(t.tendEvery).Add(t.tendEvery).Sub(now)
+}
 
 // New makes a Registry with no driver; Open fills it.
 func New(cfg Config) *Registry {

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/driver"
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -68,13 +67,11 @@ func (b *Bridge) Fingerprint(ctx context.Context, d storage.Driver, opts storage
 // untilNextLook waits for the interval, or until the connection changes, which shows at once that a driver has
 // ended or is back.
 func untilNextLook(ctx context.Context, conn *driver.Conn, healthy bool, interval time.Duration) error {
-	pause := time.NewTimer(min(interval, minInterval))
-	defer pause.Stop()
-	if healthy {
-		interval = resident.Until(interval)
-	} else {
+	if !healthy {
 		interval = min(interval, unhealthyInterval)
 	}
+	pause := time.NewTimer(min(interval, minInterval))
+	defer pause.Stop()
 	wait, cancel := context.WithTimeout(ctx, interval)
 	defer cancel()
 	// The connection of a driver that has just answered is ready, or has been lost since.
