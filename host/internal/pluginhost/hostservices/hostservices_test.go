@@ -127,6 +127,32 @@ func TestStateOutlivesTheHost(t *testing.T) {
 	}
 }
 
+// A plugin may be up before the host has opened its journal: what it stores then waits, and is not lost.
+func TestStateWaitsForTheJournal(t *testing.T) {
+	conn, ctx := plugin(t), within(t)
+	opened := openJournal(t, t.TempDir())
+	asked, open := make(chan struct{}), make(chan struct{})
+	first := sync.OnceFunc(func() { close(asked) })
+	serve(t, func() (*journal.Journal, error) {
+		first()
+		<-open
+		return opened()
+	}).Attach("page", conn)
+	put := make(chan error, 1)
+	go func() { put <- sdk.HostState().Put(ctx, "a", []byte("early")) }()
+	<-asked
+	select {
+	case err := <-put:
+		t.Errorf("it did not wait: %v", err)
+	default:
+	}
+	close(open)
+	if err := <-put; err != nil {
+		t.Error(err)
+	}
+	wantState(t, "a", "early")
+}
+
 // A plugin reaches its own state only, whatever it asks for.
 func TestStateIsOfOnePlugin(t *testing.T) {
 	s := &states{openJournal(t, t.TempDir())}
