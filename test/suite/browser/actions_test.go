@@ -35,7 +35,7 @@ func TestActions(t *testing.T) {
 	b.follow("Detach from a")
 	b.sees(".command", "pannier volume detach data a")
 	b.press("Detach")
-	b.sees("main", "Nobody has it.")
+	b.sees("main", "No workload uses this volume.")
 	r.AwaitFree("data")
 	r.workload("db", "data")
 

@@ -21,6 +21,7 @@ func TestChecks(t *testing.T) {
 		b.sees("tbody strong", row)
 	}
 	b.sees("tbody tr", socket)
+	b.sees("tbody tr:first-child .badge", "fail")
 	b.sees("tbody .command", "pannier driver status gone")
 	b.sees(`tbody a[href="/drivers/gone"]`, "gone is not healthy")
 	b.looks()

@@ -19,14 +19,14 @@ func TestLive(t *testing.T) {
 	b.signIn(r, r.reader)
 	b.open(r.url("/volumes/default/data"))
 	b.live()
-	b.sees("main", "Nobody has it.")
+	b.sees("main", "No workload uses this volume.")
 	opened := value[float64](b, "performance.timeOrigin")
 	r.workload("db", "data")
 	b.sees(".way", "db")
 	b.sees(".track [aria-current]", "in use")
 	b.sees(".usage .num", "%")
 	r.Run("workload", "stop", "db")
-	b.sees("main", "Nobody has it.")
+	b.sees("main", "No workload uses this volume.")
 	if value[float64](b, "performance.timeOrigin") != opened {
 		t.Error("the page was loaded anew")
 	}

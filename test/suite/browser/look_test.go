@@ -51,6 +51,9 @@ const unnamed = `(() => {
     const name = e.getAttribute('aria-label') || e.getAttribute('alt') || e.innerText || e.labels?.[0]?.innerText;
     if (!name?.trim()) found.push(e.outerHTML.slice(0, 80));
   }
+  for (const e of document.querySelectorAll('table')) {
+    if (!e.getAttribute('aria-label')) found.push('a table: ' + e.innerText.slice(0, 40));
+  }
   const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
   found.push(...ids.filter((id, n) => ids.indexOf(id) !== n));
   if (document.querySelectorAll('h1').length !== 1) found.push('not one h1');
@@ -73,6 +76,9 @@ func (b *browser) looks() {
 	b.size(390, 844)
 	if wide := value[float64](b, "document.documentElement.scrollWidth - innerWidth"); wide > 0 {
 		b.t.Errorf("on a phone the page is %v pixels too wide", wide)
+	}
+	if hidden := value[bool](b, "document.querySelector('nav [aria-current]')?.getBoundingClientRect().right > innerWidth"); hidden {
+		b.t.Error("on a phone the menu does not show the page that is open")
 	}
 	b.size(1360, 900)
 }

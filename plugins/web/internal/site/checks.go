@@ -225,6 +225,9 @@ func (f *facts) tokensOf() (found []finding) {
 	return fine("%s, each with its workload", count(len(f.tokens.GetTokens()), "token"))
 }
 
+// urgency orders findings: what needs somebody comes first.
+func urgency(f finding) int { return slices.Index([]string{"warn", "fail"}, f.State) }
+
 type checksData struct {
 	Node     string
 	At       *timestamppb.Timestamp
@@ -239,5 +242,7 @@ func (s *Site) checks(ctx context.Context, u user, _ *http.Request) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	return checksData{f.examined.GetNode(), f.examined.GetAt(), f.findings(), f.unexamined}, nil
+	all := f.findings()
+	slices.SortStableFunc(all, func(a, b finding) int { return cmp.Compare(urgency(b), urgency(a)) })
+	return checksData{f.examined.GetNode(), f.examined.GetAt(), all, f.unexamined}, nil
 }

@@ -40,10 +40,11 @@ func parse() map[string]*template.Template {
 }
 
 var funcs = template.FuncMap{
-	"asset": asset, "bytes": size, "ago": ago, "until": until, "took": took, "clock": clock, "short": short,
+	"asset": asset, "bytes": size, "ago": ago, "until": until, "left": left, "took": took, "clock": clock, "short": short,
 	"count": count, "percent": percent, "seg": url.PathEscape, "join": strings.Join, "mark": mark, "qualified": qualified,
-	"list": func(values ...any) []any { return values },
-	"dict": dict, "rate": rate, "int": func(n int32) int { return int(n) }, "more": func(n int) int { return n - shownClaims },
+	"number": func(n any) string { return group(fmt.Sprint(n)) },
+	"list":   func(values ...any) []any { return values },
+	"dict":   dict, "rate": rate, "int": func(n int32) int { return int(n) }, "more": func(n int) int { return n - shownClaims },
 	"few":         func(claims []*hostv1.Claim) []*hostv1.Claim { return claims[:min(len(claims), shownClaims)] },
 	"volumeURL":   func(namespace, id string) string { return objectURL("volumes", namespace, id) },
 	"workloadURL": func(namespace, id string) string { return objectURL("workloads", namespace, id) },
@@ -133,6 +134,14 @@ func until(t *timestamppb.Timestamp) template.HTML {
 		return moment(t, "in "+roughly(left))
 	}
 	return moment(t, "now")
+}
+
+// left says how long it is until a time, where a heading says of what.
+func left(t *timestamppb.Timestamp) template.HTML {
+	if d := time.Until(t.AsTime()); t != nil && d > 0 {
+		return moment(t, roughly(d))
+	}
+	return "none"
 }
 
 // clock shows a time to the second.

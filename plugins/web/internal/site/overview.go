@@ -40,6 +40,9 @@ func (d overviewData) Ready() (n int) {
 	return n
 }
 
+// Absent counts the nodes that are not ready.
+func (d overviewData) Absent() int { return len(d.Nodes) - d.Ready() }
+
 // DiskUsed is the part of the data directory's file system that is used, in bytes.
 func (d overviewData) DiskUsed() uint64 { return d.Status.GetDataDirSize() - d.Status.GetDataDirFree() }
 
@@ -91,20 +94,25 @@ func (s *Site) overview(ctx context.Context, u user, r *http.Request) (any, erro
 	return d, nil
 }
 
-// chart is a line over the last day.
+// chart is a line over the last day, or over the time since the first sample.
 type chart struct {
 	Points string // of a polyline
 	Area   string // the polyline with the ground below it
+	Dots   string // of a path with a dot for each sample, where they are few
 	// Min and Max are the values at the chart's ground and top, First and Last those at its ends.
 	Min, Max, First, Last string
 	Samples               int
-	Hours                 string
+	// Since is when the first sample was taken, and Hours how long before the last.
+	Since, Hours string
 }
 
 // The size of a chart's coordinates.
 const chartWidth, chartHeight = 300, 64
 
-// plot draws a value of the samples: time from left to right, a day wide.
+// fewSamples are drawn as dots too: a line between them has hardly a shape.
+const fewSamples = 12
+
+// plot draws a value of the samples: time from left to right, from the first sample to the last.
 func plot(samples []trend.Sample, of func(trend.Sample) float64, show func(float64) string) chart {
 	if len(samples) == 0 {
 		return chart{}
@@ -119,22 +127,29 @@ func plot(samples []trend.Sample, of func(trend.Sample) float64, show func(float
 		high = high + room + 1
 	}
 	last := samples[len(samples)-1]
-	begin := last.At - int64(trend.Span.Seconds())
-	var points strings.Builder
+	begin := samples[0].At
+	span := float64(last.At - begin)
+	var points, dots strings.Builder
 	at := func(p trend.Sample) (x, y float64) {
-		x = float64(p.At-begin) / trend.Span.Seconds() * chartWidth
+		if span > 0 {
+			x = float64(p.At-begin) / span * chartWidth
+		}
 		return x, chartHeight - (of(p)-low)/(high-low)*chartHeight
 	}
 	for _, p := range samples {
 		x, y := at(p)
 		fmt.Fprintf(&points, "%.1f,%.1f ", x, y)
+		if len(samples) <= fewSamples {
+			fmt.Fprintf(&dots, "M%.1f %.1fh0", x, y)
+		}
 	}
 	left, _ := at(samples[0])
 	right, _ := at(last)
 	line := strings.TrimSpace(points.String())
 	return chart{
-		Points: line, Area: fmt.Sprintf("%.1f,%d %s %.1f,%d", left, chartHeight, line, right, chartHeight),
+		Points: line, Dots: dots.String(), Area: fmt.Sprintf("%.1f,%d %s %.1f,%d", left, chartHeight, line, right, chartHeight),
 		Min: show(low), Max: show(high), First: show(of(samples[0])), Last: show(of(last)), Samples: len(samples),
+		Since: time.Unix(samples[0].At, 0).UTC().Format("15:04 UTC"),
 		Hours: roughly(time.Duration(last.At-samples[0].At) * time.Second),
 	}
 }

@@ -2,6 +2,7 @@ package site
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"hash/maphash"
@@ -76,7 +77,7 @@ func (s *Site) look(r *http.Request, u user, v view) (any, error) {
 	return v.show(ctx, u, r)
 }
 
-// of returns a page of a user. Its title is the first heading's, which the template sets.
+// of returns a page of a user. The title of an object's page begins with its name, so that tabs can be told apart.
 func (s *Site) of(r *http.Request, u user, name string, data any) page {
 	query := r.URL.Query()
 	query.Del(liveParam)
@@ -84,8 +85,12 @@ func (s *Site) of(r *http.Request, u user, name string, data any) page {
 	if q := query.Encode(); q != "" {
 		path += "?" + q
 	}
+	title := titles[name]
+	if object := cmp.Or(r.PathValue("id"), r.PathValue("name")); object != "" {
+		title = object + " – " + title
+	}
 	return page{
-		Name: name, Title: titles[name], Path: path, User: u, Form: s.Sessions.FormToken(u.Session),
+		Name: name, Title: title, Path: path, User: u, Form: s.Sessions.FormToken(u.Session),
 		Actions: s.Actions, Data: data,
 	}
 }
