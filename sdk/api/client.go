@@ -118,7 +118,8 @@ func NewOver(dial func(ctx context.Context) (net.Conn, error)) *Client {
 }
 
 func newClient(httpClient doer, baseURL string, interceptors ...connect.Interceptor) *Client {
-	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage), connect.WithInterceptors(interceptors...))
+	call := connect.WithClientOptions(connect.WithReadMaxBytes(maxMessage), connect.WithInterceptors(CheckNode()),
+		connect.WithInterceptors(interceptors...))
 	return &Client{
 		Volumes:   hostv1connect.NewVolumeServiceClient(httpClient, baseURL, call),
 		Drivers:   hostv1connect.NewDriverServiceClient(httpClient, baseURL, call),

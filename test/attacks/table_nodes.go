@@ -58,6 +58,17 @@ var ofNodes = []attack{
 		remains: "it is used from another host, with a certificate for that",
 	},
 	{
+		who: hostileNode, tries: "read of other nodes, through a server, what is in namespaces that it is not bound to",
+		stops: "nodes are asked by servers only, which filter the answer by what the asking node is bound to",
+		pkg:   apiserverPkg, run: "^TestAskAnotherNodeWithFewRights$",
+	},
+	{
+		who: hostileNode, tries: "answer in another node's place",
+		stops: "a node is asked over a connection whose certificate has its name, and the answer must name it",
+		pkg:   apiserverPkg, run: "^TestAnotherNodeDoesNotAnswer$",
+		remains: "it says of itself what it likes",
+	},
+	{
 		who: hostileNode, tries: "have a server read a request of 100 MB",
 		stops: "[bounds](#bounds)",
 		pkg:   suitePkg, run: "^TestIntruders$/^huge_requests$",

@@ -66,6 +66,11 @@ var ofPlugins = []attack{
 		remains: "a process of root can call the API over the agent's socket where `socket_root` is true: let it run as another `user`",
 	},
 	{
+		who: "root or a plugin of one host, without a token for it", tries: "read what another host runs, through the own agent (`-node`)",
+		stops: "the node checks the caller's own token; an agent that passes a call on has no rights to lend",
+		pkg:   apiserverPkg, run: "^TestAskAnotherNode$",
+	},
+	{
 		who: "a hostile driver", tries: "answer any bytes, or errors with the secrets of the call",
 		stops: "the call fails with an error that names it; secrets of the request are redacted",
 		pkg:   "./plugins/csi-bridge/internal/bridge", run: "^FuzzAnswers$",

@@ -189,6 +189,13 @@ func (m *member) memberConfig() apiserver.Config {
 	cfg := m.apiConfig()
 	m.measureMember()
 	cfg.Leader, cfg.Discovery, cfg.Port, cfg.Certs = m.servers.Router, m.discovery, m.port, m.certs
+	cfg.Agents = m.dialer.Agents(func(name string) (addr string, role pki.Role, known bool) {
+		a, known := m.find(name)
+		if role = pki.Node; a.Server {
+			role = pki.Server
+		}
+		return a.Addr, role, known
+	})
 	return cfg
 }
 

@@ -23,8 +23,11 @@ type agentService struct{ *Server }
 
 // Status describes the whole host.
 func (s agentService) Status(ctx context.Context,
-	_ *connect.Request[hostv1.StatusRequest],
+	req *connect.Request[hostv1.StatusRequest],
 ) (*connect.Response[hostv1.StatusResponse], error) {
+	if node := req.Msg.GetNode(); s.isOther(node) {
+		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.Status)
+	}
 	reasons := s.cfg.Health()
 	resp := &hostv1.StatusResponse{
 		Name: s.cfg.Name, Version: s.cfg.Version, Datacenter: s.cfg.Datacenter,
@@ -115,6 +118,9 @@ func shownUpgrade(o *handover.Outcome) *hostv1.AgentUpgrade {
 func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
+	if s.isOther(req.Msg.GetNode()) {
+		return s.askEvents(ctx, req, stream)
+	}
 	recent := int(req.Msg.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {
 		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))

@@ -67,6 +67,12 @@ func (e *examination) fresh() bool {
 func (s agentService) Examine(ctx context.Context,
 	req *connect.Request[hostv1.ExamineRequest],
 ) (*connect.Response[hostv1.ExamineResponse], error) {
+	if node := req.Msg.GetNode(); s.isOther(node) {
+		if callerOf(ctx).bound != nil {
+			return nil, fmt.Errorf("examine node %q: %w", shortened(node), errBoundNode)
+		}
+		return askNode(ctx, s.Server, req, node, examinePatience+nodePatience, nodeClients.Examine)
+	}
 	e, err := s.examine(ctx, req.Header().Get(api.TokenHeader))
 	if err != nil {
 		return nil, err

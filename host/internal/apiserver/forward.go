@@ -125,8 +125,8 @@ func (s *Server) toLeader(w http.ResponseWriter, r *http.Request, method protore
 			}
 			return nil
 		},
-		There: func(_ context.Context, m route.Member) error {
-			caller, err := s.callerName(r)
+		There: func(ctx context.Context, m route.Member) error {
+			caller, err := s.callerName(ctx)
 			if err != nil {
 				return err
 			}
@@ -231,15 +231,15 @@ func (w attemptWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// callerName names the caller of a request, for the server that it is forwarded to.
-func (s *Server) callerName(r *http.Request) (string, error) {
-	if cert, ok := transport.PeerFrom(r.Context()); ok {
+// callerName names the caller of a request, for the agent that it is forwarded to.
+func (s *Server) callerName(ctx context.Context) (string, error) {
+	if cert, ok := transport.PeerFrom(ctx); ok {
 		return cert.String(), nil
 	}
-	if plugin := pluginOf(r.Context()); plugin != "" {
+	if plugin := pluginOf(ctx); plugin != "" {
 		return pluginName(plugin, s.cfg.Name), nil
 	}
-	p := peerOf(r.Context())
+	p := peerOf(ctx)
 	if err := s.access.check(p); err != nil {
 		return "", err
 	}

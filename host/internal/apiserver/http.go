@@ -133,13 +133,13 @@ func (s *Server) apiHandler() http.Handler {
 	public := http.NewServeMux()
 	s.handlePublic(public)
 	services := sync.OnceValue(s.services) // with the first call: it takes a tenth of the agent's start
-	return s.handOver(s.gate(s.forward(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return s.handOver(s.answering(s.gate(s.forward(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/pannier.") {
 			services().ServeHTTP(w, r)
 			return
 		}
 		public.ServeHTTP(w, r)
-	}))))
+	})))))
 }
 
 // services returns what serves the API's calls.

@@ -27,6 +27,8 @@ func (g *gossip) Members() []discovery.Member {
 	}
 }
 
+func (g *gossip) Member(string) (discovery.Member, bool) { return discovery.Member{}, false }
+
 func (g *gossip) note(what string) error { g.did = append(g.did, what); return nil }
 
 func (g *gossip) Join(addresses ...string) (int, error) { return len(addresses), nil }

@@ -29,9 +29,12 @@ import (
 type pluginService struct{ *Server }
 
 // ListPlugins lists the plugin processes.
-func (s pluginService) ListPlugins(context.Context,
-	*connect.Request[hostv1.ListPluginsRequest],
+func (s pluginService) ListPlugins(ctx context.Context,
+	req *connect.Request[hostv1.ListPluginsRequest],
 ) (*connect.Response[hostv1.ListPluginsResponse], error) {
+	if node := req.Msg.GetNode(); s.isOther(node) {
+		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.ListPlugins)
+	}
 	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}), nil
 }
 

@@ -115,6 +115,8 @@ type Config struct {
 
 	// Leader finds the leader; nil: this host is in no cluster.
 	Leader *route.Router
+	// Agents sends requests of the API to other agents, https:// and an agent's name; nil: this host is in no cluster.
+	Agents http.RoundTripper
 	// Nodes calls other nodes; nil: this host is in no cluster, or is no server.
 	Nodes Nodes
 	// Raft, Discovery and Heartbeats are nil on a standalone host. Raft and Heartbeats are also nil on a node
@@ -445,6 +447,7 @@ type Tokens interface {
 // Discovery is this agent's gossip (discovery.Discovery).
 type Discovery interface {
 	Members() []discovery.Member
+	Member(name string) (discovery.Member, bool)
 	Join(addresses ...string) (int, error)
 	ForceLeave(name string, prune bool) error
 	Leave() error

@@ -154,6 +154,9 @@ func (s workloadService) RunningWorkload(ctx context.Context,
 func (s workloadService) GetWorkload(ctx context.Context,
 	req *connect.Request[hostv1.GetWorkloadRequest],
 ) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+	if node := req.Msg.GetNode(); s.isOther(node) {
+		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.GetWorkload)
+	}
 	ref, err := workloadRef(req.Msg)
 	if err != nil {
 		return nil, err
@@ -203,9 +206,12 @@ func (s workloadService) inspectTokens(ctx context.Context, ref claim.WorkloadRe
 }
 
 // ListWorkloads lists the workloads of this node, including those that ended recently.
-func (s workloadService) ListWorkloads(_ context.Context,
+func (s workloadService) ListWorkloads(ctx context.Context,
 	req *connect.Request[hostv1.ListWorkloadsRequest],
 ) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
+	if node := req.Msg.GetNode(); s.isOther(node) {
+		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.ListWorkloads)
+	}
 	namespace := allOr(req.Msg.GetNamespace())
 	if namespace != "" {
 		if err := claim.CheckID(namespace); err != nil {

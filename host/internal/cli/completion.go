@@ -115,14 +115,21 @@ func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]str
 }
 
 func workloadIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-	resp, err := client.Workloads.ListWorkloads(ctx,
-		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace}))
-	if err != nil {
-		return nil, err
+	return workloadIDsOf(new(string))(ctx, client, namespace)
+}
+
+// workloadIDsOf lists the workloads of the node that a flag names.
+func workloadIDsOf(node *string) lister {
+	return func(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+		resp, err := client.Workloads.ListWorkloads(ctx,
+			connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace, Node: *node}))
+		if err != nil {
+			return nil, err
+		}
+		var ids []string
+		for _, w := range resp.Msg.GetWorkloads() {
+			ids = append(ids, w.GetSpec().GetId())
+		}
+		return ids, nil
 	}
-	var ids []string
-	for _, w := range resp.Msg.GetWorkloads() {
-		ids = append(ids, w.GetSpec().GetId())
-	}
-	return ids, nil
 }

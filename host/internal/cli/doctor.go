@@ -10,11 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // packagedConfig is the configuration of an agent that a package has installed.
@@ -23,7 +25,9 @@ const packagedConfig = "/etc/pannier"
 func (a *app) doctorCommand() *cobra.Command {
 	var paths []string
 	var fix bool
-	cmd := &cobra.Command{
+	var node string
+	var cmd *cobra.Command
+	cmd = &cobra.Command{
 		Use: "doctor", Short: "Check this machine and its agent, and name the commands that mend them",
 		Long: `Check this machine and its agent for what keeps workloads from their volumes: one row for
 each finding, with the command that mends it. It works without an agent, too: what needs one
@@ -32,16 +36,50 @@ is skipped then. Run it as root, on the agent's machine.
 -fix mends what can be mended without risk: it loads the kernel's module for loop devices, and
 detaches those whose file was deleted and that nothing has mounted.
 
+-node has the agent of another node check its machine, with the configuration that it runs with.
+
 The exit code is 0 if all is well, also with warnings, and 1 if something does not work.`,
 		Example: `pannier doctor
-pannier doctor -config /etc/pannier -o json`,
+pannier doctor -config /etc/pannier -o json
+pannier doctor -node n2`,
 		Args: exactly(),
-		RunE: a.do(func(ctx context.Context, _ []string) error { return a.examine(ctx, paths, fix) }),
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			if node == "" {
+				return a.examine(ctx, paths, fix)
+			}
+			if fix || len(paths) > 0 {
+				return &usageError{
+					err: errors.New("-fix and -config are for this machine, -node is for another"), command: cmd.CommandPath(),
+				}
+			}
+			return a.examineNode(ctx, node)
+		}),
 	}
 	cmd.Flags().StringArrayVar(&paths, "config", nil,
 		"`PATH` of the agent's configuration; may be given more than once (default "+packagedConfig+", if it is there)")
 	cmd.Flags().BoolVar(&fix, "fix", false, "mend what can be mended without risk")
+	a.nodeFlag(cmd, &node)
 	return cmd
+}
+
+// examineNode has the agent of another node check its machine.
+func (a *app) examineNode(ctx context.Context, node string) error {
+	client, err := a.api()
+	if err != nil {
+		return err
+	}
+	resp, err := client.Agent.Examine(ctx, connect.NewRequest(&hostv1.ExamineRequest{Node: node}))
+	if err != nil {
+		return err
+	}
+	var found []doctor.Finding
+	for _, f := range resp.Msg.GetFindings() {
+		found = append(found, doctor.Finding{
+			Check: f.GetCheck(), Status: doctor.Status(f.GetStatus()), Why: f.GetWhy(), Subject: f.GetSubject(),
+			Command: f.GetCommand(),
+		})
+	}
+	return a.showExamined(found)
 }
 
 func (a *app) examine(ctx context.Context, paths []string, fix bool) error {
@@ -55,6 +93,11 @@ func (a *app) examine(ctx context.Context, paths []string, fix bool) error {
 	if err != nil {
 		return err
 	}
+	return a.showExamined(found)
+}
+
+// showExamined shows findings, and fails if one of them is a failure.
+func (a *app) showExamined(found []doctor.Finding) error {
 	if err := a.showFindings(found); err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func classify(err error) (code int, hint string) {
 // lost reports whether the connection broke during a call, so that the error is not the agent's answer.
 func lost(err error) bool {
 	answer := (*connect.Error)(nil)
-	if !errors.As(err, &answer) || connect.IsWireError(err) {
+	if !errors.As(err, &answer) || connect.IsWireError(err) || errors.As(err, new(*api.NodeError)) {
 		return false
 	}
 	switch answer.Code() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
 	"github.com/pannier/pannier/test/lib/check"
@@ -85,17 +87,18 @@ func (f *fake) start() error {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewACLServiceHandler(&fakeACL{}))
-	mux.Handle(hostv1connect.NewAgentServiceHandler(f))
+	nodes := connect.WithInterceptors(otherNodes{})
+	mux.Handle(hostv1connect.NewAgentServiceHandler(f, nodes))
 	mux.Handle(hostv1connect.NewDeviceServiceHandler(f))
 	mux.Handle(hostv1connect.NewDriverServiceHandler(f))
 	mux.Handle(hostv1connect.NewMemberServiceHandler(f))
 	mux.Handle(hostv1connect.NewNodeServiceHandler(f))
 	mux.Handle(hostv1connect.NewOperatorServiceHandler(f))
-	mux.Handle(hostv1connect.NewPluginServiceHandler(f))
+	mux.Handle(hostv1connect.NewPluginServiceHandler(f, nodes))
 	mux.Handle(hostv1connect.NewSystemServiceHandler(f))
 	mux.Handle(hostv1connect.NewTokenServiceHandler(f))
 	mux.Handle(hostv1connect.NewVolumeServiceHandler(f))
-	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f))
+	mux.Handle(hostv1connect.NewWorkloadServiceHandler(f, nodes))
 	f.server = &http.Server{Handler: mux}
 	f.served.Go(func() { _ = f.server.Serve(l) })
 	return nil
@@ -106,6 +109,64 @@ func (f *fake) close() {
 		_ = f.server.Close()
 	}
 	f.served.Wait()
+}
+
+// otherNodes answers calls that name a node: n2 as this agent answers, old as an agent that knows no other nodes.
+// Others are not there.
+type otherNodes struct{}
+
+func (otherNodes) answer(req any, header http.Header) error {
+	switch node := req.(interface{ GetNode() string }).GetNode(); node {
+	case "", "old":
+	case "n2":
+		header.Set(api.NodeHeader, node)
+	default:
+		header.Set(api.NodeHeader, "n1")
+		err := connect.NewError(connect.CodeNotFound, fmt.Errorf("ask node %q: no member (pannier server members)", node))
+		err.Meta().Set(api.NodeHeader, "n1")
+		return err
+	}
+	return nil
+}
+
+func (o otherNodes) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if _, names := req.Any().(interface{ GetNode() string }); !names {
+			return next(ctx, req)
+		}
+		header := http.Header{}
+		if err := o.answer(req.Any(), header); err != nil {
+			return nil, err
+		}
+		resp, err := next(ctx, req)
+		if err == nil {
+			maps.Copy(resp.Header(), header)
+		}
+		return resp, err
+	}
+}
+
+func (otherNodes) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (o otherNodes) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		return next(ctx, namingStream{conn, o})
+	}
+}
+
+type namingStream struct {
+	connect.StreamingHandlerConn
+	otherNodes
+}
+
+func (s namingStream) Receive(msg any) error {
+	err := s.StreamingHandlerConn.Receive(msg)
+	if _, names := msg.(interface{ GetNode() string }); err != nil || !names {
+		return err
+	}
+	return s.answer(msg, s.ResponseHeader())
 }
 
 // startFake runs a fake until the end of the test.
@@ -413,6 +474,15 @@ func (f *fake) GetDriver(_ context.Context,
 			fmt.Errorf("no driver %q (see: pannier driver status)", r.Msg.GetId()))
 	}
 	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
+}
+
+func (f *fake) Examine(_ context.Context,
+	r *connect.Request[hostv1.ExamineRequest],
+) (*connect.Response[hostv1.ExamineResponse], error) {
+	return connect.NewResponse(&hostv1.ExamineResponse{Node: r.Msg.GetNode(), Findings: []*hostv1.Finding{
+		{Check: "clock", Status: "ok", Why: "the clock of " + r.Msg.GetNode()},
+		{Check: "fuse", Status: "fail", Why: "no fuse", Command: "modprobe fuse"},
+	}}), nil
 }
 
 func (f *fake) Status(context.Context,

@@ -60,6 +60,12 @@ func between(least int, names ...string) cobra.PositionalArgs {
 	}
 }
 
+// nodeFlag adds -node, by which another host of the cluster is asked.
+func (a *app) nodeFlag(cmd *cobra.Command, node *string) {
+	cmd.Flags().StringVar(node, "node", "", "ask this `NODE` of the cluster in place of the agent that is called")
+	complete(cmd, "node", a.completeIDs(nodeIDs))
+}
+
 // require makes flags mandatory.
 func require(cmd *cobra.Command, names ...string) {
 	inner := cmd.Args

@@ -292,9 +292,9 @@ func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
 	return nil
 }
 
-// onePlugin reads one plugin.
-func onePlugin(ctx context.Context, client *api.Client, name string) (*hostv1.Plugin, error) {
-	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+// onePlugin reads one plugin of a node.
+func onePlugin(ctx context.Context, client *api.Client, node, name string) (*hostv1.Plugin, error) {
+	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: node}))
 	if err != nil {
 		return nil, err
 	}
@@ -309,14 +309,21 @@ func onePlugin(ctx context.Context, client *api.Client, name string) (*hostv1.Pl
 	}
 }
 
-func pluginNames(ctx context.Context, client *api.Client, _ string) ([]string, error) {
-	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
-	if err != nil {
-		return nil, err
+func pluginNames(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
+	return pluginNamesOf(new(string))(ctx, client, namespace)
+}
+
+// pluginNamesOf lists the plugins of the node that a flag names.
+func pluginNamesOf(node *string) lister {
+	return func(ctx context.Context, client *api.Client, _ string) ([]string, error) {
+		resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: *node}))
+		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, p := range resp.Msg.GetPlugins() {
+			names = append(names, p.GetName())
+		}
+		return names, nil
 	}
-	var names []string
-	for _, p := range resp.Msg.GetPlugins() {
-		names = append(names, p.GetName())
-	}
-	return names, nil
 }

@@ -20,15 +20,16 @@ import (
 )
 
 func (a *app) pluginList() *cobra.Command {
-	return &cobra.Command{
+	var node string
+	cmd := &cobra.Command{
 		Use: "list", Short: "List the versions of all plugins: what serves, is installed, kept or refused",
 		Long: `List the versions of all plugins, a line each, as pannier plugin versions does for one: what
 serves, what is kept, and what else is in the plugin directory. pannier plugin status shows
 the processes.`,
-		Example: "pannier plugin list",
+		Example: "pannier plugin list\npannier plugin list -node n2",
 		Args:    exactly(),
 		RunE: a.do(func(ctx context.Context, _ []string) error {
-			return a.listPlugins(ctx, func(plugins []*hostv1.Plugin) error {
+			return a.listPlugins(ctx, node, func(plugins []*hostv1.Plugin) error {
 				t := newTable("NAME", "KIND", "VERSION", "SHA256", "FILE", "STATE")
 				for _, p := range plugins {
 					if len(p.GetVersions()) == 0 {
@@ -42,24 +43,29 @@ the processes.`,
 			})
 		}),
 	}
+	a.nodeFlag(cmd, &node)
+	return cmd
 }
 
 func (a *app) pluginStatus() *cobra.Command {
-	return &cobra.Command{
+	var node string
+	cmd := &cobra.Command{
 		Use: "status [NAME]", Short: "List the plugins with their processes, or show one",
 		Example: "pannier plugin status csi-bridge",
-		Args:    between(0, "NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
+		Args:    between(0, "NAME"), ValidArgsFunction: a.completeIDs(pluginNamesOf(&node)),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
-				return a.listPlugins(ctx, a.showPlugins)
+				return a.listPlugins(ctx, node, a.showPlugins)
 			}
-			p, err := onePlugin(ctx, client, args[0])
+			p, err := onePlugin(ctx, client, node, args[0])
 			if err != nil {
 				return err
 			}
 			return a.print(p, func() error { return a.showPlugin(p) })
 		}),
 	}
+	a.nodeFlag(cmd, &node)
+	return cmd
 }
 
 func (a *app) pluginVersions() *cobra.Command {
@@ -71,7 +77,7 @@ With -o json each is one line.`,
 		Example: "pannier plugin versions csi-bridge",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			p, err := onePlugin(ctx, client, args[0])
+			p, err := onePlugin(ctx, client, "", args[0])
 			if err != nil {
 				return err
 			}
@@ -146,7 +152,7 @@ func (a *app) pluginHistory() *cobra.Command {
 		Example: "pannier plugin history csi-bridge",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			p, err := onePlugin(ctx, client, args[0])
+			p, err := onePlugin(ctx, client, "", args[0])
 			if err != nil {
 				return err
 			}
@@ -158,13 +164,13 @@ func (a *app) pluginHistory() *cobra.Command {
 	}
 }
 
-// listPlugins asks for all plugins; table shows them to people.
-func (a *app) listPlugins(ctx context.Context, table func([]*hostv1.Plugin) error) error {
+// listPlugins asks for all plugins of a node; table shows them to people.
+func (a *app) listPlugins(ctx context.Context, node string, table func([]*hostv1.Plugin) error) error {
 	client, err := a.api()
 	if err != nil {
 		return err
 	}
-	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: node}))
 	if err != nil {
 		return err
 	}

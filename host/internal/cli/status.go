@@ -25,13 +25,14 @@ const watchInterval = 2 * time.Second
 
 func (a *app) statusCommand() *cobra.Command {
 	var watch bool
+	var node string
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the whole host on one screen",
-		Example: "pannier status\npannier status -watch",
+		Example: "pannier status\npannier status -watch\npannier status -node n2",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			for {
-				resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+				resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{Node: node}))
 				if err != nil {
 					return err
 				}
@@ -52,6 +53,7 @@ func (a *app) statusCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
+	a.nodeFlag(cmd, &node)
 	return cmd
 }
 
@@ -138,7 +140,7 @@ const keptEvents = events.DefaultSize
 func (a *app) eventsCommand() *cobra.Command {
 	var follow bool
 	var recent int32
-	var since string
+	var since, node string
 	var topics []string
 	var cmd *cobra.Command
 	cmd = &cobra.Command{
@@ -161,7 +163,7 @@ pannier events -since 2h -topic volume -topic claim`,
 				recent = keptEvents
 			}
 			stream, err := client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{
-				Recent: recent, Follow: follow, Since: from, Topics: topics,
+				Recent: recent, Follow: follow, Since: from, Topics: topics, Node: node,
 			}))
 			if err != nil {
 				return err
@@ -184,6 +186,7 @@ pannier events -since 2h -topic volume -topic claim`,
 	cmd.Flags().StringVar(&since, "since", "", "show events since a `TIME` (RFC 3339), or a duration ago, such as 90m")
 	cmd.Flags().StringArrayVar(&topics, "topic", nil, "show events of a `TOPIC` only: "+strings.Join(events.Topics, ", ")+
 		"; may be given more than once")
+	a.nodeFlag(cmd, &node)
 	return cmd
 }
 

@@ -95,17 +95,19 @@ func dryFlag(cmd *cobra.Command, dry *bool) {
 }
 
 func (a *app) workloadStatus() *cobra.Command {
-	return &cobra.Command{
+	var node string
+	cmd := &cobra.Command{
 		Use: "status [SPEC|ID]", Short: "List the workloads, or show one with its mounts, services and steps",
-		Example: "pannier workload status redis",
-		Args:    between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDs), Annotations: mountFormats,
+		Example: "pannier workload status redis\npannier workload status redis -node n2",
+		Args:    between(0, "SPEC or ID"), ValidArgsFunction: a.completeFileOrID(workloadIDsOf(&node)),
+		Annotations: mountFormats,
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
 				if strings.Contains(mountFormats[extraFormats], a.format) {
 					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
 				}
 				resp, err := client.Workloads.ListWorkloads(ctx,
-					connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")}))
+					connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node}))
 				if err != nil {
 					return err
 				}
@@ -116,7 +118,7 @@ func (a *app) workloadStatus() *cobra.Command {
 				return err
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
-				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true}))
+				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node}))
 			if err != nil {
 				return hintWorkload(err)
 			}
@@ -125,6 +127,8 @@ func (a *app) workloadStatus() *cobra.Command {
 			})
 		}),
 	}
+	a.nodeFlag(cmd, &node)
+	return cmd
 }
 
 // readWorkload reads a spec and fills in its namespace.

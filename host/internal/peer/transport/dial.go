@@ -21,6 +21,8 @@ import (
 const (
 	// dialTimeout bounds connecting, including the handshake.
 	dialTimeout = 10 * time.Second
+	// askTimeout is that of Agents: people wait for the answers.
+	askTimeout = 3 * time.Second
 	// unused is how long a connection without calls is kept.
 	unused = 5 * time.Minute
 )
@@ -29,10 +31,11 @@ const (
 type Dialer struct {
 	certs *pki.Certs
 	extra []grpc.DialOption // of all calls between agents
-	http  *http.Transport
+	http  *http.Transport   // to servers
 
 	mu     sync.Mutex
 	conns  map[target]*pooled
+	agents []*http.Transport
 	closed bool
 }
 
@@ -51,18 +54,23 @@ type pooled struct {
 // NewDialer makes a dialer that shows the agent's certificate. The options are added to those of calls between agents.
 func NewDialer(certs *pki.Certs, options ...grpc.DialOption) *Dialer {
 	d := &Dialer{certs: certs, extra: options, conns: map[target]*pooled{}}
+	d.http = overHTTP(func(ctx context.Context, _, addr string) (net.Conn, error) {
+		return d.dial(ctx, addr, pki.Server, "", protocolsHTTP...)
+	})
+	return d
+}
+
+// overHTTP returns a transport for requests of the public API.
+func overHTTP(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Transport {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
-	d.http = &http.Transport{
-		DialTLSContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			return d.dial(ctx, addr, pki.Server, "", protocolsHTTP...)
-		},
-		Protocols: protocols, ForceAttemptHTTP2: true, DisableCompression: true,
+	return &http.Transport{
+		DialTLSContext: dial,
+		Protocols:      protocols, ForceAttemptHTTP2: true, DisableCompression: true,
 		MaxIdleConnsPerHost: 4, IdleConnTimeout: unused,
 		HTTP2: &http.HTTP2Config{SendPingTimeout: silence, PingTimeout: patience},
 	}
-	return d
 }
 
 // Raft connects to the server of a name at addr for raft. An empty name accepts any server.
@@ -73,6 +81,28 @@ func (d *Dialer) Raft(ctx context.Context, name, addr string) (net.Conn, error) 
 // Transport sends requests of the public API to servers: https://ADDR of their rpc port. It only accepts answers from
 // a server's certificate.
 func (d *Dialer) Transport() http.RoundTripper { return d.http }
+
+// Agents sends requests of the public API to agents by their names: https://NAME. Only that agent's certificate is
+// accepted, wherever find says that it is. Connections are kept by name, so one to another agent is never used.
+func (d *Dialer) Agents(find func(name string) (addr string, role pki.Role, known bool)) http.RoundTripper {
+	t := overHTTP(func(ctx context.Context, _, host string) (net.Conn, error) {
+		name, _, err := net.SplitHostPort(host)
+		if err != nil {
+			return nil, err
+		}
+		addr, role, known := find(name)
+		if !known {
+			return nil, fmt.Errorf("no agent %q is known", name)
+		}
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		return d.dial(ctx, addr, role, name, protocolsHTTP...)
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.agents = append(d.agents, t)
+	return t
+}
 
 func (d *Dialer) dial(ctx context.Context, addr string, role pki.Role, name string, protocols ...string) (net.Conn,
 	error,
@@ -165,7 +195,9 @@ func (d *Dialer) Close() error {
 		_ = p.conn.Close() // its only error is that it is closed already
 		delete(d.conns, to)
 	}
-	d.http.CloseIdleConnections()
+	for _, t := range append(d.agents, d.http) {
+		t.CloseIdleConnections()
+	}
 	return nil
 }
 

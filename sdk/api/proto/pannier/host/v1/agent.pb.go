@@ -24,7 +24,9 @@ const (
 )
 
 type StatusRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -57,6 +59,13 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *StatusRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type StatusResponse struct {
@@ -404,7 +413,9 @@ type EventsRequest struct {
 	// since leaves out the events of before; unset: none is left out for its time.
 	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
 	// topics are those of the events to send, see Event.topic; empty: all. recent counts these only.
-	Topics        []string `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []string `protobuf:"bytes,4,rep,name=topics,proto3" json:"topics,omitempty"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -465,6 +476,13 @@ func (x *EventsRequest) GetTopics() []string {
 		return x.Topics
 	}
 	return nil
+}
+
+func (x *EventsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type EventsResponse struct {
@@ -1127,7 +1145,9 @@ func (x *MonitorResponse) GetSecretFiles() []string {
 }
 
 type ExamineRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,6 +1180,13 @@ func (x *ExamineRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ExamineRequest.ProtoReflect.Descriptor instead.
 func (*ExamineRequest) Descriptor() ([]byte, []int) {
 	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ExamineRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type ExamineResponse struct {
@@ -2698,7 +2725,9 @@ func (x *GetDriverResponse) GetDriver() *Driver {
 }
 
 type ListPluginsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2731,6 +2760,13 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
 	return file_pannier_host_v1_agent_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ListPluginsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type ListPluginsResponse struct {
@@ -4437,8 +4473,9 @@ var File_pannier_host_v1_agent_proto protoreflect.FileDescriptor
 
 const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\x1a\x1epannier/host/v1/workload.proto\"\x0f\n" +
-	"\rStatusRequest\"\x99\b\n" +
+	"\x1bpannier/host/v1/agent.proto\x12\x0fpannier.host.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cpannier/host/v1/device.proto\x1a\x1epannier/host/v1/workload.proto\"#\n" +
+	"\rStatusRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\x99\b\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1e\n" +
@@ -4480,12 +4517,13 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04from\x18\x03 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x04 \x01(\tR\x02to\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x89\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\x9d\x01\n" +
 	"\rEventsRequest\x12\x16\n" +
 	"\x06recent\x18\x01 \x01(\x05R\x06recent\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
-	"\x06topics\x18\x04 \x03(\tR\x06topics\">\n" +
+	"\x06topics\x18\x04 \x03(\tR\x06topics\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\">\n" +
 	"\x0eEventsResponse\x12,\n" +
 	"\x05event\x18\x01 \x01(\v2\x16.pannier.host.v1.EventR\x05event\"'\n" +
 	"\vStopRequest\x12\x18\n" +
@@ -4522,8 +4560,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x0fMonitorResponse\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\tR\x04line\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x03R\x04lost\x12!\n" +
-	"\fsecret_files\x18\x03 \x03(\tR\vsecretFiles\"\x10\n" +
-	"\x0eExamineRequest\"\x87\x01\n" +
+	"\fsecret_files\x18\x03 \x03(\tR\vsecretFiles\"$\n" +
+	"\x0eExamineRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"\x87\x01\n" +
 	"\x0fExamineResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x124\n" +
@@ -4662,8 +4701,9 @@ const file_pannier_host_v1_agent_proto_rawDesc = "" +
 	"\x10GetDriverRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"D\n" +
 	"\x11GetDriverResponse\x12/\n" +
-	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"\x14\n" +
-	"\x12ListPluginsRequest\"H\n" +
+	"\x06driver\x18\x01 \x01(\v2\x17.pannier.host.v1.DriverR\x06driver\"(\n" +
+	"\x12ListPluginsRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"H\n" +
 	"\x13ListPluginsResponse\x121\n" +
 	"\aplugins\x18\x01 \x03(\v2\x17.pannier.host.v1.PluginR\aplugins\"\xa1\b\n" +
 	"\x06Plugin\x12\x12\n" +

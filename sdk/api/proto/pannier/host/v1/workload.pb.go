@@ -2178,7 +2178,9 @@ type GetWorkloadRequest struct {
 	// holders asks who has the workload's volumes, which is looked up in the mount tables of all processes.
 	Holders bool `protobuf:"varint,3,opt,name=holders,proto3" json:"holders,omitempty"`
 	// tokens asks this node's Consul agents about the tokens of the workload's services.
-	Tokens        bool `protobuf:"varint,4,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens bool `protobuf:"varint,4,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2239,6 +2241,13 @@ func (x *GetWorkloadRequest) GetTokens() bool {
 		return x.Tokens
 	}
 	return false
+}
+
+func (x *GetWorkloadRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 type GetWorkloadResponse struct {
@@ -2470,7 +2479,9 @@ func (x *Holder) GetStop() string {
 type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// namespace "*" or empty means all.
-	Namespace     string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// node that is asked, by its name; empty: the agent that is called. See docs/api.md.
+	Node          string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2508,6 +2519,13 @@ func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
 func (x *ListWorkloadsRequest) GetNamespace() string {
 	if x != nil {
 		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListWorkloadsRequest) GetNode() string {
+	if x != nil {
+		return x.Node
 	}
 	return ""
 }
@@ -2771,12 +2789,13 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x14StopWorkloadResponse\x12+\n" +
 	"\x04step\x18\x01 \x01(\v2\x15.pannier.host.v1.StepH\x00R\x04step\x127\n" +
 	"\bworkload\x18\x02 \x01(\v2\x19.pannier.host.v1.WorkloadH\x00R\bworkloadB\a\n" +
-	"\x05event\"t\n" +
+	"\x05event\"\x88\x01\n" +
 	"\x12GetWorkloadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x18\n" +
 	"\aholders\x18\x03 \x01(\bR\aholders\x12\x16\n" +
-	"\x06tokens\x18\x04 \x01(\bR\x06tokens\"\xb8\x01\n" +
+	"\x06tokens\x18\x04 \x01(\bR\x06tokens\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\"\xb8\x01\n" +
 	"\x13GetWorkloadResponse\x125\n" +
 	"\bworkload\x18\x01 \x01(\v2\x19.pannier.host.v1.WorkloadR\bworkload\x121\n" +
 	"\aholders\x18\x02 \x03(\v2\x17.pannier.host.v1.HolderR\aholders\x127\n" +
@@ -2792,9 +2811,10 @@ const file_pannier_host_v1_workload_proto_rawDesc = "" +
 	"\x04path\x18\x04 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05owner\x18\x06 \x01(\tR\x05owner\x12\x12\n" +
-	"\x04stop\x18\a \x01(\tR\x04stop\"4\n" +
+	"\x04stop\x18\a \x01(\tR\x04stop\"H\n" +
 	"\x14ListWorkloadsRequest\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"d\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\"d\n" +
 	"\x15ListWorkloadsResponse\x127\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x19.pannier.host.v1.WorkloadR\tworkloads\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node2\xd2\x04\n" +

@@ -1,0 +1,260 @@
+package apiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/pannier/pannier/cluster/discovery"
+	"github.com/pannier/pannier/host/internal/peer/pki"
+	"github.com/pannier/pannier/internal/errcode"
+	"github.com/pannier/pannier/sdk/api"
+	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
+	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
+)
+
+// Calls that speak of the agent that is called can be asked of another node, which their request names. Each agent on
+// the way checks the caller by the token that came with the call, and has no rights to lend: what a caller is allowed
+// by its user or its plugin ends at its own host. A server asks the node; a node that is none asks a server, which
+// knows the namespaces that the first is bound to, and filters the answer by them.
+
+// nodeCalls are these calls, with the command that shows the same on the node itself.
+var nodeCalls = map[string]string{
+	hostv1connect.AgentServiceStatusProcedure:           "pannier status",
+	hostv1connect.AgentServiceEventsProcedure:           "pannier events",
+	hostv1connect.AgentServiceExamineProcedure:          "pannier doctor",
+	hostv1connect.PluginServiceListPluginsProcedure:     "pannier plugin list",
+	hostv1connect.WorkloadServiceListWorkloadsProcedure: "pannier workload list",
+	hostv1connect.WorkloadServiceGetWorkloadProcedure:   "pannier workload status",
+}
+
+const (
+	// nodePatience bounds the time until a node has answered, or has begun a stream. A server that asks it in place of
+	// another node has so long, and serverPatience more is for asking the server.
+	nodePatience   = 5 * time.Second
+	serverPatience = time.Second
+	// maxNodeAnswer is the size of the largest answer of another node, in bytes.
+	maxNodeAnswer = 16 << 20
+)
+
+var (
+	errUnknownNode = errcode.NotFound.New("it is no member of the cluster (pannier server members lists them)")
+	errLeftNode    = errcode.Unavailable.New("it has left the cluster (pannier server members)")
+	errNoAnswer    = errcode.Unavailable.New("it has not answered in time")
+	errPassedOn    = errcode.FailedPrecondition.New("a server has passed on a call that is for another node")
+	errBoundNode   = errcode.PermissionDenied.New("the caller's node is bound to namespaces, and an examination names what is" +
+		" in others: call another agent")
+)
+
+// answering has the agent's name in the header of the answers of nodeCalls.
+func (s *Server) answering(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if nodeCalls[r.URL.Path] != "" {
+			w.Header().Set(api.NodeHeader, s.cfg.Name)
+			r = r.WithContext(context.WithValue(r.Context(), answerKey{}, w.Header()))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+type answerKey struct{}
+
+// answered has another node's name in the header of an answer that has not begun.
+func answered(ctx context.Context, node string) {
+	if header, ok := ctx.Value(answerKey{}).(http.Header); ok {
+		header.Set(api.NodeHeader, node)
+	}
+}
+
+// isOther says that a request names another node than this one.
+func (s *Server) isOther(node string) bool { return node != "" && node != s.cfg.Name }
+
+// nodeClients make nodeCalls to one agent.
+type nodeClients struct {
+	hostv1connect.AgentServiceClient
+	hostv1connect.PluginServiceClient
+	hostv1connect.WorkloadServiceClient
+}
+
+func (s *Server) nodeClients(agent string) nodeClients {
+	client, base := &http.Client{Transport: s.cfg.Agents}, "https://"+agent
+	options := connect.WithClientOptions(connect.WithReadMaxBytes(maxNodeAnswer),
+		connect.WithInterceptors(append([]connect.Interceptor{api.CheckNode()}, s.cfg.Traces.Connect()...)...))
+	return nodeClients{
+		hostv1connect.NewAgentServiceClient(client, base, options),
+		hostv1connect.NewPluginServiceClient(client, base, options),
+		hostv1connect.NewWorkloadServiceClient(client, base, options),
+	}
+}
+
+// way is how a call gets to a node.
+type way struct {
+	node discovery.Member
+	// agents are the node itself, or servers that can ask it, of which the first that is reached does.
+	agents []string
+	// more is the time that the way takes besides the node.
+	more time.Duration
+	// header is the caller's part of the passed on request.
+	header http.Header
+	// command shows the same on the node.
+	command string
+}
+
+// wayTo finds a node for a caller.
+func (s *Server) wayTo(ctx context.Context, req connect.AnyRequest, node string) (way, error) {
+	w := way{command: nodeCalls[req.Spec().Procedure]}
+	if s.cfg.Discovery == nil {
+		return w, fmt.Errorf("ask node %q: %w", shortened(node), errAlone)
+	}
+	c := callerOf(ctx)
+	var known bool
+	switch w.node, known = s.cfg.Discovery.Member(node); {
+	case !known:
+		return w, fmt.Errorf("ask node %q: %w", shortened(node), errUnknownNode)
+	case w.node.Status == discovery.Left:
+		return w, fmt.Errorf("ask node %q: %w", node, errLeftNode)
+	case c.asker != "" && c.cert.Role == pki.Server:
+		return w, fmt.Errorf("ask node %q: %w: this one is %q", node, errPassedOn, s.cfg.Name)
+	}
+	caller, err := s.callerName(ctx)
+	if err != nil {
+		return w, err
+	}
+	if c.asker != "" {
+		caller = fmt.Sprintf("%s, as %s says", c.asker, c.cert)
+	}
+	w.header = http.Header{forwardedHeader: {caller}, api.TokenHeader: {req.Header().Get(api.TokenHeader)}}
+	if s.cfg.Nodes != nil || w.node.Role == discovery.Server {
+		w.agents = []string{node}
+		return w, nil
+	}
+	w.more = serverPatience
+	for _, server := range s.cfg.Leader.Servers() {
+		w.agents = append(w.agents, server.Name)
+	}
+	return w, nil
+}
+
+// ask makes a call by one agent after the other until one is reached. call reports that the answer has begun.
+func (s *Server) ask(ctx context.Context, w way, call func(c nodeClients) (begun bool, err error)) error {
+	var tried []string
+	for _, agent := range w.agents {
+		begun, err := call(s.nodeClients(agent))
+		switch old := (*api.NodeError)(nil); {
+		case err == nil:
+			answered(ctx, w.node.Name)
+			return nil
+		case errors.As(err, &old):
+			return s.tooOld(w, agent)
+		case agent == w.node.Name && connect.IsWireError(err):
+			answered(ctx, w.node.Name)
+			return w.failed(connect.CodeOf(err), err)
+		case begun, ctx.Err() != nil, connect.IsWireError(err):
+			return err
+		}
+		tried = append(tried, fmt.Sprintf("%q: %s", agent, message(err)))
+	}
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("ask node %q (%s in gossip): no answer (%s); see "+
+		"pannier node status %s, or run there: %s", w.node.Name, w.node.Status, strings.Join(tried, "; "), w.node.Name, w.command))
+}
+
+// failed is a node's own error.
+func (w way) failed(code connect.Code, err error) error {
+	return connect.NewError(code, fmt.Errorf("node %q: %s", w.node.Name, message(err)))
+}
+
+// tooOld is the error for an agent on the way which does not know that another one can be asked.
+func (s *Server) tooOld(w way, agent string) error {
+	version := "an unknown version"
+	if m, ok := s.cfg.Discovery.Member(agent); ok {
+		version = "version " + m.Version
+	}
+	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %q cannot be asked from here: the agent of %q "+
+		"runs %s, which speaks for itself only; upgrade that, or run on %s: %s", w.node.Name, agent, version, w.node.Name,
+		w.command))
+}
+
+// message is the text of an error without its code.
+func message(err error) string {
+	if failed := (*connect.Error)(nil); errors.As(err, &failed) {
+		return failed.Message()
+	}
+	return err.Error()
+}
+
+// endedBy returns the reason for which a call was given up, or else its error.
+func endedBy(ctx context.Context, err error) error {
+	if why := context.Cause(ctx); err != nil && why != nil && !errors.Is(why, context.Canceled) {
+		return why
+	}
+	return err
+}
+
+// askNode has a node answer a unary call, within patience.
+func askNode[Q, A any](ctx context.Context, s *Server, req *connect.Request[Q], node string, patience time.Duration,
+	call func(nodeClients, context.Context, *connect.Request[Q]) (*connect.Response[A], error),
+) (*connect.Response[A], error) {
+	w, err := s.wayTo(ctx, req, node)
+	if err != nil {
+		return nil, err
+	}
+	patient, cancel := context.WithTimeoutCause(ctx, patience+w.more, errNoAnswer)
+	defer cancel()
+	var answer *A
+	err = s.ask(ctx, w, func(c nodeClients) (bool, error) {
+		onward := connect.NewRequest(req.Msg)
+		maps.Copy(onward.Header(), w.header)
+		got, err := call(c, patient, onward)
+		if err != nil {
+			return false, endedBy(patient, err)
+		}
+		answer = got.Msg
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(answer), nil
+}
+
+// askEvents passes on a node's events until the caller or the node ends them.
+func (s *Server) askEvents(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
+	stream *connect.ServerStream[hostv1.EventsResponse],
+) error {
+	w, err := s.wayTo(ctx, req, req.Msg.GetNode())
+	if err != nil {
+		return err
+	}
+	return s.ask(ctx, w, func(c nodeClients) (begun bool, err error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		late := time.AfterFunc(nodePatience+w.more, func() { cancel(errNoAnswer) })
+		defer late.Stop()
+		onward := connect.NewRequest(req.Msg)
+		maps.Copy(onward.Header(), w.header)
+		events, err := c.Events(ctx, onward)
+		if err != nil {
+			return false, endedBy(ctx, err)
+		}
+		defer events.Close()
+		if events.ResponseHeader().Get(api.NodeHeader) == w.node.Name && late.Stop() {
+			begun = true
+			answered(ctx, w.node.Name)
+			if err := stream.Send(nil); err != nil { // the first event may be far off
+				return begun, err
+			}
+		}
+		for events.Receive() {
+			if err := stream.Send(events.Msg()); err != nil {
+				return begun, err
+			}
+		}
+		return begun, endedBy(ctx, events.Err())
+	})
+}
