@@ -101,8 +101,10 @@ func TestArgument(t *testing.T) {
 
 func TestCount(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
-		{printable.Count(0, "claim"), "0 claims"}, {printable.Count(int64(1), "claim"), "1 claim"},
-		{printable.Count(int32(2), "more server"), "2 more servers"}, {printable.Count(uint64(1), "process"), "1 process"},
+		{printable.Count(0, "claim"), "0 claims"},
+		{printable.Count(int64(1), "claim"), "1 claim"},
+		{printable.Count(int32(2), "more server"), "2 more servers"},
+		{printable.Count(uint64(1), "process"), "1 process"},
 		{printable.Count(3, "process"), "3 processes"},
 	} {
 		if c.got != c.want {
