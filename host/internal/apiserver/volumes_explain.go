@@ -199,10 +199,10 @@ func summary(v *hostv1.Volume, claims []held) string {
 	}
 	var parts []string
 	if uses > 0 {
-		parts = append(parts, fmt.Sprintf("in use by %d", uses))
+		parts = append(parts, "in use by "+printable.Count(uses, "workload"))
 	}
 	if leaves > 0 {
-		parts = append(parts, fmt.Sprintf("being released by %d", leaves))
+		parts = append(parts, "being released by "+printable.Count(leaves, "workload"))
 	}
 	text := "nobody holds it"
 	if len(parts) > 0 {

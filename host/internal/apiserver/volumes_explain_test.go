@@ -111,7 +111,7 @@ func TestExplainVolume(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	h.start(t, "w", "v")
-	if got := explain(); got.GetSummary() != "in use by 1 as single-node-writer" ||
+	if got := explain(); got.GetSummary() != "in use by 1 workload as single-node-writer" ||
 		got.GetClaims()[0].GetNodeStatus() != "ready" || got.GetClaims()[0].GetWaitsFor() != "" {
 		t.Errorf("got %v", got)
 	}

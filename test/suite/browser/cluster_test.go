@@ -72,6 +72,9 @@ func TestCluster(t *testing.T) {
 	from.Run("workload", "stop", "postgres")
 	c.AwaitStarted(to, "postgres", "db")
 	b.sees(".way", to.Name)
+	if state := value[string](b, "document.querySelector('h1 .badge').innerText"); state != "in use" {
+		t.Errorf("a volume that node %s has is %s", to.Name, state)
+	}
 	b.picture("cluster-volume")
 
 	b.open(forward(t, to, "7480") + "/") // it has no ledger, and so no counts

@@ -15,7 +15,8 @@ func TestPlot(t *testing.T) {
 		for n := range samples {
 			samples[n] = trend.Sample{At: 1_800_000_000 + int64(n)*int64(trend.Every.Seconds()), Used: uint64(n % 7)}
 		}
-		c := plot(samples, func(p trend.Sample) float64 { return float64(p.Used) }, func(v float64) string { return fmt.Sprint(v) })
+		c := plot(samples, func(p trend.Sample) float64 { return float64(p.Used) },
+			func(v float64) string { return fmt.Sprint(v) })
 		points := strings.Fields(c.Points)
 		if len(points) != count || !strings.HasPrefix(points[0], "0.0,") {
 			t.Errorf("%d samples: the line is %s", count, c.Points)

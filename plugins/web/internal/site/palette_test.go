@@ -22,8 +22,16 @@ func TestPalette(t *testing.T) {
 			colours[c[1]] = luminance(check.Must(strconv.ParseUint(c[2], 16, 24))(t))
 		}
 		for _, pair := range [][2]string{
-			{"edge", "sheet"}, {"edge", "ground"}, {"accent", "sheet"}, {"accent", "ground"}, {"bar", "sheet"},
-			{"bar", "bar-ground"}, {"high", "bar-ground"}, {"full", "bar-ground"}, {"warn", "sheet"}, {"bad", "sheet"},
+			{"edge", "sheet"},
+			{"edge", "ground"},
+			{"accent", "sheet"},
+			{"accent", "ground"},
+			{"bar", "sheet"},
+			{"bar", "bar-ground"},
+			{"high", "bar-ground"},
+			{"full", "bar-ground"},
+			{"warn", "sheet"},
+			{"bad", "sheet"},
 		} {
 			a, b := colours[pair[0]], colours[pair[1]]
 			if ratio := (max(a, b) + 0.05) / (min(a, b) + 0.05); ratio < 3 {

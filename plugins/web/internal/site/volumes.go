@@ -34,11 +34,11 @@ type row struct {
 }
 
 // State of a volume in one word.
-func (r row) State() string { return volumeState(r.Volume) }
+func (r row) State() string { return volumeState(r.GetClaims()) }
 
-func volumeState(v *hostv1.Volume) string {
+func volumeState(claims []*hostv1.Claim) string {
 	state := "free"
-	for _, c := range v.GetClaims() {
+	for _, c := range claims {
 		if c.GetState() != "taken" {
 			return "releasing"
 		}
@@ -123,8 +123,14 @@ type volumeData struct {
 	Nodes []string
 }
 
-// State of the volume in one word.
-func (d volumeData) State() string { return volumeState(d.Volume) }
+// State of the volume in one word, by the claims that the page has: they are read a moment after the volume.
+func (d volumeData) State() string {
+	claims := make([]*hostv1.Claim, len(d.Claims))
+	for n, c := range d.Claims {
+		claims[n] = c.GetClaim()
+	}
+	return volumeState(claims)
+}
 
 // wayOut is a claim with the steps of its release.
 type wayOut struct {
