@@ -2,6 +2,7 @@ package browser
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
@@ -91,9 +92,16 @@ func TestCluster(t *testing.T) {
 		t.Errorf("%d of 3 nodes have a lease", bars)
 	}
 	b.picture("cluster-nodes")
+	r := &rig{Host: server, address: strings.TrimPrefix(site, "http://")}
+	otherHosts(t, b, r, site, server, from, to)
+	b.open(site + "/nodes")
+	b.live()
 	to.Kill()
 	b.sees("main", "disconnected")
 	b.picture("cluster-nodes-lost")
+	b.open(site + "/plugins")
+	b.sees(".wrong", "ask node \""+to.Name+"\"")
+	b.sees("tbody", from.Name)
 	b.open(site + "/")
 	b.live()
 	b.sees(".problems", to.Name+" sends no heartbeats")
@@ -101,10 +109,45 @@ func TestCluster(t *testing.T) {
 	b.looks()
 	b.picture("cluster-overview")
 	// Where ACLs are off, every user of the host reaches the port: nothing is changed there, whatever the configuration.
-	r := &rig{Host: server, address: strings.TrimPrefix(site, "http://")}
 	v := r.visit(t, "")
 	res, text := v.post("/do/drain", url.Values{"form": {v.form}, "id": {from.Name}})
 	if n := check.Must(server.Node(from.Name))(t); res.StatusCode != 403 || n.GetNode().GetDrain() != nil {
 		t.Errorf("%s: %s", res.Status, text)
 	}
+}
+
+// otherHosts looks at what only the other hosts know: their plugins, the steps of their workloads, their events.
+func otherHosts(t *testing.T, b *browser, r *rig, site string, hosts ...*testhost.Host) {
+	t.Helper()
+	v := r.visit(t, "")
+	_, first := v.get("/plugins")
+	b.open(site + "/plugins")
+	for _, h := range hosts {
+		b.until("the plugins of "+h.Name, fmt.Sprintf("[...document.querySelectorAll('tbody tr')].some("+
+			"row => row.cells[0].innerText == 'csi-bridge' && row.cells[1].innerText == %q)", h.Name))
+		// Without JavaScript they are a link away: nobody waits for another host before the page opens.
+		if link := "/plugins?node=" + h.Name; h != r.Host && !strings.Contains(first, link) {
+			t.Errorf("the first answer has no link to %s", link)
+		}
+		if _, alone := v.get("/plugins?node=" + h.Name); !strings.Contains(alone, "csi-bridge") {
+			t.Errorf("the plugins of %s alone are\n%s", h.Name, alone)
+		}
+	}
+	b.looks()
+	b.picture("cluster-plugins")
+	to := hosts[len(hosts)-1]
+	b.open(site + "/plugins/csi-bridge?node=" + to.Name)
+	b.sees(".crumbs", to.Name)
+	b.open(site + "/events?node=" + to.Name)
+	b.live()
+	b.sees(".events", "dovecot")
+	to.Run("workload", "stop", "dovecot")
+	b.sees(".events", "stopped")
+	b.open(site + "/workloads")
+	b.click("[...document.querySelectorAll('td a')].find(a => a.innerText == 'postgres')")
+	b.live()
+	b.sees(".steps", "publish")
+	b.sees("main", to.Name)
+	to.Run("workload", "stop", "postgres")
+	b.sees(".steps", "undo")
 }

@@ -50,6 +50,7 @@ func TestNodes(t *testing.T) {
 	c.Stage(t, "a query waits for a change", n.waiting)
 	c.Stage(t, "a stream tells of changes", n.watching)
 	c.Stage(t, "a server that is cut off answers stale queries", n.stale)
+	c.Stage(t, "nodes are asked through others, also one that is cut off", n.asking)
 	c.Stage(t, "a command whose answer is lost is done once", n.once)
 	c.Stage(t, "what an older server would stop at is not written", n.older)
 	c.Stage(t, "a node takes no workloads", n.eligibility)

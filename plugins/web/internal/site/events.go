@@ -11,6 +11,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,11 +24,19 @@ var topics = []string{"agent", "claim", "device", "driver", "plugin", "service",
 // sinces are the choices of how far back the page goes.
 var sinces = []string{"5m", "1h", "24h"}
 
+// event is one of a node; of the one whose page it is without its name.
+type event struct {
+	*hostv1.Event
+	Node string
+}
+
 type eventsData struct {
-	Events              []*hostv1.Event
-	Node                string
+	Events []event
+	// Node was asked; empty: the one whose page it is, which is Here.
+	Node, Here          string
 	Topic, Since, Match string
 	Topics, Sinces      []string
+	Choices             []string
 	More                int
 }
 
@@ -36,8 +45,10 @@ const maxEvents = 200
 
 func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error) {
 	q := r.URL.Query()
-	d := eventsData{Topic: q.Get("topic"), Since: q.Get("since"), Match: q.Get("match"), Topics: topics, Sinces: sinces}
-	req := &hostv1.EventsRequest{Recent: keptEvents}
+	d := eventsData{
+		Node: nodeOf(r), Topic: q.Get("topic"), Since: q.Get("since"), Match: q.Get("match"), Topics: topics, Sinces: sinces,
+	}
+	req := &hostv1.EventsRequest{Recent: keptEvents, Node: d.Node}
 	if slices.Contains(topics, d.Topic) {
 		req.Topics = []string{d.Topic}
 	} else {
@@ -48,10 +59,12 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 	} else {
 		d.Since = ""
 	}
-	all, err := recent(ctx, u, req)
+	all, here, err := recent(ctx, u, req)
 	if err != nil {
 		return nil, err
 	}
+	d.Here = here
+	d.Choices, _ = choices(ctx, u)
 	match := strings.ToLower(d.Match)
 	for _, e := range all {
 		if strings.Contains(strings.ToLower(e.GetSubject()+" "+e.GetType()+" "+e.GetMessage()), match) {
@@ -62,33 +75,30 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 		d.More = len(d.Events) - maxEvents
 		d.Events = d.Events[:maxEvents]
 	}
-	if status, err := ask(ctx, u, u.api.Agent.Status, &hostv1.StatusRequest{}); err == nil {
-		d.Node = status.GetName()
-	}
 	return d, nil
 }
 
-// recent reads events, newest first.
-func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []*hostv1.Event, err error) {
+// recent reads events, newest first, and which node they are of.
+func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []event, of string, err error) {
 	stream, err := u.api.Agent.Events(u.as(ctx), connect.NewRequest(req))
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer stream.Close()
 	for stream.Receive() {
-		all = append(all, stream.Msg().GetEvent())
+		all = append(all, event{stream.Msg().GetEvent(), req.GetNode()})
 	}
-	slices.SortStableFunc(all, func(a, b *hostv1.Event) int { return cmp.Compare(b.GetSeq(), a.GetSeq()) })
-	return all, stream.Err()
+	slices.SortStableFunc(all, func(a, b event) int { return cmp.Compare(b.GetSeq(), a.GetSeq()) })
+	return all, stream.ResponseHeader().Get(api.NodeHeader), stream.Err()
 }
 
-// eventsOf returns the newest events about an object, or why there are none.
-func (s *Site) eventsOf(ctx context.Context, u user, topics []string, about func(*hostv1.Event) bool,
-) (found []*hostv1.Event, why string) {
-	all, err := recent(ctx, u, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics})
+// eventsOf returns the newest events of a node about an object, or why there are none.
+func (s *Site) eventsOf(ctx context.Context, u user, node string, topics []string, about func(*hostv1.Event) bool,
+) (found []event, why string) {
+	all, _, err := recent(ctx, u, &hostv1.EventsRequest{Recent: keptEvents, Topics: topics, Node: node})
 	if err != nil {
 		return nil, reason(err)
 	}
-	all = slices.DeleteFunc(all, func(e *hostv1.Event) bool { return !about(e) })
+	all = slices.DeleteFunc(all, func(e event) bool { return !about(e.Event) })
 	return all[:min(len(all), ownEvents)], ""
 }

@@ -47,8 +47,9 @@ var funcs = template.FuncMap{
 	"dict":   dict, "rate": rate, "int": func(n int32) int { return int(n) }, "more": func(n int) int { return n - shownClaims },
 	"few":         func(claims []*hostv1.Claim) []*hostv1.Claim { return claims[:min(len(claims), shownClaims)] },
 	"volumeURL":   func(namespace, id string) string { return objectURL("volumes", namespace, id) },
-	"workloadURL": func(namespace, id string) string { return objectURL("workloads", namespace, id) },
-	"split":       func(id string) []string { namespace, name := unqualified(id); return []string{namespace, name} },
+	"workloadURL": func(namespace, id, node string) string { return onNode(objectURL("workloads", namespace, id), node) },
+	"pluginURL":   func(name, node string) string { return onNode(objectlessURL("plugins", name), node) }, "onNode": onNode,
+	"split": func(id string) []string { namespace, name := unqualified(id); return []string{namespace, name} },
 }
 
 // shownClaims is how many claims of a volume a list shows.

@@ -137,7 +137,7 @@ func (s *Site) stream(w http.ResponseWriter, r *http.Request, u user, v view) {
 	defer following.Wait()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	changed := s.watch(ctx, u, &following)
+	changed := s.watch(ctx, u, nodeOf(r), &following)
 	tick := time.NewTicker(v.every)
 	defer tick.Stop()
 	control := http.NewResponseController(w)
@@ -201,8 +201,9 @@ func message(text []byte) []byte {
 	return out.Bytes()
 }
 
-// watch returns a channel that has a value after something may have changed: in the ledger, or on this host.
-func (s *Site) watch(ctx context.Context, u user, following *sync.WaitGroup) <-chan struct{} {
+// watch returns a channel that has a value after something may have changed: in the ledger, or on a node; an empty name
+// is this one's.
+func (s *Site) watch(ctx context.Context, u user, node string, following *sync.WaitGroup) <-chan struct{} {
 	changed := make(chan struct{}, 1)
 	tell := func() {
 		select {
@@ -238,7 +239,7 @@ func (s *Site) watch(ctx context.Context, u user, following *sync.WaitGroup) <-c
 	})
 	following.Go(func() {
 		again(func() error {
-			stream, err := s.API.Agent.Events(u.as(ctx), connect.NewRequest(&hostv1.EventsRequest{Follow: true}))
+			stream, err := s.API.Agent.Events(u.as(ctx), connect.NewRequest(&hostv1.EventsRequest{Follow: true, Node: node}))
 			if err != nil {
 				return err
 			}

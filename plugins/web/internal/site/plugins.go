@@ -12,17 +12,11 @@ import (
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
-func (s *Site) plugins(ctx context.Context, u user, _ *http.Request) (any, error) {
-	res, err := ask(ctx, u, u.api.Plugins.ListPlugins, &hostv1.ListPluginsRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return res.GetPlugins(), nil
-}
-
 type pluginData struct {
 	*hostv1.Plugin
-	Events []*hostv1.Event
+	// Node is empty for the one whose page it is.
+	Node   string
+	Events []event
 }
 
 // Past are the swaps, newest first.
@@ -33,17 +27,17 @@ func (d pluginData) Past() []*hostv1.PluginSwap {
 }
 
 func (s *Site) plugin(ctx context.Context, u user, r *http.Request) (any, error) {
-	res, err := ask(ctx, u, u.api.Plugins.ListPlugins, &hostv1.ListPluginsRequest{})
+	node, name := nodeOf(r), r.PathValue("name")
+	of, err := pluginsOf(ctx, u, node)
 	if err != nil {
 		return nil, err
 	}
-	name := r.PathValue("name")
-	at := slices.IndexFunc(res.GetPlugins(), func(p *hostv1.Plugin) bool { return p.GetName() == name })
+	at := slices.IndexFunc(of.Plugins, func(p *hostv1.Plugin) bool { return p.GetName() == name })
 	if at < 0 {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("this host has no plugin %q", name))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("%s has no plugin %q", cmp.Or(node, "this host"), name))
 	}
-	d := pluginData{Plugin: res.GetPlugins()[at]}
-	d.Events, _ = s.eventsOf(ctx, u, []string{"plugin"}, func(e *hostv1.Event) bool { return e.GetSubject() == name })
+	d := pluginData{Plugin: of.Plugins[at], Node: node}
+	d.Events, _ = s.eventsOf(ctx, u, node, []string{"plugin"}, func(e *hostv1.Event) bool { return e.GetSubject() == name })
 	return d, nil
 }
 
@@ -57,7 +51,7 @@ func (s *Site) drivers(ctx context.Context, u user, _ *http.Request) (any, error
 
 type driverData struct {
 	*hostv1.Driver
-	Events []*hostv1.Event
+	Events []event
 }
 
 func (s *Site) driver(ctx context.Context, u user, r *http.Request) (any, error) {
@@ -67,7 +61,7 @@ func (s *Site) driver(ctx context.Context, u user, r *http.Request) (any, error)
 		return nil, err
 	}
 	d := driverData{Driver: res.GetDriver()}
-	d.Events, _ = s.eventsOf(ctx, u, []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
+	d.Events, _ = s.eventsOf(ctx, u, "", []string{"driver"}, func(e *hostv1.Event) bool { return e.GetSubject() == id })
 	return d, nil
 }
 

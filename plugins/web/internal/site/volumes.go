@@ -114,7 +114,7 @@ type volumeData struct {
 	Conditions []*hostv1.VolumeCondition
 	Summary    string
 	Claims     []wayOut
-	Events     []*hostv1.Event
+	Events     []event
 	EventsWhy  string
 	Snapshots  []*hostv1.Snapshot
 	// SnapshotsWhy says why none are shown.
@@ -188,7 +188,7 @@ func (s *Site) volume(ctx context.Context, u user, r *http.Request) (any, error)
 			d.Nodes = append(d.Nodes, node)
 		}
 	}
-	d.Events, d.EventsWhy = s.eventsOf(ctx, u, []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, "", []string{"volume", "claim", "snapshot"}, func(e *hostv1.Event) bool {
 		name := qualified(namespace, id)
 		return e.GetSubject() == name || e.GetDetails()["volume"] == name || e.GetDetails()["volume"] == id
 	})

@@ -14,7 +14,7 @@ import (
 )
 
 type workloadsData struct {
-	// Node is the one whose agent answers: only its workloads' steps are known here.
+	// Node is the one whose agent answers.
 	Node   string
 	Here   []*hostv1.Workload
 	Others []elsewhere
@@ -97,19 +97,20 @@ func (s *Site) elsewhere(ctx context.Context, u user, here string) (all []elsewh
 
 type workloadData struct {
 	*hostv1.Workload
-	Events    []*hostv1.Event
+	Events    []event
 	EventsWhy string
 }
 
 func (s *Site) workload(ctx context.Context, u user, r *http.Request) (any, error) {
-	namespace, id := r.PathValue("namespace"), r.PathValue("id")
-	res, err := ask(ctx, u, u.api.Workloads.GetWorkload, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id})
+	node, namespace, id := nodeOf(r), r.PathValue("namespace"), r.PathValue("id")
+	res, err := ask(ctx, u, u.api.Workloads.GetWorkload,
+		&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Node: node})
 	if err != nil {
 		return nil, err
 	}
 	d := workloadData{Workload: res.GetWorkload()}
 	name := qualified(namespace, id)
-	d.Events, d.EventsWhy = s.eventsOf(ctx, u, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
+	d.Events, d.EventsWhy = s.eventsOf(ctx, u, node, []string{"workload", "service", "claim"}, func(e *hostv1.Event) bool {
 		return e.GetTopic() == "workload" && e.GetSubject() == name || e.GetDetails()["workload"] == name
 	})
 	return d, nil
