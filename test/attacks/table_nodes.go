@@ -63,6 +63,11 @@ var ofNodes = []attack{
 		pkg:   apiserverPkg, run: "^TestAskAnotherNodeWithFewRights$",
 	},
 	{
+		who: hostileNode, tries: "do that in a real cluster, without a token, and with those of other namespaces and of its own",
+		stops: "the same",
+		pkg:   suitePkg, run: "^TestAHostileNode$/^what_other_hosts_run,_asked_through_its_own_agent$",
+	},
+	{
 		who: hostileNode, tries: "answer in another node's place",
 		stops: "a node is asked over a connection whose certificate has its name, and the answer must name it",
 		pkg:   apiserverPkg, run: "^TestAnotherNodeDoesNotAnswer$",

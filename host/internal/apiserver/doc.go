@@ -13,6 +13,7 @@
 //   - No answer, error, log line or metric contains a secret: secrets' values and mount flags are shown as [REDACTED].
 //   - Answers are copies. What a query adds is never written back.
 //   - A change that was interrupted can be repeated, and its error says so.
+//   - A call for another node is passed on with its caller's own token, and nothing of the agent's rights (asknode.go).
 //   - A change is logged once, with the caller; an error is returned, not logged.
 //
 // It keeps no state: volumes and claims are in the ledger, workloads in the workload manager, drivers in the registry.

@@ -213,6 +213,10 @@ func randomRequest(rng *rand.Rand, m protoreflect.MethodDescriptor, caller strin
 		switch {
 		case strings.Contains(string(name), "namespace"):
 			return []string{pairs[1][which], "own", "own", ""}[n%4]
+		case name == "node" && slices.Contains([]string{"AgentService", "PluginService", "WorkloadService"},
+			string(m.Parent().Name())):
+			// Which agent is called is no secret from its callers.
+			return []string{"none", pairs[3][0]}[n%2]
 		case caller == "writer" && (name == "external_id" || name == "clone_id"):
 			// Who may register volumes learns that the driver's own id is taken: it cannot have it twice.
 			return []string{"none", ""}[n%2]

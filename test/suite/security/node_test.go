@@ -121,6 +121,29 @@ audit {
 		n2.Run("workload", "stop", "-namespace", "dev", "app")
 	})
 
+	c.Stage(t, "what other hosts run, asked through its own agent", func(t *testing.T) {
+		const refused = 4 // ExitRefused
+		for _, to := range []*testhost.Host{server, n1} {
+			for secret, why := range map[string]string{"": "without a token", dev: `token "dev"`} {
+				n2.Token = secret
+				for _, args := range [][]string{{"status"}, {"plugin", "list"}, {"doctor"}} {
+					n2.Refused(refused, []string{why}, append(args, "-node", to.Name)...)
+				}
+			}
+			n2.Token = management
+			n2.Run("plugin", "list", "-node", to.Name)
+		}
+		for secret, sees := range map[string]bool{dev: false, prod: true} {
+			n2.Token = secret
+			for _, args := range [][]string{{"workload", "status"}, {"events", "-topic", "workload"}} {
+				if out := n2.Run(append(args, "-node", n1.Name)...); strings.Contains(out, "db") != sees {
+					t.Errorf("%v of %s shows:\n%s", args, n1.Name, out)
+				}
+			}
+		}
+		n2.Token = management
+	})
+
 	c.Stage(t, "a start that waits while the agent is restarted", func(t *testing.T) {
 		n2.Token = prod
 		wait := n2.Command("workload", "start", inNamespace(n2, "prod", "later", `after = ["db"]`))
@@ -170,6 +193,13 @@ audit {
 				t.Errorf("%v through the node: %d\n%s%s", args, r.Code, r.Stdout, r.Stderr)
 			}
 		}
+		n1.Token = prod
+		n1.Run("workload", "start", n1.Write("seen.workload.hcl", "workload \"seen\" {\n  namespace = \"prod\"\n}\n"))
+		n2.Token = management
+		if out := n2.Run("workload", "status", "-node", n1.Name); strings.Contains(out, "seen") {
+			t.Errorf("through the node, %s shows\n%s", n1.Name, out)
+		}
+		n1.Run("workload", "stop", "-namespace", "prod", "seen")
 		for _, to := range []*testhost.Host{server, n1} {
 			n2.Token = prod
 			if out, err := over(c, n2, to, "workload", "stop", "-namespace", "prod", "db"); err == nil ||

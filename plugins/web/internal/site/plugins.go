@@ -37,7 +37,8 @@ func (s *Site) plugin(ctx context.Context, u user, r *http.Request) (any, error)
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("%s has no plugin %q", cmp.Or(node, "this host"), name))
 	}
 	d := pluginData{Plugin: of.Plugins[at], Node: node}
-	d.Events, _ = s.eventsOf(ctx, u, node, []string{"plugin"}, func(e *hostv1.Event) bool { return e.GetSubject() == name })
+	d.Events, _ = s.eventsOf(ctx, u, node, []string{"plugin"},
+		func(e *hostv1.Event) bool { return e.GetSubject() == name })
 	return d, nil
 }
 
