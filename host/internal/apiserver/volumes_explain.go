@@ -152,15 +152,15 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 		to.Next, to.Command = "nothing until a node of that name is back", force
 	case c.State.Before(claim.NodeDetached) && status == claim.NodeDisconnected:
 		to.WaitsFor = fmt.Sprintf("node %q, which is not heard from", c.Node)
-		to.Next = "it is let go of when the node has stopped by its own clock, or goes on when the node is heard from"
+		to.Next = "the release goes on when the node has stopped by its own clock, or when it is heard from"
 		if !h.letGo.IsZero() {
-			to.Next = fmt.Sprintf("it is let go of at %s, unless the node is heard from before",
+			to.Next = fmt.Sprintf("the release goes on without the node at %s, unless it is heard from before",
 				h.letGo.UTC().Format(time.DateTime)+" UTC")
 		}
 		to.Command = force
 	case c.State.Before(claim.NodeDetached) && status == claim.NodeDown:
-		to.WaitsFor = fmt.Sprintf("the leader to let go of what node %q held", c.Node)
-		to.Next = "it is let go of in a moment"
+		to.WaitsFor = fmt.Sprintf("the leader to release what node %q held", c.Node)
+		to.Next = "that begins in a moment"
 	case h.release.Command != "":
 		to.WaitsFor = fmt.Sprintf("node %q to unmount it, which is in use there", c.Node)
 		to.Next, to.Command = "the node goes on trying; stop what holds the volume, on that node", h.release.Command

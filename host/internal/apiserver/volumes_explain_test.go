@@ -45,12 +45,12 @@ func TestExplainEachClaim(t *testing.T) {
 		},
 		"node away, for so": {
 			held: held{claim: claim.Claim{State: claim.Unpublishing}, node: gone, letGo: time.Unix(1e9, 0)},
-			next: "let go of at 2001-09-09 01:46:40 UTC",
+			next: "goes on without the node at 2001-09-09 01:46:40 UTC",
 		},
 		"node down": {held: held{
 			claim: claim.Claim{State: claim.Unpublishing},
 			node:  &claim.Node{Status: claim.NodeDown},
-		}, waits: "to let go of", next: "in a moment"},
+		}, waits: "to release what", next: "in a moment"},
 		"unmounting": {
 			held:  held{claim: claim.Claim{State: claim.Unpublishing}, node: ready},
 			waits: `node "n2" to unmount it`, next: "goes on trying",

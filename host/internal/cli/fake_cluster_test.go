@@ -272,7 +272,7 @@ func (f *fake) ExplainVolume(_ context.Context,
 				time.Now().Add(50*time.Second + 500*time.Millisecond)),
 			WaitsFor: "node \"n3\", which is not heard from", Since: ago(time.Minute), Tries: 3, LastError: "no answer\x1b[2J",
 			NextTryAt: timestamppb.New(time.Now().Add(8*time.Second +
-				500*time.Millisecond)), Next: "it is let go of", Command: "pannier volume detach -force data n3",
+				500*time.Millisecond)), Next: "the release goes on", Command: "pannier volume detach -force data n3",
 		}},
 	}), nil
 }

@@ -89,18 +89,16 @@ const hungPatience = 2 * time.Second
 // hungMounts are those whose server does not answer. A child looks, since a look at one cannot be ended.
 func (p *Patient) hungMounts(ctx context.Context) []Finding {
 	var problems []Finding
-	looked := 0
 	for _, m := range p.mounts {
 		if !slices.Contains(remote, m.FSType) && !strings.HasPrefix(m.FSType, "fuse.") || !mountuse.Within(m.Mountpoint, p.dataDir()) {
 			continue
 		}
-		looked++
 		if err := statfs(ctx, m.Mountpoint); err != nil {
 			problems = append(problems, one(Fail, fmt.Sprintf("%s (%s, %s): %v", m.Mountpoint, m.Source, m.FSType, err),
 				"pannier workload status  # then stop the one that has it")...)
 		}
 	}
-	return or(problems, "%d of volumes on a network or in FUSE, all answer", looked)
+	return or(problems, "no mount of a network's file system or of FUSE hangs")
 }
 
 // statfs asks a mount for its size.
