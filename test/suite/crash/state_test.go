@@ -3,6 +3,7 @@ package crash
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -222,9 +223,21 @@ func (r *rig) directories() (out []string) {
 	return out
 }
 
-// journal is all records but the boot's, read from a copy: the host has the journal open, and does
-// not write while it is idle.
+// journal is all records but the boot's, once no bootstrap is to be made again: a sync with Consul may ask for that at
+// any time.
 func (r *rig) journal() (out []string) {
+	r.h.Eventually("no bootstrap is to be made again", func() error {
+		out = r.records()
+		if n := slices.IndexFunc(out, func(record string) bool { return strings.Contains(record, `"remake":`) }); n >= 0 {
+			return errors.New(out[n])
+		}
+		return nil
+	})
+	return out
+}
+
+// records are read from a copy: the host has the journal open, and does not write while it is idle.
+func (r *rig) records() (out []string) {
 	dir, err := os.MkdirTemp(r.h.Dir, "journal-")
 	if err != nil {
 		r.t.Fatal(err)
