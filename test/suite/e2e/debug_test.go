@@ -93,7 +93,7 @@ acl {
 	for name, has := range map[string]string{
 		"versions.txt": "kernel ", "configuration.json": m.reach.TokenFile, "status.txt": "Drivers", "status.json": `"ready": true`,
 		"doctor.txt": "drivers", "volumes.json": `"v"`, "workloads.json": `"w"`, "nodes.json": `"a"`, "members.json": `"a"`,
-		"events.jsonl": `"topic":"driver"`, "agent.log": "the agent is up", "logs/plugin-sids.log": "plugin address", "mounts.txt": "ext4",
+		"events.jsonl": `"topic":"driver"`, "agent.log": "the agent is up", "logs/plugin-csi-bridge.log": "csi call", "mounts.txt": "ext4",
 		"metrics.txt": "pannier_", "goroutines.txt": "runAgent", "heap.pprof": "", "cpu.pprof": "",
 	} {
 		if files[name] == "" || !strings.Contains(files[name], has) {
