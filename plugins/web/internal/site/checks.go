@@ -35,17 +35,18 @@ type facts struct {
 	health   *hostv1.AutopilotHealthResponse
 	tokens   *hostv1.ListTokensResponse
 	examined *hostv1.ExamineResponse
+	host     string // that was examined; empty: this one
 	waiting  []waiting
 	errs     map[string]error // by what was asked
-	// unexamined: this host was not examined.
+	// unexamined: the host was not examined.
 	unexamined bool
 }
 
-// gather asks all that the checks need at once. For an examination of the host, which takes longer, it waits for
-// patience (0: it asks for none); the agent goes on with it, for the next call. Its error is that of a user who must
-// sign in, or that nothing answers.
-func (s *Site) gather(ctx context.Context, u user, patience time.Duration) (*facts, error) {
-	f := &facts{errs: map[string]error{}, unexamined: patience == 0}
+// gather asks all that the checks need at once. For an examination of a host (empty: this one), which takes longer, it
+// waits for patience (0: it asks for none); the agent goes on with it, for the next call. Its error is that of a user
+// who must sign in, or that nothing answers.
+func (s *Site) gather(ctx context.Context, u user, host string, patience time.Duration) (*facts, error) {
+	f := &facts{host: host, errs: map[string]error{}, unexamined: patience == 0}
 	var mu sync.Mutex
 	var asking sync.WaitGroup
 	look := func(what string, fn func() error) {
@@ -69,10 +70,10 @@ func (s *Site) gather(ctx context.Context, u user, patience time.Duration) (*fac
 		return err
 	})
 	if patience > 0 {
-		look("this host", func() (err error) {
+		look("host", func() (err error) {
 			ctx, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
-			f.examined, err = ask(ctx, u, u.api.Agent.Examine, &hostv1.ExamineRequest{})
+			f.examined, err = ask(ctx, u, u.api.Agent.Examine, &hostv1.ExamineRequest{Node: host})
 			f.unexamined = connect.CodeOf(err) == connect.CodeDeadlineExceeded
 			return err
 		})
@@ -98,12 +99,12 @@ func (f *facts) findings() (all []finding) {
 		name string
 		look func() []finding
 	}{
-		{"this host", f.examinedOf},
+		{"host", f.examinedOf},
 		{"nodes", f.nodesOf},
 		{"releases", f.releasesOf},
 		{"tokens", f.tokensOf},
 	} {
-		if f.unexamined && check.name == "this host" {
+		if f.unexamined && check.name == "host" {
 			continue
 		}
 		var found []finding
@@ -154,7 +155,7 @@ func (f *facts) examinedOf() (found []finding) {
 		}
 		one := finding{Check: d.GetCheck(), State: d.GetStatus(), Text: d.GetWhy(), Command: d.GetCommand()}
 		if d.GetSubject() != "" { // of plugins or drivers, as their pages are called
-			one.Link = objectlessURL(d.GetCheck(), d.GetSubject())
+			one.Link = onNode(objectlessURL(d.GetCheck(), d.GetSubject()), f.host)
 		}
 		found = append(found, one)
 	}
@@ -162,6 +163,7 @@ func (f *facts) examinedOf() (found []finding) {
 }
 
 func (f *facts) nodesOf() (found []finding) {
+	examined := cmp.Or(f.examined.GetNode(), f.status.GetName())
 	for _, n := range f.nodes.GetNodes() {
 		link := objectlessURL("nodes", n.GetName())
 		switch n.GetStatus() {
@@ -177,7 +179,7 @@ func (f *facts) nodesOf() (found []finding) {
 			})
 		}
 		for _, d := range n.GetDrivers() {
-			if !d.GetHealthy() && n.GetName() != f.status.GetName() { // this node's are checked more closely
+			if !d.GetHealthy() && n.GetName() != examined { // those there are checked more closely
 				found = append(found, finding{
 					State: "fail", Link: link, Command: "pannier driver status " + d.GetId(),
 					Text: fmt.Sprintf("driver %s on %s is not healthy: %s", d.GetId(), n.GetName(), d.GetMessage()),
@@ -229,20 +231,25 @@ func (f *facts) tokensOf() (found []finding) {
 func urgency(f finding) int { return slices.Index([]string{"warn", "fail"}, f.State) }
 
 type checksData struct {
+	// Node was examined at a time.
 	Node     string
 	At       *timestamppb.Timestamp
+	Choices  []string
 	Findings []finding
 	// Unexamined: those of the host are not among them yet.
 	Unexamined bool
 }
 
 // checks is the page of all findings.
-func (s *Site) checks(ctx context.Context, u user, _ *http.Request) (any, error) {
-	f, err := s.gather(ctx, u, callTimeout-time.Second)
+func (s *Site) checks(ctx context.Context, u user, r *http.Request) (any, error) {
+	host := nodeOf(r)
+	f, err := s.gather(ctx, u, host, callTimeout-time.Second)
 	if err != nil {
 		return nil, err
 	}
 	all := f.findings()
 	slices.SortStableFunc(all, func(a, b finding) int { return cmp.Compare(urgency(b), urgency(a)) })
-	return checksData{f.examined.GetNode(), f.examined.GetAt(), all, f.unexamined}, nil
+	nodes, _ := choices(ctx, u)
+	examined := cmp.Or(f.examined.GetNode(), host, f.status.GetName())
+	return checksData{examined, f.examined.GetAt(), nodes, all, f.unexamined}, nil
 }

@@ -67,25 +67,30 @@ func (s *Site) driver(ctx context.Context, u user, r *http.Request) (any, error)
 }
 
 type servicesData struct {
-	Node     string
+	// Asked is the node that was asked; empty: the one whose page it is. Node is its name in both cases.
+	Asked, Node string
+	Choices     []string
+
 	Services []serviceRow
 	Tokens   []*hostv1.Token
 	// TokensWhy says why none are shown.
 	TokensWhy string
 }
 
-// serviceRow is a service of a workload of this node.
+// serviceRow is a service of a workload of the node.
 type serviceRow struct {
 	*hostv1.ServiceStatus
 	Namespace, Workload string
 }
 
-func (s *Site) services(ctx context.Context, u user, _ *http.Request) (any, error) {
-	list, err := ask(ctx, u, u.api.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{Namespace: "*"})
+func (s *Site) services(ctx context.Context, u user, r *http.Request) (any, error) {
+	d := servicesData{Asked: nodeOf(r)}
+	list, err := ask(ctx, u, u.api.Workloads.ListWorkloads, &hostv1.ListWorkloadsRequest{Namespace: "*", Node: d.Asked})
 	if err != nil {
 		return nil, err
 	}
-	d := servicesData{Node: list.GetNode()}
+	d.Node = list.GetNode()
+	d.Choices, _ = choices(ctx, u)
 	for _, w := range list.GetWorkloads() {
 		for _, service := range w.GetServices() {
 			d.Services = append(d.Services, serviceRow{service, w.GetSpec().GetNamespace(), w.GetSpec().GetId()})
