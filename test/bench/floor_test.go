@@ -169,6 +169,26 @@ func (h *bareHost) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpubli
 	return &csi.NodeUnpublishVolumeResponse{}, <-gone
 }
 
+// startFloor starts a process of a floor, which ends when its input does.
+func startFloor(b *testing.B, kind string, args ...string) *os.Process {
+	b.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), envFloor+"="+kind)
+	cmd.Stderr = os.Stderr
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = input.Close()
+		_ = cmd.Wait()
+	})
+	return cmd.Process
+}
+
 // floor starts the two processes before the driver's socket, and returns a connection to the host.
 func floor(b *testing.B, driver string) *grpc.ClientConn {
 	b.Helper()
@@ -176,20 +196,7 @@ func floor(b *testing.B, driver string) *grpc.ClientConn {
 	at := driver
 	for _, kind := range []string{"relay", "host"} {
 		listen := filepath.Join(dir, kind)
-		cmd := exec.Command(os.Args[0], listen, at)
-		cmd.Env = append(os.Environ(), envFloor+"="+kind)
-		cmd.Stderr = os.Stderr
-		input, err := cmd.StdinPipe()
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() {
-			_ = input.Close() // it ends
-			_ = cmd.Wait()
-		})
+		startFloor(b, kind, listen, at)
 		check.Eventually(b, kind+" listens", func() bool {
 			_, err := os.Stat(listen)
 			return err == nil

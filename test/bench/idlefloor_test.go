@@ -73,26 +73,13 @@ func startIdleFloor(b *testing.B, driver string) (pids []int) {
 		b.Fatal(err)
 	}
 	dir := b.TempDir()
-	cmd := exec.Command(os.Args[0], dir, testbin.BuildDir(b, source), driver)
-	cmd.Env = append(os.Environ(), envFloor+"=idle")
-	cmd.Stderr = os.Stderr
-	input, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = input.Close() // it ends
-		_ = cmd.Wait()
-	})
+	first := startFloor(b, "idle", dir, testbin.BuildDir(b, source), driver)
 	var servers []byte
 	check.Eventually(b, "the floor's processes run", func() (ok bool) {
 		servers, err = os.ReadFile(idlePIDs(dir))
 		return err == nil
 	})
-	pids = []int{cmd.Process.Pid}
+	pids = []int{first.Pid}
 	for _, server := range strings.Fields(string(servers)) {
 		pid, err := strconv.Atoi(server)
 		if err != nil {
