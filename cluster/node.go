@@ -182,6 +182,12 @@ func (n *Node) ChangedAt(topics ...state.Topic) uint64 { return n.store.ChangedA
 // call; 0: all. Get it before reading.
 func (n *Node) NodesChanged(since uint64) state.NodesChanged { return n.store.NodesChanged(since) }
 
+// ReleasingChanged returns the volumes whose claims that are being released may have changed on this server since a
+// point, the Next of an earlier call; 0: all. Get it before reading.
+func (n *Node) ReleasingChanged(since uint64) state.ReleasingChanged {
+	return n.store.ReleasingChanged(since)
+}
+
 // Watch returns a channel that is closed by the next change of one of the topics, when ctx ends, and when the node
 // is closed. Get the channel, then read, then wait, so that no change is missed. A caller that stops waiting must
 // end ctx.

@@ -183,11 +183,11 @@ func Open(cfg Config) (n *Node, err error) {
 	applied, err := recoverPeers(cfg, conf, n.log, snapshots, n.transport, logger)
 	if err == nil && applied { // the operator vouches that no server has more
 		err = n.abstention.end()
+		if err == nil {
+			snapshot, err = snapshotIndex(cfg, snapshots) // recovery takes one
+		}
 	}
 	if err != nil {
-		return n, err
-	}
-	if snapshot, err = snapshotIndex(cfg, snapshots); err != nil {
 		return n, err
 	}
 	conf.NoSnapshotRestoreOnStart = snapshot <= cfg.Applied

@@ -8,10 +8,12 @@ import (
 )
 
 // A command that releases a node ends when it has written this many bytes or read this many claims; another
-// command continues.
+// command continues. The bytes are estimated from names, since servers of two versions may encode records differently
+// and have to end at the same one.
 const (
 	maxReleaseBytes = 64 << 10
 	maxReleaseReads = 2 * command.MaxItems
+	recordBytes     = 128 // of a record, without names
 )
 
 func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
@@ -44,7 +46,7 @@ func (tx *writeTx) SetNodeStatus(c *command.SetNodeStatus) (any, error) {
 	if c.Status != claim.NodeDown {
 		return result, nil
 	}
-	down := nodeRelease{tx: tx, c: c, result: &result, begun: tx.bytes}
+	down := nodeRelease{tx: tx, c: c, result: &result}
 	if err := down.workloads(); err != nil || result.More {
 		return result, err
 	}
@@ -56,12 +58,20 @@ type nodeRelease struct {
 	tx     *writeTx
 	c      *command.SetNodeStatus
 	result *command.SetNodeStatusResult
-	begun  int // the transaction's bytes at the beginning
+	bytes  int // written, estimated
 }
 
 func (d *nodeRelease) full() bool {
-	return d.tx.bytes-d.begun >= maxReleaseBytes || len(d.result.Freed) >= command.MaxItems ||
+	return d.bytes >= maxReleaseBytes || len(d.result.Freed) >= command.MaxItems ||
 		len(d.result.Ended) >= command.MaxItems
+}
+
+// wrote counts a record whose key and fields have the names.
+func (d *nodeRelease) wrote(names ...string) {
+	d.bytes += recordBytes
+	for _, name := range names {
+		d.bytes += 2 * len(name)
+	}
 }
 
 // workloads ends the workloads that run or wait on the node, each with all its claims.
@@ -91,6 +101,7 @@ func (d *nodeRelease) workloads() error {
 		if err := d.tx.putWorkload(ended, w); err != nil {
 			return err
 		}
+		d.wrote(w.Ref.Namespace, w.Ref.ID, w.Node)
 		d.result.Ended = append(d.result.Ended, w.Ref)
 		for i := range held {
 			if err := d.free(&held[i]); err != nil {
@@ -153,6 +164,7 @@ func (d *nodeRelease) free(held *claim.Claim) error {
 	if d.c.By != "" {
 		held.ForcedBy, held.ForcedAt = d.c.By, d.c.At
 	}
+	d.wrote(held.Volume.Namespace, held.Volume.ID, held.Workload.Namespace, held.Workload.ID, held.Node)
 	d.result.Freed = append(d.result.Freed, *held)
 	return d.tx.putClaim(held)
 }

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"syscall"
 
 	"github.com/dgraph-io/badger/v4"
@@ -16,6 +18,7 @@ import (
 	"github.com/dgraph-io/badger/v4/pb"
 	"github.com/dgraph-io/badger/v4/table"
 	"github.com/dgraph-io/badger/v4/y"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -56,22 +59,8 @@ func checkFiles(dir string, options badger.Options) (err error) {
 	if err != nil {
 		return damaged(filepath.Join(dir, badger.KeyRegistryFileName), "%w", err)
 	}
-	for id, t := range manifest.Tables {
-		path = table.NewFilename(id, dir)
-		key, err := registry.DataKey(t.KeyID)
-		if err != nil {
-			return damaged(path, "%w", err)
-		}
-		data, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return damaged(path, "it is missing")
-		}
-		if err != nil {
-			return err
-		}
-		if err := checkTable(data, key); err != nil {
-			return damaged(path, "%w", err)
-		}
+	if err := checkTables(dir, manifest.Tables, registry); err != nil {
+		return err
 	}
 	return errors.Join(checkLogs(dir, registry), registry.Close())
 }
@@ -94,6 +83,65 @@ func readManifest(path string, options badger.Options) (badger.Manifest, error) 
 		return manifest, damaged(path, "it is valid only up to byte %d of %d", end, info.Size())
 	}
 	return manifest, nil
+}
+
+// checkers bounds how many tables are verified at the same time, each in a buffer of its size: up to some MiB.
+const checkers = 4
+
+// checkTables verifies tables side by side: of a big ledger they are most of what there is to read.
+func checkTables(dir string, tables map[uint64]badger.TableManifest, registry *badger.KeyRegistry) error {
+	left := make(chan uint64, len(tables))
+	for id := range tables {
+		left <- id
+	}
+	close(left)
+	var group errgroup.Group
+	for range min(checkers, runtime.GOMAXPROCS(0), len(tables)) {
+		group.Go(func() error {
+			var buffer []byte
+			for id := range left {
+				path := table.NewFilename(id, dir)
+				key, err := registry.DataKey(tables[id].KeyID)
+				if err != nil {
+					return damaged(path, "%w", err)
+				}
+				if buffer, err = checkFile(path, key, buffer); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// checkFile verifies the file of a table. It reads it into buffer if that is big enough, and returns the one it used.
+func checkFile(path string, key *pb.DataKey, buffer []byte) (_ []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = damaged(path, "%v", r)
+		}
+	}()
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return buffer, damaged(path, "it is missing")
+	}
+	if err != nil {
+		return buffer, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return buffer, err
+	}
+	data := slices.Grow(buffer[:0], int(info.Size()))[:info.Size()]
+	if _, err := io.ReadFull(f, data); err != nil {
+		return data, err
+	}
+	if err := checkTable(data, key); err != nil {
+		return data, damaged(path, "%w", err)
+	}
+	return data, nil
 }
 
 // checkTable verifies the checksums of a table's index and blocks. Read from its end, a table has the length of a

@@ -43,6 +43,17 @@ func (tx *ReadTx) Volume(ref claim.VolumeRef) (claim.Volume, error) {
 	return v, err
 }
 
+// VolumeWithClaims reads one volume as Volume does, and the claims on it, by workload.
+func (tx *ReadTx) VolumeWithClaims(ref claim.VolumeRef) (claim.Volume, []claim.Claim, error) {
+	v, err := tx.definition(ref)
+	if err != nil {
+		return v, nil, err
+	}
+	held, err := tx.Claims(ref)
+	setModes(&v, held)
+	return v, held, err
+}
+
 // definition reads a volume without its present modes.
 func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
 	v, found, err := read[claim.Volume](tx, volumeKey(ref))
@@ -123,6 +134,17 @@ func (tx *ReadTx) VolumeRefs(namespace, driver string) (refs []claim.VolumeRef, 
 		return nil
 	})
 	return refs, err
+}
+
+// Totals is how many records the ledger has.
+type Totals struct{ Volumes, Claims, Tokens int }
+
+// Totals counts records, and reads none of them.
+func (tx *ReadTx) Totals() (t Totals, err error) {
+	for base, n := range map[string]*int{volumes: &t.Volumes, claims: &t.Claims, tokens: &t.Tokens} {
+		err = errors.Join(err, tx.scan(span{base: base}, false, func(string, []byte) error { *n++; return nil }))
+	}
+	return t, err
 }
 
 // VolumesClaimed returns the volumes that have a claim, or one that is being released.
@@ -231,6 +253,16 @@ func (tx *ReadTx) AllClaims() ([]claim.Claim, error) {
 	return tx.claimsIn(span{base: claims})
 }
 
+// EachClaim calls fn for every claim, by volume and workload, until fn returns an error. It keeps none in memory.
+func (tx *ReadTx) EachClaim(fn func(claim.Claim) error) error {
+	return eachRecord(tx, span{base: claims}, func(c claim.Claim) error {
+		if err := tx.repair(&c); err != nil {
+			return err
+		}
+		return fn(c)
+	})
+}
+
 // ClaimsOf lists a workload's claims, by volume.
 func (tx *ReadTx) ClaimsOf(w claim.WorkloadRef) ([]claim.Claim, error) {
 	return indexed(tx, span{base: claimsByWorkload + workloadPart(w) + "/"}, func(part string) string {
@@ -292,6 +324,11 @@ func (tx *ReadTx) Workloads(namespace string, p Page) ([]claim.Workload, string,
 	}
 	found, next := cut(p, found, func(w claim.Workload) string { return workloadPart(w.Ref) })
 	return found, next, nil
+}
+
+// EachWorkload calls fn for every workload, by namespace and id, until fn returns an error. It keeps none in memory.
+func (tx *ReadTx) EachWorkload(fn func(claim.Workload) error) error {
+	return eachRecord(tx, span{base: workloads}, fn)
 }
 
 // WorkloadsOn lists the workloads that run or wait on a node, by namespace and id.

@@ -193,3 +193,14 @@ func TestOldRecords(t *testing.T) {
 		}
 	}
 }
+
+func TestTotals(t *testing.T) {
+	l := filled(t)
+	view(t, l, func(tx *ReadTx) error {
+		got, err := tx.Totals()
+		if want := (Totals{Volumes: 5, Claims: 6, Tokens: 3}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		return err
+	})
+}

@@ -50,6 +50,7 @@ func (s *Store) Restore(r io.Reader) error {
 	clear(s.eligible)
 	s.applied.Store(index)
 	s.nodes.reset()
+	s.releasing.reset()
 	s.changes.reset(index)
 	err = errors.Join(old.close(), os.RemoveAll(old.dir))
 	s.watchers.publishAll()

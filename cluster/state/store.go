@@ -39,6 +39,7 @@ type Store struct {
 	watchers   watchers
 	changes    changes
 	nodes      changedNodes
+	releasing  changedReleasing
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
@@ -113,6 +114,7 @@ func (s *Store) open() error {
 		index, err := tx.Index()
 		s.applied.Store(index)
 		s.nodes.reset()
+		s.releasing.reset()
 		s.changes.reset(index)
 		return err
 	})

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,8 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	jsonv2 "github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
+
+	"github.com/pannier/pannier/cluster/claim"
 )
 
 // ReadTx is one snapshot of the ledger: everything read through it is consistent. It may be used by one goroutine,
@@ -88,17 +91,23 @@ func (tx *ReadTx) keys(s span) ([]string, error) {
 }
 
 // records reads all records of a span.
-func records[T any](tx *ReadTx, s span) ([]T, error) {
-	var found []T
-	err := tx.scan(s, true, func(key string, value []byte) error {
+func records[T any](tx *ReadTx, s span) (found []T, err error) {
+	err = eachRecord(tx, s, func(v T) error { found = append(found, v); return nil })
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+// eachRecord calls fn for each record of a span, until fn returns an error.
+func eachRecord[T any](tx *ReadTx, s span, fn func(T) error) error {
+	return tx.scan(s, true, func(key string, value []byte) error {
 		v, err := decode[T](value)
 		if err != nil {
 			return fault("read %q: %w", s.base+key, err)
 		}
-		found = append(found, v)
-		return nil
+		return fn(v)
 	})
-	return found, err
 }
 
 // indexed reads the records that an index leads to. primary makes the record's key from the part of the index key
@@ -139,16 +148,13 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 	if s.after != "" {
 		start = s.base + s.after + "\x00"
 	}
-	it := tx.txn.NewIterator(badger.IteratorOptions{
-		Prefix:         []byte(prefix),
-		PrefetchValues: values && s.limit != 1,
-		PrefetchSize:   64,
-	})
+	it := newest{tx.txn.NewIterator(badger.IteratorOptions{Prefix: []byte(prefix), AllVersions: true}), []byte(prefix)}
 	defer it.Close()
 	it.Seek([]byte(start))
+	it.skipDeleted()
 	written := tx.over.from(start, prefix)
 	for {
-		stored := it.ValidForPrefix([]byte(prefix))
+		stored := it.ValidForPrefix(it.prefix)
 		if !stored && len(written) == 0 {
 			return nil
 		}
@@ -163,7 +169,7 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 			key, value, written = written[0], tx.over.values[written[0]], written[1:]
 			if value == nil { // deleted
 				if passed {
-					it.Next()
+					it.next()
 				}
 				continue
 			}
@@ -186,9 +192,41 @@ func (tx *ReadTx) scan(s span, values bool, fn func(key string, value []byte) er
 			return nil
 		}
 		if passed {
-			it.Next()
+			it.next()
 		}
 	}
+}
+
+// newest goes through the newest versions of the keys with a prefix. Badger's own iterator reads all versions of a key
+// one after the other, of which there are many where one volume is claimed and released again and again; this one goes
+// beyond them.
+type newest struct {
+	*badger.Iterator
+	prefix []byte
+}
+
+// next goes to the next key that has a value.
+func (it newest) next() {
+	it.nextKey()
+	it.skipDeleted()
+}
+
+func (it newest) skipDeleted() {
+	for it.ValidForPrefix(it.prefix) && it.Item().IsDeletedOrExpired() {
+		it.nextKey()
+	}
+}
+
+// nextKey goes to the newest version of the next key.
+func (it newest) nextKey() {
+	key := it.Item().KeyCopy(nil)
+	for range 3 { // a seek takes as long as some steps
+		it.Next()
+		if !it.ValidForPrefix(it.prefix) || !bytes.Equal(it.Item().Key(), key) {
+			return
+		}
+	}
+	it.Seek(append(key, 0))
 }
 
 // writeTx is the transaction of one or more log entries. It reads its own writes.
@@ -197,6 +235,8 @@ type writeTx struct {
 	index  uint64 // of the entry being applied
 	term   uint64 // of that entry
 	topics map[Topic]struct{}
+	// releasing are the volumes whose claims that are being released have changed; some are there several times.
+	releasing []claim.VolumeRef
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
 	// pruned, eligible and duplicates belong to the store and outlive the transaction.

@@ -30,6 +30,18 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	}
 }
 
+// TryLock is Lock for a caller that does not wait; unlock is nil if another one holds the key's lock.
+func (l *Locks[K]) TryLock(key K) (unlock func()) {
+	k := l.join(key)
+	select {
+	case <-k.token:
+		return func() { k.token <- struct{}{}; l.leave(key, k) }
+	default:
+		l.leave(key, k)
+		return nil
+	}
+}
+
 // Users counts the holder of the key's lock and those who wait for it.
 func (l *Locks[K]) Users(key K) int {
 	l.mu.Lock()

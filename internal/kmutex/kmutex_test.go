@@ -35,6 +35,26 @@ func TestOneAtATimeForEachKey(t *testing.T) {
 	}
 }
 
+func TestTryLock(t *testing.T) {
+	var l Locks[string]
+	unlock := l.TryLock("a")
+	if unlock == nil || l.TryLock("a") != nil {
+		t.Fatal("a free lock is not had, or one that is held is")
+	}
+	if n := l.Users("a"); n != 1 {
+		t.Errorf("%d users", n)
+	}
+	unlock()
+	if again, err := l.Lock(t.Context(), "a"); err != nil {
+		t.Error(err)
+	} else {
+		again()
+	}
+	if n := l.Len(); n != 0 {
+		t.Errorf("%d locks are kept", n)
+	}
+}
+
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	var l Locks[string]
 	unlock, err := l.Lock(t.Context(), "a")
