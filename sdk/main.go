@@ -43,6 +43,9 @@ func Main(info Info, p Plugin) {
 		os.Exit(1)
 	}
 	slog.SetDefault(slogTo(os.Stderr, level()))
+	if err := resident.CalmMonitor(); err != nil {
+		slog.Debug("the plugin wakes up more often than it needs to", "error", err)
+	}
 	listeners.inherit()
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))

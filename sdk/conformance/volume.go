@@ -398,6 +398,14 @@ func (l *lab) clear() {
 	}
 }
 
+// released repeats a release for a moment, as a host repeats it until it succeeds. A mount is busy while a process that
+// is being started still has the files that were open in it (fork(2)).
+func released(ctx context.Context, release func() error) {
+	for deadline := time.Now().Add(time.Second); release() != nil && time.Now().Before(deadline) && ctx.Err() == nil; {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 func (l *lab) discardSnapshots(ctx context.Context) {
 	for _, id := range l.snapshots {
 		if err := l.deleteSnapshot(ctx, id); err != nil {
@@ -418,10 +426,11 @@ func (l *lab) discard(ctx context.Context, v *volume) {
 	if !v.creates {
 		l.unwrite(ctx, v)
 	}
+	// What stays mounted is unmounted and reported by unmountBelow.
 	for _, name := range slices.Sorted(maps.Keys(v.targets)) {
-		_ = l.unpublish(ctx, v, name) // what stays mounted is unmounted and reported by unmountBelow
+		released(ctx, func() error { return l.unpublish(ctx, v, name) })
 	}
-	_ = l.unstage(ctx, v)
+	released(ctx, func() error { return l.unstage(ctx, v) })
 	l.unmountBelow(v.dir)
 	if v.attaches {
 		_ = l.do(ctx, "Detach", v.detach)

@@ -155,25 +155,11 @@ func (c *client) DeriveBatch(ctx context.Context, consul service.Consul, reqs []
 // batchErrors returns the error of each result, or refuses all of them: if they are not those of the requests, one of
 // them may be another workload's token.
 func batchErrors(reqs []DeriveRequest, results []*identityv1.DeriveResult) ([]error, error) {
-	if len(results) != len(reqs) {
-		return nil, status.Errorf(codes.Internal,
-			"DeriveBatch: the plugin gave %d results for %d requests: report this to its author", len(results), len(reqs))
+	ids := make([]string, len(reqs))
+	for n, r := range reqs {
+		ids[n] = r.ID
 	}
-	errs := make([]error, len(reqs))
-	for n, r := range results {
-		switch {
-		case r.GetId() != reqs[n].ID:
-			return nil, status.Errorf(codes.Internal,
-				"DeriveBatch: the plugin gave the id %q where the result of %q belongs: report this to its author",
-				r.GetId(), reqs[n].ID)
-		case r.GetCode() != 0:
-			errs[n] = status.Error(codes.Code(r.GetCode()), r.GetMessage())
-		case r.GetMessage() != "":
-			errs[n] = status.Errorf(codes.Internal, "DeriveBatch: the plugin gave an error without a code: %s",
-				r.GetMessage())
-		}
-	}
-	return errs, nil
+	return outcome.OfBatch("DeriveBatch", "id", ids, results, (*identityv1.DeriveResult).GetId)
 }
 
 func (c *client) Read(ctx context.Context, consul service.Consul, secret string) (Token, error) {

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 )
 
@@ -16,6 +17,20 @@ func TestTrim(t *testing.T) {
 	}
 	if after := mapped(t); after > before*3/4 {
 		t.Errorf("%d KiB of the program are mapped after Trim, and were %d before", after, before)
+	}
+}
+
+// Trim also returns what only a pool still holds.
+func TestTrimEmptiesPools(t *testing.T) {
+	var pool sync.Pool
+	for range 2 { // the first one is for the same processor only, which may be another one after a collection
+		pool.Put(new([1 << 20]byte))
+	}
+	if err := Trim(); err != nil {
+		t.Fatal(err)
+	}
+	if pool.Get() != nil {
+		t.Error("the pool still holds a buffer after Trim")
 	}
 }
 

@@ -31,6 +31,20 @@ var ofMounts = []mutant{
 		pkg:  "./host/internal/system/mountuse", run: "^TestSharedBeginsAfterTheCall$",
 	},
 	{
+		name: "made-before-the-journal", promise: "the directories of a start that a crash interrupts are removed",
+		file: "host/internal/workload/steps.go",
+		old:  "	if err := r.flush(); err != nil { // the intent, with the paths that are made from now on\n		return err\n	}\n",
+		new:  "",
+		pkg:  workloadPkg, run: "^TestTheHostEndsWhileDirectoriesAreMade$",
+	},
+	{
+		name: "made-and-refused", promise: "a start that is refused leaves nothing",
+		file: "host/internal/workload/volumesteps/claim.go",
+		old:  "			err = errors.Join(err, s.removeEmptied(ctx, set, nil))\n",
+		new:  "			set.making.Wait()\n",
+		pkg:  workloadPkg, run: "^TestARefusedClaimIsNotUndone$",
+	},
+	{
 		name: "published-with-rights", promise: "set-user-ID programs and device files in a volume have no effect",
 		file: "host/internal/workload/volumesteps/publish.go",
 		old:  "	if !v.SUID() {\n",
@@ -159,8 +173,8 @@ var ofMounts = []mutant{
 	{
 		name: "never-repaired", promise: "what is mounted after everything was released is unmounted without a restart",
 		file: "host/internal/workload/restore.go",
-		old:  "	m.live.Go(func() { m.keepRepaired(m.ctx) })\n",
-		new:  "",
+		old:  "	m.live.Go(func() { m.keepRepaired(m.ctx, changed) })\n",
+		new:  "	_ = changed\n",
 		pkg:  workloadPkg, run: "^TestRepair$",
 	},
 	{

@@ -96,19 +96,13 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	}
 	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			id := driverNodeID
-			if id == "" {
-				if id, err = c.driverNodeID(v.PluginID, node); err != nil {
-					return err
-				}
-			}
-			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
+			one, err := c.detachment(ctx, v, claim.Claim{Node: node, DriverNodeID: driverNodeID})
 			if err != nil {
 				return err
 			}
 			called = true
 			_, err = untilAnswered(ctx, l, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, s.Detach(ctx, d.Ref(), volume, id)
+				return struct{}{}, s.Detach(ctx, d.Ref(), one.Volume, one.NodeID)
 			})
 			return err
 		})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,6 +25,8 @@ type plugin struct {
 	mu       sync.Mutex
 	attached []storage.AttachRequest
 	detached []string
+	batches  [][]storage.Detachment
+	results  []error // of a batch
 	created  []storage.CreateRequest
 	capacity int64              // of what it creates; 0: 7, or what is asked
 	volumes  []storage.Volume   // of any call
@@ -48,7 +51,7 @@ func (p *plugin) do(ctx context.Context, _ string, fn func(ctx context.Context, 
 }
 
 func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error {
-	if p.entered != nil && name == "attach" {
+	if p.entered != nil && (name == "attach" || name == "detach batch") {
 		p.entered <- name
 		select {
 		case <-p.proceed:
@@ -75,6 +78,17 @@ func (p *plugin) Detach(ctx context.Context, _ storage.Driver, v storage.Volume,
 	err := p.begin(ctx, "detach", v)
 	p.detached = append(p.detached, nodeID)
 	return err
+}
+
+func (p *plugin) DetachBatch(ctx context.Context, _ storage.Driver, all []storage.Detachment, _ time.Duration,
+) ([]error, error) {
+	if err := p.begin(ctx, "detach batch", storage.Volume{}); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.batches = append(p.batches, all)
+	return p.results[:len(all)], nil
 }
 
 func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse,

@@ -88,7 +88,12 @@ func kind(mode uint32) string {
 // Remove removes the directory at path, or the file that stood for a block device, if it is empty,
 // and then its empty parents. Anything that is not empty stays; if that is path itself the error is
 // ErrHoldsData.
-func (l Layout) Remove(path string) error {
+func (l Layout) Remove(path string) error { return l.remove(path, removeEmpty) }
+
+// RemoveDir is Remove of a directory that no driver has mounted on: a link or a file in its place stays.
+func (l Layout) RemoveDir(path string) error { return l.remove(path, removeEmptyDir) }
+
+func (l Layout) remove(path string, removeOne func(in int, name string) error) error {
 	c, err := l.openExisting(path)
 	if c == nil {
 		return err
@@ -96,7 +101,7 @@ func (l Layout) Remove(path string) error {
 	defer c.close()
 	whole := c.whole()
 	for ; len(c.dirs) > 1; c.up() { // the first is staging or per-workload, and stays
-		err := removeEmpty(c.last(), c.name())
+		err := removeOne(c.last(), c.name())
 		switch {
 		case err == nil, errors.Is(err, fs.ErrNotExist):
 		case !errors.Is(err, ErrHoldsData):
@@ -109,6 +114,15 @@ func (l Layout) Remove(path string) error {
 		whole = false // parents that are not empty belong to others
 	}
 	return nil
+}
+
+// removeEmptyDir removes an empty directory. A file or a link is ErrHoldsData.
+func removeEmptyDir(in int, name string) error {
+	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
+		return ErrHoldsData
+	}
+	return err
 }
 
 // removeEmpty removes an empty directory, or an empty file, or a link.

@@ -179,8 +179,12 @@ func (l Layout) Ephemeral(path string) (driver string, w claim.WorkloadRef, ok b
 // OnDisk reports whether a mount of the table shows a directory or file of the driver's folder that is on the disk of
 // Dir itself, rather than something that is mounted there.
 func (l Layout) OnDisk(t Table, driver string, m Mount) bool {
+	dir := l.Driver(driver)
 	for _, i := range slices.Backward(t) {
-		rel, err := filepath.Rel(filepath.Clean(i.Mountpoint), l.Driver(driver))
+		if !strings.HasPrefix(dir, i.Mountpoint) { // the kernel's paths are clean, and a host has thousands of mounts
+			continue
+		}
+		rel, err := filepath.Rel(i.Mountpoint, dir)
 		if err != nil || !filepath.IsLocal(rel) {
 			continue
 		}

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// callLimits bounds the calls to each node and driver.
+// callLimits bounds the calls to each node.
 type callLimits struct {
 	mu sync.Mutex
 	of map[string]*callLimit
@@ -16,16 +16,16 @@ type callLimit struct {
 	users int // that have a slot or wait for one
 }
 
-// begin waits until a call to a node or driver may begin; end is called after it. The error is that of ctx.
-func (l *callLimits) begin(ctx context.Context, dependency string) (end func(), err error) {
+// begin waits until a call to a node may begin; end is called after it. The error is that of ctx.
+func (l *callLimits) begin(ctx context.Context, node string) (end func(), err error) {
 	l.mu.Lock()
-	one := l.of[dependency]
+	one := l.of[node]
 	if one == nil {
 		one = &callLimit{slots: make(chan struct{}, callsPerDependency)}
 		if l.of == nil {
 			l.of = map[string]*callLimit{}
 		}
-		l.of[dependency] = one
+		l.of[node] = one
 	}
 	one.users++
 	l.mu.Unlock()
@@ -33,7 +33,7 @@ func (l *callLimits) begin(ctx context.Context, dependency string) (end func(), 
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if one.users--; one.users == 0 {
-			delete(l.of, dependency)
+			delete(l.of, node)
 		}
 	}
 	select {

@@ -71,7 +71,7 @@ func (w *Watcher) collect(ctx context.Context) {
 func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, err error) {
 	now := time.Now()
 	err = w.Cluster.Read(ctx, func(tx *state.ReadTx) (err error) {
-		found, err = w.garbage(tx, now)
+		found, err = w.garbage(ctx, tx, now)
 		return err
 	})
 	if err != nil || dryRun {
@@ -118,11 +118,11 @@ func (w *Watcher) Collect(ctx context.Context, dryRun bool) (found []Garbage, er
 	return gone, errors.Join(errs...)
 }
 
-// garbage finds everything that is not needed any more.
-func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
+// garbage finds everything that is not needed any more, unless ctx ends before.
+func (w *Watcher) garbage(ctx context.Context, tx *state.ReadTx, now time.Time) (found []Garbage, err error) {
 	for _, find := range []func() ([]Garbage, error){
-		func() ([]Garbage, error) { return overdue(tx, now.Add(-w.GC.Claims)) },
-		func() ([]Garbage, error) { return ended(tx, now.Add(-w.GC.Workloads)) },
+		func() ([]Garbage, error) { return overdue(ctx, tx, now.Add(-w.GC.Claims)) },
+		func() ([]Garbage, error) { return ended(ctx, tx, now.Add(-w.GC.Workloads)) },
 		func() ([]Garbage, error) { return unused(tx, now.Add(-w.GC.Drivers)) },
 		func() ([]Garbage, error) {
 			if w.GC.Nodes == 0 {
@@ -143,24 +143,23 @@ func (w *Watcher) garbage(tx *state.ReadTx, now time.Time) (found []Garbage, err
 
 // ledger is what overdue reads of the ledger.
 type ledger interface {
-	AllClaims() ([]claim.Claim, error)
+	EachClaim(fn func(claim.Claim) error) error
 	Workload(ref claim.WorkloadRef) (claim.Workload, error)
 }
 
 // overdue lists the claims taken before a time by a workload that has ended or is not known, and that are not being
 // released.
-func overdue(l ledger, before time.Time) (found []Garbage, err error) {
-	claims, err := l.AllClaims()
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range claims {
+func overdue(ctx context.Context, l ledger, before time.Time) (found []Garbage, err error) {
+	err = l.EachClaim(func(c claim.Claim) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if c.State != claim.Taken || !c.TakenAt.Before(before) {
-			continue
+			return nil
 		}
 		workload, err := l.Workload(c.Workload)
 		if err != nil && !errors.Is(err, claim.ErrWorkloadNotFound) {
-			return nil, err
+			return err
 		}
 		g := Garbage{
 			Kind: GarbageClaim, Namespace: c.Volume.Namespace, ID: c.Volume.ID, Since: c.TakenAt,
@@ -172,34 +171,32 @@ func overdue(l ledger, before time.Time) (found []Garbage, err error) {
 		case workload.Status == claim.Ended:
 			g.Reason = fmt.Sprintf("its workload %q has ended", c.Workload)
 		default:
-			continue
+			return nil
 		}
 		found = append(found, g)
-	}
-	return found, nil
+		return nil
+	})
+	return found, err
 }
 
 // ended lists the workloads that ended before a time and hold nothing.
-func ended(tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
-	all, _, err := tx.Workloads("", state.Page{})
-	if err != nil {
-		return nil, err
-	}
-	for _, one := range all {
+func ended(ctx context.Context, tx *state.ReadTx, before time.Time) (found []Garbage, err error) {
+	err = tx.EachWorkload(func(one claim.Workload) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if one.Status != claim.Ended || !one.EndedAt.Before(before) {
-			continue
+			return nil
 		}
 		held, err := tx.ClaimsOf(one.Ref)
-		if err != nil {
-			return nil, err
-		}
-		if len(held) == 0 {
+		if err == nil && len(held) == 0 {
 			found = append(found, Garbage{
 				Kind: GarbageWorkload, Namespace: one.Ref.Namespace, ID: one.Ref.ID, Since: one.EndedAt, Reason: "it has ended",
 			})
 		}
-	}
-	return found, nil
+		return err
+	})
+	return found, err
 }
 
 // unused lists the drivers that no node has had since a time and no volume uses.

@@ -20,7 +20,14 @@ type records struct {
 	err       error
 }
 
-func (r records) AllClaims() ([]claim.Claim, error) { return r.claims, r.err }
+func (r records) EachClaim(fn func(claim.Claim) error) error {
+	for _, c := range r.claims {
+		if err := fn(c); err != nil {
+			return err
+		}
+	}
+	return r.err
+}
 
 func (r records) Workload(ref claim.WorkloadRef) (claim.Workload, error) {
 	status, ok := r.workloads[ref.ID]
@@ -48,7 +55,7 @@ func TestOverdueClaims(t *testing.T) {
 			of("young", claim.Taken, time.Minute), of("leaving", claim.Unpublishing, time.Hour),
 		},
 	}
-	items, err := overdue(r, now.Add(-5*time.Minute))
+	items, err := overdue(t.Context(), r, now.Add(-5*time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,8 +70,32 @@ func TestOverdueClaims(t *testing.T) {
 		t.Errorf("overdue are %q", got)
 	}
 	broken := errors.New("broken")
-	if _, err := overdue(records{err: broken}, now); !errors.Is(err, broken) {
+	if _, err := overdue(t.Context(), records{err: broken}, now); !errors.Is(err, broken) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A server that stops leading, or ends, does not go through all of a big ledger first.
+func TestTheLookForGarbageEndsWithItsContext(t *testing.T) {
+	w := newWorld(t)
+	w.volume("v")
+	w.start("w", "a", "v")
+	w.stop("w")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := w.ledger.Read(t.Context(), func(tx *state.ReadTx) error {
+		for name, look := range map[string]func(context.Context, *state.ReadTx) error{
+			"claims":    func(ctx context.Context, tx *state.ReadTx) error { _, err := overdue(ctx, tx, time.Now()); return err },
+			"workloads": func(ctx context.Context, tx *state.ReadTx) error { _, err := ended(ctx, tx, time.Now()); return err },
+		} {
+			if err := look(ctx, tx); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
@@ -115,7 +117,7 @@ func (w *Watcher) unmounted(ctx context.Context, item command.Advance) (freed fu
 
 // nodeDetach unmounts what a claim may have left on its node. done is false if the node will do that itself.
 func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
-	end, err := w.calls.begin(ctx, "node "+c.Node)
+	end, err := w.calls.begin(ctx, c.Node)
 	if err != nil {
 		return false, err
 	}
@@ -138,27 +140,46 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 	if err != nil || !needed {
 		return err
 	}
-	var end func()
-	defer func() {
-		if end != nil {
-			end()
-		}
-	}()
-	othersThere := func(ctx context.Context) (bool, error) {
-		_, claims, err := w.read(ctx, c.Volume)
-		for _, o := range claims {
-			if o.Node == c.Node && o.Workload != c.Workload {
-				return true, err
-			}
-		}
-		if err == nil {
-			// Only the call itself takes the driver's time, not what was asked before it.
-			end, err = w.calls.begin(ctx, "driver "+v.PluginID)
-		}
-		return false, err
-	}
-	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID, othersThere)
+	return w.detaches.do(ctx, c, v)
+}
+
+// detachOne makes a call of its own for a volume.
+func (w *Watcher) detachOne(ctx context.Context, d *detach) error {
+	_, err := w.Controllers.Detach(ctx, d.volume, d.claim.Node, d.claim.DriverNodeID,
+		func(ctx context.Context) (bool, error) {
+			needed, err := w.othersThere(ctx, d)
+			return err == nil && needed[0], err
+		})
 	return err
+}
+
+// detachSeveral makes one call for volumes of one driver and namespace.
+func (w *Watcher) detachSeveral(ctx context.Context, all []*detach) []error {
+	volumes, claims := make([]claim.Volume, len(all)), make([]claim.Claim, len(all))
+	for i, d := range all {
+		volumes[i], claims[i] = d.volume, d.claim
+	}
+	return w.Controllers.DetachTogether(ctx, volumes, claims,
+		func(ctx context.Context) ([]bool, error) { return w.othersThere(ctx, all...) })
+}
+
+// othersThere reports for each volume whether another claim on it stands on the node. It fails if this server does not
+// lead any more.
+func (w *Watcher) othersThere(ctx context.Context, all ...*detach) (others []bool, err error) {
+	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) error {
+		others = make([]bool, len(all))
+		for i, d := range all {
+			claims, err := tx.Claims(d.claim.Volume)
+			if err != nil {
+				return err
+			}
+			others[i] = slices.ContainsFunc(claims, func(o claim.Claim) bool {
+				return o.Node == d.claim.Node && o.Workload != d.claim.Workload
+			})
+		}
+		return nil
+	})
+	return others, err
 }
 
 func (w *Watcher) advance(ctx context.Context, c claim.Claim, to claim.State) error {
@@ -180,10 +201,7 @@ func (w *Watcher) readWith(ctx context.Context, read func(context.Context, func(
 	ref claim.VolumeRef,
 ) (v claim.Volume, claims []claim.Claim, err error) {
 	err = read(ctx, func(tx *state.ReadTx) error {
-		if v, err = tx.Volume(ref); err != nil {
-			return err
-		}
-		claims, err = tx.Claims(ref)
+		v, claims, err = tx.VolumeWithClaims(ref)
 		return err
 	})
 	return v, claims, err
@@ -195,10 +213,17 @@ func (w *Watcher) readWith(ctx context.Context, read func(context.Context, func(
 type checkpoints struct {
 	apply func(ctx context.Context, by string, items ...command.Advance) (command.AdvanceClaimsResult, error)
 
+	// releases are those that are under way, each of which may have a state change soon.
+	releases atomic.Int32
+
 	mu      sync.Mutex
 	waiting []*mark
 	busy    bool
+	all     chan struct{} // closed once as many wait as may share a command; nil: nobody waits for that
 }
+
+// gather is how long a state change waits for those of other releases.
+const gather = 3 * time.Millisecond
 
 // mark is the state change of one claim.
 type mark struct {
@@ -215,6 +240,10 @@ func (c *checkpoints) put(ctx context.Context, item command.Advance) error {
 	c.waiting = append(c.waiting, m)
 	lead := !c.busy
 	c.busy = true
+	if c.all != nil && c.complete() {
+		close(c.all)
+		c.all = nil
+	}
 	c.mu.Unlock()
 	if lead {
 		c.flush(ctx)
@@ -223,10 +252,36 @@ func (c *checkpoints) put(ctx context.Context, item command.Advance) error {
 	return m.err
 }
 
+// complete reports whether no more state changes are to be expected for the next command. The lock is held.
+func (c *checkpoints) complete() bool {
+	return len(c.waiting) >= min(int(c.releases.Load()), command.MaxItems)
+}
+
+// gather waits for the state changes of other releases, if there are any.
+func (c *checkpoints) gather(ctx context.Context) {
+	c.mu.Lock()
+	if len(c.waiting) == 0 || c.complete() {
+		c.mu.Unlock()
+		return
+	}
+	all := make(chan struct{})
+	c.all = all
+	c.mu.Unlock()
+	late := time.NewTimer(gather)
+	defer late.Stop()
+	select {
+	case <-all:
+	case <-late.C:
+	case <-ctx.Done():
+	}
+}
+
 // flush writes everything that waits.
 func (c *checkpoints) flush(ctx context.Context) {
 	for {
+		c.gather(ctx)
 		c.mu.Lock()
+		c.all = nil
 		n := min(len(c.waiting), command.MaxItems)
 		batch := c.waiting[:n]
 		c.waiting = c.waiting[n:]

@@ -40,6 +40,10 @@ type Controllers interface {
 	// between.
 	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
 		stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
+	// DetachTogether does that for several volumes of one driver and namespace in one call, each from the node of its
+	// claim. Where a result is an error, Detach is to be called.
+	DetachTogether(ctx context.Context, volumes []claim.Volume, of []claim.Claim,
+		stillNeeded func(ctx context.Context) ([]bool, error)) []error
 }
 
 // Config is what a Watcher works with.
@@ -69,8 +73,9 @@ type Watcher struct {
 	// Tests change these.
 	sweepDelay, forceDelay, firstPause time.Duration
 
-	marks checkpoints
-	calls callLimits
+	marks    checkpoints
+	calls    callLimits // to nodes
+	detaches detaches
 
 	mu      sync.Mutex
 	backlog *backlog // of the current leader term; nil: this server does not lead
@@ -80,6 +85,7 @@ type Watcher struct {
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.marks.apply = cfg.Cluster.AdvanceClaims
+	w.detaches.one, w.detaches.several = w.detachOne, w.detachSeveral
 	cfg.Cluster.OnUnmounted(w.unmounted)
 	return w
 }
@@ -100,6 +106,7 @@ func (w *Watcher) Run(ctx context.Context) {
 	loops.Wait()
 	w.setBacklog(nil)
 	b.close()
+	w.detaches.groups.Wait()
 }
 
 func (w *Watcher) setBacklog(b *backlog) {

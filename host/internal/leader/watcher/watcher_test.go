@@ -136,6 +136,20 @@ func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNod
 	return true, c.note("detach %s from %s as %s", v.VolumeRef, node, driverNode)
 }
 
+// DetachTogether fails where one of the volumes fails by itself.
+func (c controllers) DetachTogether(ctx context.Context, volumes []claim.Volume, of []claim.Claim,
+	stillNeeded func(ctx context.Context) ([]bool, error),
+) []error {
+	errs := make([]error, len(volumes))
+	needed, err := stillNeeded(ctx)
+	for i, v := range volumes {
+		if errs[i] = err; err == nil && !needed[i] {
+			errs[i] = c.note("detach %s from %s as %s", v.VolumeRef, of[i].Node, of[i].DriverNodeID)
+		}
+	}
+	return errs
+}
+
 func ref(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }
 
 func workloadRef(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }

@@ -24,7 +24,11 @@ type Bridge struct {
 	pool *driver.Pool
 }
 
-var _ storage.Client = (*Bridge)(nil)
+// The SDK adds storage.BatchDetacher, from Detach.
+var _ storage.Client = struct {
+	*Bridge
+	storage.BatchDetacher
+}{}
 
 // New makes a Bridge with the deadlines of driver.DefaultTiming.
 func New(log hclog.Logger) *Bridge { return newBridge(log, driver.DefaultTiming) }

@@ -66,7 +66,7 @@ func (c *Conn) ControllerCaps(ctx context.Context) (*Controller, error) {
 
 // FetchControllerCaps is ControllerCaps that always asks the driver.
 func (c *Conn) FetchControllerCaps(ctx context.Context) (*Controller, error) {
-	epoch := c.epoch.Load() // read first: if the driver is replaced meanwhile, the answer is not kept
+	epoch := c.nextEpoch()
 	plugin, err := quick(ctx, c, func(ctx context.Context) (*csi.GetPluginCapabilitiesResponse, error) {
 		return c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	})
@@ -174,7 +174,7 @@ func (c *Conn) NodeCaps(ctx context.Context) (*Node, error) {
 // FetchNodeCaps is NodeCaps that always asks the driver. The identity service does not report whether there is a
 // node service; a missing one answers Unimplemented.
 func (c *Conn) FetchNodeCaps(ctx context.Context) (*Node, error) {
-	epoch := c.epoch.Load()
+	epoch := c.nextEpoch()
 	resp, err := quick(ctx, c, func(ctx context.Context) (*csi.NodeGetCapabilitiesResponse, error) {
 		return c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	})

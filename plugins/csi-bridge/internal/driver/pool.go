@@ -198,7 +198,8 @@ type Conn struct {
 	asked      atomic.Bool            // questions were asked on it
 	called     atomic.Bool            // other calls were made on it
 	lastDial   atomic.Pointer[error]  // error of the last failed dial
-	epoch      atomic.Uint64          // incremented when a connection is made or lost
+	made       atomic.Uint64          // how many connections were made
+	epoch      atomic.Uint64          // of the newest one: odd while it lasts, one more when it has ended
 	controller cache[*Controller]
 	node       cache[*Node]
 	deaths     deaths
@@ -263,18 +264,29 @@ func (c *Conn) WaitForChange(ctx context.Context, from connectivity.State) bool 
 	return c.cc.WaitForStateChange(ctx, from)
 }
 
+// nextEpoch is the epoch of the connection on which the next call is made: this one, or the one that the call makes. An
+// answer is kept for this epoch, so not at all if the driver is replaced while it answers.
+func (c *Conn) nextEpoch() uint64 { return c.epoch.Load() | 1 }
+
 // epochs counts a Conn's connections, so that the capabilities of one driver process are not used for the next.
 type epochs struct{ conn *Conn }
 
-func (e epochs) HandleConn(_ context.Context, s stats.ConnStats) {
+// connection is the key of a connection's number.
+type connection struct{}
+
+func (e epochs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
+	return context.WithValue(ctx, connection{}, e.conn.made.Add(1))
+}
+
+func (e epochs) HandleConn(ctx context.Context, s stats.ConnStats) {
+	n, _ := ctx.Value(connection{}).(uint64)
 	switch s.(type) {
 	case *stats.ConnBegin:
-		e.conn.epoch.Add(1)
+		e.conn.epoch.Store(2*n - 1)
 		e.conn.deaths.connected()
-	case *stats.ConnEnd:
-		e.conn.epoch.Add(1)
+	case *stats.ConnEnd: // one that only finishes its last calls may end after the next one has begun
+		e.conn.epoch.CompareAndSwap(2*n-1, 2*n)
 	}
 }
-func (e epochs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-func (e epochs) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
-func (e epochs) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (e epochs) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+func (e epochs) HandleRPC(context.Context, stats.RPCStats)                       {}

@@ -1,16 +1,23 @@
 package driver
 
 import (
+	"context"
 	"errors"
+	"net"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 func TestPoolSharesAndForgets(t *testing.T) {
@@ -66,4 +73,52 @@ func TestNoCallOutsideDo(t *testing.T) {
 	if _, err := c.Identity.Probe(t.Context(), &csi.ProbeRequest{}); status.Code(err) != codes.Internal {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A driver is asked for its capabilities once on each connection, also on the one that the question makes.
+func TestCapabilitiesAreKeptForTheirConnection(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "csi.sock")
+	p := NewPool(hclog.NewNullLogger(), DefaultTiming)
+	t.Cleanup(func() { _ = p.Close() })
+	c, release, err := p.Acquire(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	for process := range 2 {
+		d := &countingDriver{}
+		s := grpc.NewServer()
+		csi.RegisterNodeServer(s, d)
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = s.Serve(l) }()
+		for range 3 {
+			caps, err := Do(t.Context(), c, Op{RPC: Probe, Driver: "d"}, c.NodeCaps)
+			if err != nil || caps == nil || !caps.StageUnstage {
+				t.Fatalf("process %d: %v, %v", process, caps, err)
+			}
+		}
+		if n := d.asked.Load(); n != 1 {
+			t.Errorf("process %d was asked %d times", process, n)
+		}
+		epoch := c.epoch.Load()
+		s.Stop()
+		check.Eventually(t, "the connection's end is noticed", func() bool { return c.epoch.Load() != epoch })
+	}
+}
+
+type countingDriver struct {
+	csi.UnimplementedNodeServer
+	asked atomic.Int32
+}
+
+func (d *countingDriver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest,
+) (*csi.NodeGetCapabilitiesResponse, error) {
+	d.asked.Add(1)
+	stage := &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{
+		{Type: &csi.NodeServiceCapability_Rpc{Rpc: stage}},
+	}}, nil
 }
