@@ -72,6 +72,13 @@ var workloads = []mutant{
 		pkg:  workloadPkg, run: "^TestTheHostEndsInTheMiddleOfAChange$",
 	},
 	{
+		name: "bootstrap-before-registration", promise: "a bootstrap is made again from what Consul has after the change",
+		file: "host/internal/workload/servicesteps/register.go",
+		old:  "		if !svc.Stale() {",
+		new:  "		if true {",
+		pkg:  workloadPkg, run: "^TestABootstrapIsMadeAgainAfterTheRegistration$",
+	},
+	{
 		name: "proxy-defaults-ignored", promise: "a running proxy's bootstrap follows the proxy-defaults in Consul",
 		file: "host/internal/workload/services.go",
 		old:  "			s.Remake++\n			if err := i.write(); err != nil {\n",

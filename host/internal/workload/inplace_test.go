@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/pannier/pannier/host/internal/consul/ports"
+	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -262,5 +263,32 @@ func TestTheHostEndsInTheMiddleOfAChange(t *testing.T) {
 				h.clean(t)
 			})
 		}
+	}
+}
+
+// A look at a service's files while Consul has its registration of before leaves the bootstrap to be made again: what
+// it makes meanwhile is made from that registration.
+func TestABootstrapIsMadeAgainAfterTheRegistration(t *testing.T) {
+	for name, look := range map[string]func(h *host, ctx context.Context, s *servicesteps.Service) error{
+		"outdated": func(h *host, ctx context.Context, s *servicesteps.Service) error { return h.services.Renew(ctx, s) },
+		"lost":     func(h *host, ctx context.Context, s *servicesteps.Service) error { return h.services.Bootstrap(ctx, s) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.start(t, proxied(nil, "udp://127.0.0.1:1"))
+			held := newGate()
+			h.on("register:before", 1, held.hold)
+			go func() { _, _ = h.Start(context.Background(), proxied(nil, "udp://127.0.0.1:2"), Options{}) }()
+			held.await(t)
+			i, err := h.find(ref("w"))
+			check.NoError(t, err)
+			check.NoError(t, look(h, t.Context(), i.services[0]))
+			close(held.open)
+			h.eventually(t, "w", "changed", func(w Workload) bool {
+				return bootstrapOf(t, w.Services[0]).Statsd == "udp://127.0.0.1:2"
+			})
+			h.stop(t, "w")
+			h.clean(t)
+		})
 	}
 }

@@ -159,15 +159,24 @@ func (m *Manager) forgetOldest() {
 	if len(m.workloads) <= maxEnded {
 		return
 	}
-	var over []Workload
-	for _, i := range m.workloads {
-		if s := i.snapshot(); s.State.Ended() {
-			over = append(over, s)
-		}
+	type ended struct {
+		ref claim.WorkloadRef
+		at  time.Time
 	}
-	slices.SortFunc(over, func(a, b Workload) int { return b.EndedAt.Compare(a.EndedAt) })
-	for _, w := range over[min(maxEnded, len(over)):] {
-		delete(m.workloads, w.Spec.WorkloadRef)
+	var over []ended
+	for ref, i := range m.workloads { // at each start: no snapshots of all
+		i.View(func() {
+			if i.rec.State.Ended() {
+				over = append(over, ended{ref, i.endedAt})
+			}
+		})
+	}
+	if len(over) <= maxEnded {
+		return
+	}
+	slices.SortFunc(over, func(a, b ended) int { return b.at.Compare(a.at) })
+	for _, w := range over[maxEnded:] {
+		delete(m.workloads, w.ref)
 	}
 }
 

@@ -69,22 +69,20 @@ func (m *Manager) explained(path string) bool {
 }
 
 func isBelow(path, dir string) bool {
-	return dir != "" && (path == dir || strings.HasPrefix(path, dir+"/"))
+	rest, is := strings.CutPrefix(path, dir)
+	return is && dir != "" && (rest == "" || rest[0] == '/')
 }
 
 // keepRepaired unmounts from time to time what no workload explains, until ctx ends: a driver may mount long after
-// everything was released (see volumesteps). It does what a restart does.
-func (m *Manager) keepRepaired(ctx context.Context) {
+// everything was released (see volumesteps). It repeats what reconcile has done; changed is closed when the drivers
+// have changed since that began.
+func (m *Manager) keepRepaired(ctx context.Context, changed <-chan struct{}) {
 	select {
 	case <-m.reconciled:
 	case <-ctx.Done():
 		return
 	}
 	for {
-		changed := m.Drivers.Changed() // before the repair: no change is missed
-		if err := m.repair(ctx); err != nil {
-			m.log.Debug("the mounts of this node cannot be compared with its workloads: this is retried", "error", err)
-		}
 		if len(m.Leftovers()) == 0 {
 			changed = nil // what is left may wait for a driver
 		}
@@ -93,6 +91,10 @@ func (m *Manager) keepRepaired(ctx context.Context) {
 			return
 		case <-changed:
 		case <-time.After(m.limits.repair):
+		}
+		changed = m.Drivers.Changed() // before the repair: no change is missed
+		if err := m.repair(ctx); err != nil {
+			m.log.Debug("the mounts of this node cannot be compared with its workloads: this is retried", "error", err)
 		}
 	}
 }

@@ -34,6 +34,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 		return nil, err
 	}
 	restored, err := m.restoreAll(ctx, found)
+	changed := m.Drivers.Changed()
 	if err == nil {
 		leftovers, err = m.tryReconcile(ctx, found)
 	}
@@ -44,7 +45,7 @@ func (m *Manager) Open(ctx context.Context) (leftovers []string, err error) {
 	unreachable := err
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.live.Go(func() { m.keepRepaired(m.ctx) })
+	m.live.Go(func() { m.keepRepaired(m.ctx, changed) })
 	registered := false
 	for _, i := range restored {
 		registered = registered || len(i.services) > 0

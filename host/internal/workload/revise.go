@@ -1,9 +1,7 @@
 package workload
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -84,19 +82,11 @@ func differences(was, is Spec) string {
 		{"after", was.After, is.After},
 		{"replaces", was.Replaces, is.Replaces},
 	} {
-		if !sameJSON(part.a, part.b) {
+		if !servicesteps.SameJSON(part.a, part.b) {
 			all = append(all, part.name)
 		}
 	}
 	return strings.Join(all, ", ")
-}
-
-// sameJSON compares by the journal's encoding, in which an empty list and none are the same.
-func sameJSON(a, b any) bool {
-	x, errX := json.Marshal(a)
-	y, errY := json.Marshal(b)
-	empty := func(raw []byte) bool { return slices.Contains([]string{"null", "[]"}, string(raw)) }
-	return errX == nil && errY == nil && (bytes.Equal(x, y) || empty(x) && empty(y))
 }
 
 // revise gives a running workload another spec and asks for the registration of its services. It
@@ -116,7 +106,7 @@ func (m *Manager) revise(i *instance, spec Spec) (asked uint64, err error) {
 	swap := func(remakes int) {
 		i.rec.Spec, was = spec, i.rec.Spec
 		for n, s := range i.services {
-			if s.Proxied() && !sameJSON(s.Service.Connect, services[n].Connect) {
+			if s.Proxied() && !servicesteps.SameJSON(s.Service.Connect, services[n].Connect) {
 				s.Remake += remakes
 			}
 			s.Service, services[n] = services[n], s.Service
@@ -148,11 +138,7 @@ func (s *Spec) listenersWithout(o Spec) []ports.Request {
 // is held.
 func (i *instance) pending() bool { return slices.ContainsFunc(i.services, outdated) }
 
-func outdated(s *servicesteps.Service) bool { return stale(s) || s.Remake > 0 }
-
-func stale(s *servicesteps.Service) bool {
-	return s.Registers() && (s.Registered == nil || !sameJSON(*s.Registered, s.Service))
-}
+func outdated(s *servicesteps.Service) bool { return s.Stale() || s.Remake > 0 }
 
 // askRevision wakes the workload's goroutine. i.mu is held.
 func (i *instance) askRevision() uint64 {
@@ -227,7 +213,7 @@ func (r *run) revise(ctx context.Context) error {
 // reviseService registers a service as the spec has it now, and then makes its bootstrap again.
 func (r *run) reviseService(ctx context.Context, s *servicesteps.Service) (registered bool, err error) {
 	var is bool
-	r.View(func() { is = stale(s) })
+	r.View(func() { is = s.Stale() })
 	if is {
 		register := actions[slices.IndexFunc(actions, func(a action) bool { return a.name == registerStep })]
 		if err := r.do(ctx, register, serviceSubject(s)); err != nil {

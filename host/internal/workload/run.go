@@ -159,27 +159,34 @@ func refusalGrace(err error) time.Duration {
 	return 0
 }
 
-// together calls do for all at once, and waits for all. The first error interrupts the others after a grace.
+// together calls do for all at once, and waits for all. The first error interrupts the others after a grace. The first
+// of all is called here: the runtime would begin it after the others, and a service's registration takes longer than
+// what is beside it.
 func together[T any](ctx context.Context, all []T, grace func(error) time.Duration,
 	do func(ctx context.Context, one T) error,
 ) (first error) {
-	if len(all) == 1 {
+	switch len(all) {
+	case 0:
+		return nil
+	case 1:
 		return do(ctx, all[0])
 	}
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
 	var running sync.WaitGroup
 	var failed sync.Once
-	for _, one := range all {
-		running.Go(func() {
-			if err := do(ctx, one); err != nil {
-				failed.Do(func() {
-					first = err
-					time.AfterFunc(grace(err), func() { interrupt(errAnotherStep) })
-				})
-			}
-		})
+	start := func(one T) {
+		if err := do(ctx, one); err != nil {
+			failed.Do(func() {
+				first = err
+				time.AfterFunc(grace(err), func() { interrupt(errAnotherStep) })
+			})
+		}
 	}
+	for _, one := range all[1:] {
+		running.Go(func() { start(one) })
+	}
+	start(all[0])
 	running.Wait()
 	return first
 }

@@ -18,7 +18,7 @@ import (
 // it is registered: neither needs the other.
 var actions = []action{
 	ofAll(awaitStep, (*run).awaits, (*run).await, (*run).endAwait),
-	ofAll(claimStep, nil, (*run).claim, (*run).release),
+	ofAll(claimStep, nil, (*run).claim, (*run).release).joining(),
 	ofAll("reserve", (*run).wantsDevices, (*run).reserve, (*run).freeDevices),
 	ofVolume(volumesteps.AttachStep, (*volumesteps.Volume).Attaches, (*volumesteps.Steps).Attach,
 		(*volumesteps.Steps).LeaveAttachment).joining(),
@@ -52,7 +52,7 @@ type action struct {
 	do, undo func(r *run, ctx context.Context, of subject) error
 	// note, if not nil, comes before the intent is written to the journal, which gets with it what it changes.
 	note func(r *run, of subject)
-	// joins says that do writes the intent itself, together with the users of the volume.
+	// joins says that do writes the intent itself, together with what it has found out: the paths or users of the volumes.
 	joins bool
 	// beside says that it is done at the same time as the action before it.
 	beside bool
@@ -132,7 +132,7 @@ func (a action) noting(note func(*volumesteps.Steps, *volumesteps.Volume)) actio
 	return a
 }
 
-// joining says that an action joins the users of a volume.
+// joining says that an action writes its intent itself.
 func (a action) joining() action {
 	a.joins = true
 	return a
@@ -165,6 +165,9 @@ func (r *run) claim(ctx context.Context) error {
 	}
 	tokens, fresh, err := r.markTokens()
 	if err != nil {
+		return err
+	}
+	if err := r.flush(); err != nil { // the intent, with the paths that are made from now on
 		return err
 	}
 	number, err := r.m.volumes.Claim(ctx, r.volumes, r.inLedger(), want, tokens)

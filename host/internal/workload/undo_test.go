@@ -379,8 +379,6 @@ func TestAForeignMountAtTheStagingPath(t *testing.T) {
 func TestALeftoverAtTheTarget(t *testing.T) {
 	h := newHost(t)
 	h.volume(t, full, "a")
-	h.start(t, spec("w", "a")) // the repair of leftovers at the host's start is over
-	h.stop(t, "w")
 	path := remade(t, h.Layout.Target(full, ref("w"), volumeRef("a"), usage(), "a"))
 	check.NoError(t, unix.Mount("leftover", path, "tmpfs", 0, ""))
 	if _, err := h.Start(t.Context(), spec("w", "a"), Options{}); err == nil ||

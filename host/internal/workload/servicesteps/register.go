@@ -1,10 +1,13 @@
 package servicesteps
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/pannier/pannier/host/internal/system/failpoint"
 	"github.com/pannier/pannier/host/internal/workload/step"
@@ -108,7 +111,9 @@ func (s *Steps) Bootstrap(ctx context.Context, svc *Service) error {
 	var req bootstrap.Request
 	var asked int
 	svc.workload.View(func() {
-		asked = svc.Remake
+		if !svc.Stale() { // else it is made again when Consul has the changed registration
+			asked = svc.Remake
+		}
 		req.ProxyID = svc.ProxyID
 		switch {
 		case svc.AdminPort != 0:
@@ -160,9 +165,23 @@ func (s *Steps) Renew(ctx context.Context, svc *Service) error {
 	return s.repair(ctx, svc)
 }
 
+// outdatedBootstrap reports that the bootstrap is to be made again, and can be: Consul has what it is made from.
 func (s *Service) outdatedBootstrap() (is bool) {
-	s.workload.View(func() { is = s.Remake > 0 })
+	s.workload.View(func() { is = s.Remake > 0 && !s.Stale() })
 	return is
+}
+
+// Stale reports that Consul does not have the service as the spec has it. The workload's lock is held.
+func (s *Service) Stale() bool {
+	return s.Registers() && (s.Registered == nil || !SameJSON(*s.Registered, s.Service))
+}
+
+// SameJSON compares by the journal's encoding, in which an empty list and none are the same.
+func SameJSON(a, b any) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	empty := func(raw []byte) bool { return slices.Contains([]string{"null", "[]"}, string(raw)) }
+	return errX == nil && errY == nil && (bytes.Equal(x, y) || empty(x) && empty(y))
 }
 
 // administered says that the proxy has an admin API on a socket.

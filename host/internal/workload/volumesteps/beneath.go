@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -93,36 +94,49 @@ func (s *Steps) clearPath(ref claim.VolumeRef, path string) error {
 	return err
 }
 
-// removeEmptied removes the paths where volumes were mounted, except those of keep.
+// removeEmptied removes the paths that were made for volumes or where they were mounted, except those of keep.
 func (s *Steps) removeEmptied(ctx context.Context, set *Set, keep []claim.VolumeRef) (err error) {
+	set.making.Wait()
 	for _, v := range set.Volumes {
 		if slices.Contains(keep, v.Ref) {
 			continue
 		}
 		for _, path := range v.Emptied {
-			if path == v.Staging {
-				err = errors.Join(err, s.removeStaging(ctx, v))
-			} else {
-				err = errors.Join(err, s.removeEmpty(path))
+			err = errors.Join(err, s.removeUnused(ctx, v, path, s.Layout.Remove))
+		}
+		for _, path := range v.Made {
+			if slices.Contains(v.Emptied, path) {
+				continue
 			}
+			failed := s.removeUnused(ctx, v, path, s.Layout.RemoveDir)
+			if failed != nil && ctx.Err() == nil { // such as a link on the way, of which the start has told
+				s.Log.Warn("a directory that was made for a volume cannot be removed", "volume", v.Ref, "error", failed)
+				continue
+			}
+			err = errors.Join(err, failed)
 		}
 	}
 	return err
 }
 
-// removeStaging removes the path where a volume was staged, unless another workload has it staged there again.
-func (s *Steps) removeStaging(ctx context.Context, v *Volume) error {
-	bounded, cancel := context.WithTimeout(ctx, leftoverWait)
-	defer cancel()
-	unlock, err := s.Locks.lock(bounded, v.Ref)
-	if err != nil {
-		return context.Cause(ctx) // nil: another workload stages it
+// removeUnused removes a path with remove, unless files stay there, or another workload has the volume staged there.
+func (s *Steps) removeUnused(ctx context.Context, v *Volume, path string, remove func(path string) error) error {
+	if filepath.Dir(path) == s.Layout.StagingOf(v.Driver, v.Ref) {
+		bounded, cancel := context.WithTimeout(ctx, leftoverWait)
+		defer cancel()
+		unlock, err := s.Locks.lock(bounded, v.Ref)
+		if err != nil {
+			return context.Cause(ctx) // nil: another workload stages it
+		}
+		defer unlock()
+		if u, err := s.loadUsers(stagings, attachmentKey(v.Ref)+"/"+filepath.Base(path)); err != nil || u != nil {
+			return err
+		}
 	}
-	defer unlock()
-	if u, err := s.loadUsers(stagings, v.stagingKey()); err != nil || u != nil {
+	if err := remove(path); !errors.Is(err, mounts.ErrHoldsData) {
 		return err
 	}
-	return s.removeEmpty(v.Staging)
+	return nil
 }
 
 // setAside moves the files at a path where nothing is mounted any more, and says where they are.
