@@ -83,9 +83,9 @@ var plugins = []mutant{
 	},
 	{
 		name: "batch-unordered", promise: "a workload never gets the token of another one",
-		file: "sdk/identity/plugin.go",
-		old:  "		case r.GetId() != reqs[n].ID:\n",
-		new:  "		case r.GetId() == \"\":\n",
+		file: "sdk/internal/outcome/batch.go",
+		old:  "		case id(r) != ids[n]:\n",
+		new:  "		case id(r) == \"\":\n",
 		pkg:  "./sdk/identity", run: "^TestBatchOfAnother$",
 	},
 	{

@@ -52,6 +52,20 @@ var upgrades = []mutant{
 		pkg:  "./host/internal/system/handover", run: "^TestEveryRequestIsAnsweredOnce$",
 	},
 	{
+		name: "trial-not-awaited", promise: "a program that replaces the agent's opens the data after the end of its trial",
+		file: "host/internal/system/handover/bundle.go",
+		old:  "	if b.Tried != 0 {\n",
+		new:  "	if b.Tried < 0 {\n",
+		pkg:  "./host/internal/system/handover", run: "^TestNextProgramAwaitsTheTrial$",
+	},
+	{
+		name: "earlier-trial-not-awaited", promise: "an earlier program that is put back opens the data after the end of its trial",
+		file: "host/internal/system/handover/rehearsal.go",
+		old:  "	if !s.Hello.AwaitsEnd {\n",
+		new:  "	if s.Hello.AwaitsEnd {\n",
+		pkg:  "./host/internal/system/handover", run: "^TestTrialOfAnEarlierProgramIsAwaited$",
+	},
+	{
 		name: "ready-too-early", promise: "a unit that systemd starts after the agent finds the API's socket",
 		file: "host/internal/agent/agent.go",
 		old:  "	log := newLogger(cfg, recent, logs)\n",

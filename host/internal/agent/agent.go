@@ -41,6 +41,7 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/printable"
+	"github.com/pannier/pannier/sdk/resident"
 )
 
 // devStopTimeout bounds how long an agent in dev mode waits for its workloads to stop.
@@ -90,6 +91,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		a.sockets.ThawOne(rpcSocket) // a server is ready when the leader has called it
 		a.awaitReady(ctx, heldPatience)
 		a.sockets.Thaw()
+		a.closers.loop(ctx, func(context.Context) { before.CloseProgram() })
 	}
 	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
 	a.closers.loop(ctx, a.reportUp)
@@ -112,6 +114,9 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
 	a.startFast()
+	if err := resident.CalmMonitor(); err != nil {
+		a.log.Debug("the agent wakes up more often than it needs to", "error", err)
+	}
 	if err := a.openTraces(ctx); err != nil {
 		return err
 	}

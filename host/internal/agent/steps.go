@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
-	"runtime/metrics"
 	"strconv"
 	"sync"
 	"syscall"
@@ -33,21 +31,7 @@ import (
 	"github.com/pannier/pannier/sdk/bootstrap"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/registration"
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/service"
-)
-
-const (
-	// gcPercent makes the garbage collector run twice as often as by default. Most of the heap is a few large blocks
-	// without pointers, so a run takes a millisecond or two.
-	gcPercent = 50
-	// startPercent makes it wait until the heap has 16 MiB, the first time.
-	startPercent = 400
-	// trimInterval is how soon memory is returned to the system after the start or a burst, such as a list of all
-	// volumes. By default Go keeps it until the heap has grown by half, which on a quiet host takes minutes.
-	trimInterval = 30 * time.Second
-	// trimFrom is how much memory is worth that, in bytes.
-	trimFrom = 1 << 20
 )
 
 // beginJournal begins to open the journal, beside the steps that need nothing of it. Plugins that use it wait.
@@ -311,48 +295,4 @@ func (a *agent) followSignals(ctx context.Context) error {
 		}
 	})
 	return nil
-}
-
-// startFast lets the garbage collector wait until all parts are open, unless the operator has set GOGC. What the start
-// leaves behind is collected then.
-func (a *agent) startFast() {
-	if os.Getenv("GOGC") == "" {
-		was := debug.SetGCPercent(startPercent)
-		a.closers.add(func() error { debug.SetGCPercent(was); return nil })
-	}
-}
-
-// tuneMemory keeps the agent small from now on.
-func (a *agent) tuneMemory(ctx context.Context) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-	a.closers.loop(ctx, func(ctx context.Context) {
-		for started := true; ; started = false {
-			now := time.Now()
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(now.Truncate(trimInterval).Add(trimInterval).Sub(now)): // when plugins are measured, too
-			}
-			if !started && surplus() < trimFrom {
-				continue
-			}
-			if err := resident.Trim(); err != nil {
-				a.log.Debug("the agent uses more memory than it needs", "error", err)
-			}
-		}
-	})
-	return nil
-}
-
-// surplus returns how much memory a collection could return to the system, in bytes: what is unused already, and what
-// was allocated since the last collection.
-func surplus() uint64 {
-	samples := []metrics.Sample{
-		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"},
-	}
-	metrics.Read(samples)
-	free, objects, live := samples[0].Value.Uint64(), samples[1].Value.Uint64(), samples[2].Value.Uint64()
-	return free + objects - min(objects, live)
 }

@@ -121,11 +121,12 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	a.log.Info("the agent's calls were held back", "freeze", held.Sub(began), "close", closed.Sub(held),
 		"rehearsal", time.Since(closed))
 	if err == nil {
-		err = kept.Exec(ctx, next.Program, *a.outcome.Load(), a.manager.Environ()...)
+		err = kept.Exec(ctx, next.Program, next.Successor, *a.outcome.Load(), a.manager.Environ()...)
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load(), a.manager.Environ()...))
+	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", next.Successor, *a.outcome.Load(),
+		a.manager.Environ()...))
 }
 
 // holdCalls makes another server lead, and holds calls back when none is being answered.

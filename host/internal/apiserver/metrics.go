@@ -251,18 +251,19 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 		}
 	}
 	err := ledger.Read(ctx, func(tx *state.ReadTx) error {
-		volumes, _, err := tx.Volumes(state.VolumeQuery{})
+		all, err := tx.Totals()
 		if err != nil {
 			return err
 		}
-		now.volumes = len(volumes)
-		claims, err := tx.AllClaims()
+		now.volumes, now.tokens = all.Volumes, all.Tokens
+		releasing, _, err := tx.Releasing(state.Page{}) // all others are taken
 		if err != nil {
 			return err
 		}
-		for _, c := range claims {
+		now.claims[claim.Taken] = all.Claims - len(releasing)
+		for _, c := range releasing {
 			now.claims[c.State]++
-			if c.State.Releasing() && (now.stalled.IsZero() || c.ModifiedAt.Before(now.stalled)) {
+			if now.stalled.IsZero() || c.ModifiedAt.Before(now.stalled) {
 				now.stalled = c.ModifiedAt
 			}
 		}
@@ -273,9 +274,7 @@ func (c *counts) read(ctx context.Context, ledger Ledger) (ledgerCounts, error) 
 		for _, n := range nodes {
 			now.nodes[cmp.Or(n.Status, claim.NodeReady)]++
 		}
-		tokens, err := tx.Tokens("")
-		now.tokens = len(tokens)
-		return err
+		return nil
 	})
 	if err != nil {
 		return now, err

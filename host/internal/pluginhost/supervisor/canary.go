@@ -158,10 +158,12 @@ func (i *instance) startCanary(ctx context.Context, gen *generation, percent int
 		defer close(c.lost)
 		c.why = i.watchCanary(watch, next)
 	})
-	i.canary.Store(c)
 	copyRecord := i.copyRecord()
 	i.set(EventCanary, fmt.Sprintf("%s gets %d%% of the calls, %s the others", next.describe(), percent, gen.describe()),
-		func(s *Status) { copyRecord(s) })
+		func(s *Status) {
+			copyRecord(s)
+			i.canary.Store(c)
+		})
 	return nil
 }
 
@@ -198,17 +200,17 @@ func (i *instance) watchCanary(ctx context.Context, gen *generation) error {
 // endCanary ends the canary beside gen, if there is one, and refuses its binary unless gen has it. Its calls are given
 // up after grace (see drainLater), and may be repeated.
 func (i *instance) endCanary(ctx context.Context, gen *generation, why string, grace *time.Duration) error {
-	c := i.canary.Swap(nil)
+	c := i.canary.Load()
 	if c == nil {
 		return nil
 	}
+	c.gen.retire()
 	c.unwatch()
 	c.watching.Wait()
 	if c.why != nil {
 		why = fmt.Sprintf("%s after it had become a canary for %d%% of the calls: %v",
 			time.Since(c.began).Round(time.Millisecond), c.share, c.why)
 	}
-	c.gen.retire()
 	c.gen.record.Canary = 0
 	if c.gen.sha != gen.sha {
 		i.rec.refuse(c.gen.sha, why)
@@ -222,7 +224,10 @@ func (i *instance) endCanary(ctx context.Context, gen *generation, why string, g
 	err := i.rec.save(i.sup.dir)
 	i.drainLater(ctx, c.gen, grace, c.why != nil)
 	copyRecord := i.copyRecord()
-	i.set(EventCanaryEnded, fmt.Sprintf("%s gets no calls any more: %s", c.gen.describe(), why), copyRecord)
+	i.set(EventCanaryEnded, fmt.Sprintf("%s gets no calls any more: %s", c.gen.describe(), why), func(s *Status) {
+		copyRecord(s)
+		i.canary.Store(nil) // whoever sees that there is none sees why
+	})
 	return err
 }
 

@@ -140,6 +140,12 @@ func TestABadCanaryIsEnded(t *testing.T) {
 			c := w.canary(s, 50).Canary
 			if mode == "good" {
 				w.must(unix.Kill(c.PID, unix.SIGKILL))
+				st := status(t, s, "fixture")
+				for ; st.Canary != nil; st = status(t, s, "fixture") { // whatever is seen between two changes
+				}
+				if len(st.Swaps) == 0 {
+					t.Errorf("the canary is gone, and nothing says why: %+v", st)
+				}
 			}
 			st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Canary == nil && st.Draining == 0 })
 			if mode == "good" {

@@ -378,6 +378,9 @@ func errorText(err error) string {
 
 // set changes the status, wakes those who wait for a change, and reports the event what unless it is empty.
 func (i *instance) set(what EventType, message string, change func(*Status)) {
+	if what != "" {
+		i.sup.metrics.events.WithLabelValues(i.name, string(what)).Inc() // whoever sees the change finds it counted
+	}
 	i.mu.Lock()
 	change(&i.status)
 	i.mu.Unlock()
@@ -388,7 +391,6 @@ func (i *instance) set(what EventType, message string, change func(*Status)) {
 	}
 	now := i.snapshot()
 	i.report(what, message, now)
-	i.sup.metrics.events.WithLabelValues(i.name, string(what)).Inc()
 	if i.sup.cfg.OnEvent != nil {
 		i.sup.cfg.OnEvent(Event{Time: time.Now(), Type: what, Message: message, Status: now})
 	}
@@ -417,13 +419,13 @@ func (i *instance) report(what EventType, message string, s Status) {
 // snapshot returns a copy of the status.
 func (i *instance) snapshot() Status {
 	i.mu.Lock()
-	s := i.status
+	s, c := i.status, i.canary.Load()
 	i.mu.Unlock()
 	if gen := i.current.Load(); gen != nil {
 		s.Users = gen.userCount()
 		s.Calls, s.FailedCalls = gen.outcomes.answered()
 		s.Degraded = gen.outcomes.degraded()
-		if c := i.canary.Load(); c != nil {
+		if c != nil {
 			s.Canary = c.snapshot(gen)
 		}
 	}

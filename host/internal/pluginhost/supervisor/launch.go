@@ -43,7 +43,9 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	logged := fileSize(i.logPath)
 	run := newRunner()
 	run.meter, run.promised = i.newMeter(giveUp), bin.version
-	client, err := i.newClient(ctx, bin, run)
+	room := i.look.takeRoom(i.spec.limits())
+	defer room.Close()
+	client, err := i.newClient(ctx, bin, run, room)
 	if err != nil {
 		return nil, err
 	}
@@ -124,13 +126,17 @@ func (i *instance) late(ctx context.Context, err error) error {
 // failedStop is how long a process may take to end after a failed start.
 const failedStop = time.Second
 
-// newClient makes go-plugin's client for a process that it starts.
-func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner) (*goplugin.Client, error) {
+// newClient makes go-plugin's client for a process that it starts, in a room if there is one.
+func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner, room *process.Room,
+) (*goplugin.Client, error) {
 	sockets, files, err := i.listeners(ctx)
 	if err != nil {
 		return nil, notCopied{err} // which says nothing about the binary
 	}
 	token := process.NewToken()
+	if room != nil {
+		token = room.Token()
+	}
 	cfg := i.clientConfig(token, i.rec.Generation+1)
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
 	cfg.SkipHostEnv = true
@@ -157,6 +163,7 @@ func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner)
 			Limits:      i.spec.limits(),
 			LogPath:     i.logPath,
 			DieWithHost: i.sup.cfg.DieWithHost,
+			Room:        room,
 		}
 		i.rec.Generation++
 		run.record = &runRecord{

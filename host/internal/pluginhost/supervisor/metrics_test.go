@@ -38,6 +38,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.open()
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
 	mustCall(t, s, "fixture", "")
 	mustCall(t, s, "fixture", "")
 	started := map[string]float64{

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
+	"github.com/pannier/pannier/host/internal/system/filewatch"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/trusted"
 )
@@ -122,7 +123,7 @@ func (s *Supervisor) watchDir(ctx context.Context) {
 		s.poll(ctx)
 		return
 	}
-	defer watcher.Close()
+	defer filewatch.Close(watcher)
 	settled := time.NewTimer(0)
 	defer settled.Stop()
 	var retry <-chan time.Time // nil: nothing can change without an event

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
+	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/printable"
 )
@@ -531,10 +532,12 @@ type proven struct {
 	err   error
 }
 
-// look is the copy that the last look at a new file has made, so that the file is read only once if it is chosen.
+// look is the copy that the last look at a new file has made, so that the file is read only once if it is chosen, and
+// the room for its process, which was prepared meanwhile.
 type look struct {
 	source
-	temp string // empty: there is no copy
+	temp string        // empty: there is no copy
+	room *process.Room // nil: there is none
 }
 
 // copying makes i copy the new files that it looks at, until done, which removes the copy if it was not taken.
@@ -555,7 +558,18 @@ func (l *look) take(src source) (temp string) {
 	return temp
 }
 
+// takeRoom returns the room for a process with these limits, for the caller to close; nil: there is none.
+func (l *look) takeRoom(limits process.Limits) (room *process.Room) {
+	if l == nil || !l.room.Suits(limits) {
+		return nil
+	}
+	room, l.room = l.room, nil
+	return room
+}
+
 func (l *look) drop() {
+	l.room.Close()
+	l.room = nil
 	if l.temp != "" {
 		_ = os.Remove(l.temp) // else the next host does
 		l.temp = ""
@@ -574,8 +588,9 @@ func (i *instance) read(path string) (string, error) {
 	}
 	if i.look != nil {
 		i.look.drop()
+		i.look.room = process.Prepare(i.spec.limits())
 		if temp, sha, err := program.Copy(path, i.sup.store.dir); err == nil {
-			*i.look = look{source: source{sha: sha, path: path}, temp: temp}
+			i.look.source, i.look.temp = source{sha: sha, path: path}, temp
 			return sha, nil
 		} // otherwise the start, which copies it again, says why
 	}

@@ -81,9 +81,14 @@ func (w *Watch) forget() {
 		}
 	}
 	if len(watches) == 0 {
-		_ = watcher.Close()
+		Close(watcher)
 		watcher = nil
 	}
+}
+
+// Close closes a watcher, and does not wait: the kernel takes up to 40 ms to end an inotify instance.
+func Close(w *fsnotify.Watcher) {
+	go func() { _ = w.Close() }()
 }
 
 // follow wakes those who watch what has changed, until the watcher is closed.

@@ -34,6 +34,8 @@ type Hello struct {
 	Version string `json:"version"`
 	// Ledger is the newest level of the ledger's commands that it knows.
 	Ledger int `json:"ledger"`
+	// AwaitsEnd: where it replaces the agent's program, it waits for the end of the process in which it was tried.
+	AwaitsEnd bool `json:"awaits_end,omitempty"`
 }
 
 // report is what a rehearsing program says, a line of JSON each.
@@ -63,6 +65,7 @@ func newRehearsal(to *os.File) *Rehearsal {
 
 // Begin says hello, and waits until this program may open the agent's data.
 func (i *Inheritance) Begin(ctx context.Context, h Hello) error {
+	h.AwaitsEnd = true
 	if err := json.NewEncoder(i.rehearsal.report).Encode(report{Hello: &h}); err != nil {
 		return fmt.Errorf("report to the agent: %w", err)
 	}
@@ -151,14 +154,21 @@ func (s *Sockets) Rehearse(ctx context.Context, program, flag string, self Hello
 	return next, nil
 }
 
-// Try lets the program open everything. It returns nil if that has come up within patience. The program has ended then.
+// Try lets the program open everything. It returns nil if that has come up within patience, and kills it. The kernel
+// takes tens of milliseconds for its end, so a program that awaits it itself is executed meanwhile (Kept.Exec).
 func (s *Successor) Try(ctx context.Context, patience time.Duration) error {
-	defer s.End()
 	if _, err := io.WriteString(s.begin, "\n"); err != nil {
 		return s.failed(fmt.Errorf("it has ended: %w", err))
 	}
 	var last report
-	return s.expect(ctx, patience, &last, func() bool { return last.Up })
+	if err := s.expect(ctx, patience, &last, func() bool { return last.Up }); err != nil {
+		return err
+	}
+	s.kill()
+	if !s.Hello.AwaitsEnd {
+		<-s.ended
+	}
+	return nil
 }
 
 // Same fails if the program's path does not lead to what has come up.
@@ -207,11 +217,13 @@ func (s *Successor) failed(err error) error {
 	return fmt.Errorf("%s does not come up: %w", s.Program, err)
 }
 
-// End kills the program's process. It may be called again.
+// End kills the program's process, and waits for its end. It may be called again.
 func (s *Successor) End() {
-	_ = s.cmd.Process.Kill() // fails only when it has ended
+	s.kill()
 	<-s.ended
 }
+
+func (s *Successor) kill() { _ = s.cmd.Process.Kill() } // fails only when it has ended
 
 // lastLine passes on what is written, and keeps the last line.
 type lastLine struct {

@@ -102,15 +102,19 @@ func (g *cgroups) into(attr *syscall.SysProcAttr) {
 	}
 }
 
-// enter moves the calling thread into the group of cgroup v1, where the processes that it forks then start. leave
-// moves the thread back.
-func (g *cgroups) enter() (leave func()) {
-	if g == nil || g.pids == "" {
-		return func() {}
+// enter moves the calling thread into the group of cgroup v1, where the processes that it forks then start. The kernel
+// may take 10 ms and more for it, and for leave, since it waits for all processors.
+func (g *cgroups) enter() {
+	if g != nil && g.pids != "" {
+		setControl(g.pids, "tasks", strconv.Itoa(unix.Gettid()))
 	}
-	tid := strconv.Itoa(unix.Gettid())
-	setControl(g.pids, "tasks", tid)
-	return func() { setControl(filepath.Dir(g.pids), "tasks", tid) }
+}
+
+// leave moves the thread back. A thread that ends need not leave.
+func (g *cgroups) leave() {
+	if g != nil && g.pids != "" {
+		setControl(filepath.Dir(g.pids), "tasks", strconv.Itoa(unix.Gettid()))
+	}
 }
 
 // inCgroups lists the processes in the control groups of a Ref.

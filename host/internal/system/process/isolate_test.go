@@ -216,12 +216,7 @@ func TestNoControlGroupIsLeft(t *testing.T) {
 	spec.Limits = Limits{Processes: 50}
 	spec.DieWithHost = true // so that the thread that forked stays
 	p := mustStart(t, spec)
-	threads, _ := filepath.Glob("/proc/self/task/*/cgroup")
-	for _, thread := range threads {
-		if data, err := os.ReadFile(thread); err == nil && strings.Contains(string(data), spec.Token) {
-			t.Errorf("a thread of the host is in the process's group:\n%s", data)
-		}
-	}
+	noThreads(t, spec.Token)
 	if after := statusOf(t, "/proc/self/cgroup", ""); after != before {
 		t.Errorf("the host was in\n%s\nand is in\n%s", before, after)
 	}
@@ -315,6 +310,17 @@ func needCgroups(t *testing.T) {
 	t.Helper()
 	if parents().unified == "" && parents().pids == "" {
 		t.Skipf("needs control groups (%v); not covered: what left its group and its token", Unlimited())
+	}
+}
+
+// noThreads checks that no thread of the host is in the control groups of a process.
+func noThreads(t *testing.T, token string) {
+	t.Helper()
+	threads, _ := filepath.Glob("/proc/self/task/*/cgroup")
+	for _, thread := range threads {
+		if data, err := os.ReadFile(thread); err == nil && strings.Contains(string(data), token) {
+			t.Errorf("a thread of the host is in the process's group:\n%s", data)
+		}
 	}
 }
 

@@ -47,6 +47,8 @@ type Spec struct {
 	Files []*os.File
 	// DieWithHost kills the process, but not its descendants, when the host ends for any reason.
 	DieWithHost bool
+	// Room is where it starts, prepared for Limits and with its token as Token; nil: Start makes it.
+	Room *Room
 }
 
 // envToken is the environment variable with Spec.Token.
@@ -123,6 +125,7 @@ func start(spec Spec) (*Process, error) {
 	}
 	if err != nil {
 		p.Release()
+		spec.Room.Close()
 		removeCgroups(spec.Intent())
 		return nil, err
 	}
@@ -147,7 +150,12 @@ func setCloseOnExec() {
 // written, another child that is between fork and exec may still have it open for writing (ETXTBSY, execve(2)), so
 // that is retried.
 func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.Process, error) {
-	groups := makeCgroups(spec)
+	var groups *cgroups
+	if spec.Room != nil {
+		groups = spec.Room.cgroups()
+	} else {
+		groups = makeCgroups(spec)
+	}
 	defer func() { groups.close() }()
 	for try := 0; ; try++ {
 		cmd := command(spec, log, cred)
@@ -195,31 +203,40 @@ func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	}
 	started := make(chan error, 1)
-	p.ended.Go(func() {
-		OnOwnThread(func() {
-			err := p.startHere(cmd, spec, groups)
-			started <- err
-			if err != nil || !spec.DieWithHost {
-				return
-			}
-			select {
-			case <-p.done:
-			case <-p.released:
-			}
+	start := func() {
+		err := p.startHere(cmd, spec, groups)
+		started <- err
+		if err != nil || !spec.DieWithHost {
+			return
+		}
+		select {
+		case <-p.done:
+		case <-p.released:
+		}
+	}
+	if spec.Room.run(start) {
+		p.ended.Go(spec.Room.ended.Wait)
+	} else {
+		p.ended.Go(func() {
+			OnOwnThread(func() {
+				groups.enter()
+				start()
+			})
 		})
-	})
+	}
 	return <-started
 }
 
-// startHere sets the calling thread's attributes and starts the process.
+// startHere sets the attributes of the calling thread, which is in groups, and starts the process.
 func (p *Process) startHere(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 	if spec.NoNewPrivs {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("set no_new_privs: %w", err)
 		}
 	}
-	leave := groups.enter()
-	defer leave()
+	if spec.DieWithHost {
+		defer groups.leave()
+	}
 	return cmd.Start()
 }
 
