@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,10 +43,11 @@ type fake struct {
 	hostv1connect.UnimplementedVolumeServiceHandler
 	hostv1connect.UnimplementedWorkloadServiceHandler
 
-	dir    string
-	socket string
-	server *http.Server
-	served sync.WaitGroup
+	dir      string
+	socket   string
+	server   *http.Server
+	served   sync.WaitGroup
+	statuses atomic.Int64 // asked for
 
 	mu        sync.Mutex
 	volumes   map[string]*hostv1.Volume
@@ -488,6 +490,7 @@ func (f *fake) Examine(_ context.Context,
 func (f *fake) Status(context.Context,
 	*connect.Request[hostv1.StatusRequest],
 ) (*connect.Response[hostv1.StatusResponse], error) {
+	f.statuses.Add(1)
 	return connect.NewResponse(&hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
 			2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",

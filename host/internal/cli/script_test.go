@@ -15,6 +15,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pannier/pannier/host/internal/config"
+	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -43,6 +44,7 @@ func pannier() int {
 // TestScripts runs testdata/*.txt. These commands exist in addition to those of testscript:
 //
 //	code N COMMAND ARGS...   runs the command, whose exit code must be N
+//	statuses N               waits until the agent was asked for its status N times
 //	breaks N                 breaks off the agent's next N streams
 //	consul away|back         makes Consul unavailable for revoking tokens, or available again
 //	agent stop|start         stops the agent, leaving its socket, or starts it again
@@ -85,6 +87,12 @@ func runScripts(t *testing.T, bin string) {
 				if want, err := strconv.Atoi(args[0]); err != nil || got != want {
 					ts.Fatalf("exit code %d, want %s", got, args[0])
 				}
+			},
+			"statuses": func(ts *testscript.TestScript, _ bool, args []string) {
+				f := ts.Value(key{}).(*fake)
+				n, err := strconv.ParseInt(args[0], 10, 64)
+				ts.Check(err)
+				check.Eventually(t, args[0]+" questions about the status", func() bool { return f.statuses.Load() >= n })
 			},
 			"breaks": func(ts *testscript.TestScript, _ bool, args []string) {
 				f := ts.Value(key{}).(*fake)

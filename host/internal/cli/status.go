@@ -33,6 +33,9 @@ func (a *app) statusCommand() *cobra.Command {
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			for {
 				resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{Node: node}))
+				if watch && ctx.Err() != nil {
+					return nil // watching ends by an interrupt
+				}
 				if err != nil {
 					return err
 				}
@@ -47,7 +50,7 @@ func (a *app) statusCommand() *cobra.Command {
 				select {
 				case <-time.After(watchInterval):
 				case <-ctx.Done():
-					return nil // watching ends by an interrupt
+					return nil
 				}
 			}
 		}),
