@@ -70,7 +70,7 @@ func driverMain(args []string) {
 	}
 	switch mode := trailer(); {
 	case mode == "hang":
-		select {}
+		time.Sleep(time.Hour) // Go ends a process in which nothing can happen any more
 	case mode == "steal": // it takes its endpoint from elsewhere
 		*endpoint = strings.TrimRight(*endpoint, ".12")
 		os.Remove(strings.TrimPrefix(*endpoint, "unix://"))
@@ -81,7 +81,7 @@ func driverMain(args []string) {
 	case mode == "not ready":
 		d.notReady = true
 	case strings.HasPrefix(mode, "slow "):
-		time.Sleep(time.Second)
+		time.Sleep(slowStart)
 		d.version = strings.TrimPrefix(mode, "slow ")
 	case mode == "die":
 		fmt.Fprintln(os.Stderr, "this build is broken")

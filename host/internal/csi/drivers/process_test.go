@@ -343,13 +343,25 @@ func TestDriverIsNotRestartedWithoutAPlugin(t *testing.T) {
 	h := newHost(t, shortDir(t))
 	h.away.Store(true)
 	spec := supervised("a")
-	spec.HealthTimeout = 50 * time.Millisecond
+	spec.HealthTimeout = time.Second
 	h.open(spec)
 	h.wait("a", "unknown", func(d Driver) bool { return strings.Contains(d.Message, errAway.Error()) })
-	pid := h.wait("a", "running", func(d Driver) bool { return d.PID != 0 }).PID
+	d := h.wait("a", "running", func(d Driver) bool { return d.PID != 0 })
+	check.Eventually(t, "the health timeout has passed", func() bool {
+		h.Registry.mu.Lock()
+		defer h.Registry.mu.Unlock()
+		return !h.instances["a"].starting
+	})
+	check.Eventually(t, "the driver listens", func() bool {
+		conn, err := net.Dial("unix", strings.TrimPrefix(d.Endpoint, "unix://"))
+		if err != nil {
+			return false
+		}
+		return conn.Close() == nil
+	})
 	h.away.Store(false)
-	if d := h.healthy("a"); d.PID != pid {
-		t.Errorf("got process %d, want %d", d.PID, pid)
+	if now := h.healthy("a"); now.PID != d.PID {
+		t.Errorf("got process %d, want %d", now.PID, d.PID)
 	}
 }
 
