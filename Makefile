@@ -24,7 +24,7 @@ RELEASE_KEY = $(shell sed -n '/^RW/p' packaging/pannier.pub 2>/dev/null)
 # gotestsum's last line has the number of tests that ran, failed and were skipped. `make lint` vets the tests, so this
 # does not. They are linked without debugging tables, which is faster.
 GOTESTSUM = $$(tools/tool gotestsum) --format pkgname --format-hide-empty-pkg --
-GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 20m
+GO_TEST   = $(GOTESTSUM) -vet=off -ldflags='-s -w' -timeout 40m
 # Tests mostly wait, so more packages run at the same time than there are processors. Within a package
 # test/lib/check.SideBySide does the same for tests.
 AT_ONCE   = -p 4
@@ -101,16 +101,18 @@ demo-mesh: build consul ## Show two workloads in the mesh of a real Consul, and 
 	go run ./test/demo -bin bin -mesh -consul "$$(tools/tool consul)"
 
 # Clusters of real agents have elections and timeouts, and a Chromium gives up connections, on a busy machine. Their
-# tests run one package after the other, after all other tests.
+# tests run one package after the other, after all other tests; and so do those that give a plugin in an interpreted
+# language ten seconds to start, and a driver ten for a call.
 CLUSTERS := test/suite/cluster test/suite/chaos test/suite/faults test/suite/security test/suite/dockervolume test/suite/browser
+ALONE    := $(CLUSTERS) examples/plugins plugins/csi-bridge
 
 # These packages take longest. They start first, so that none of them runs alone at the end.
 LONGEST := test/suite/e2e test/suite/crash
 
 .PHONY: test
 test: hostpath consul node-plugin python-plugin ## Run all tests (root, for those of mounts)
-	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(CLUSTERS:%=-e github.com/pannier/pannier/%))
-	$(GO_TEST) -p 1 $(CLUSTERS:%=./%)
+	$(GO_TEST) $(AT_ONCE) $(LONGEST:%=./%) $$(go list $(PACKAGES) | grep -v -F -x $(ALONE:%=-e github.com/pannier/pannier/%))
+	$(GO_TEST) -p 1 $(ALONE:%=./%)
 
 .PHONY: test-cluster
 test-cluster: ## Run the tests of clusters only: several hosts, each in a network of its own (root)
@@ -143,8 +145,8 @@ e2e: hostpath consul ## Run the end-to-end tests only (root)
 
 .PHONY: crash
 crash: SEED = $(shell date +%s)
-crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about five minutes)
-	@cd test/suite/crash && go test -count=1 -timeout 30m -full -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
+crash: hostpath consul ## Kill everything everywhere, and compare what is left (root; about nine minutes)
+	@cd test/suite/crash && go test -count=1 -timeout 30m -full -parallel 12 -seed=$(SEED) | sed -u -e '/^PASS$$/d' -e '/^ok /d'
 
 .PHONY: conformance
 conformance: ## Run the whole conformance kit with every bad plugin, and count the faults it finds (root; some minutes)

@@ -9,8 +9,8 @@ import (
 	"github.com/hashicorp/consul/api"
 )
 
-// ready waits until every started server answers, the cluster has a leader, all its servers vote, and its mesh CA
-// exists.
+// ready waits until every started server answers with what was written last, the cluster has a leader, all its servers
+// vote, and its mesh CA exists.
 func (c *Cluster) ready(timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for {
@@ -66,7 +66,8 @@ func (c *Cluster) checkServer(s *Server) error {
 	if voters < len(c.Servers) {
 		return fmt.Errorf("%d of %d servers vote", voters, len(c.Servers))
 	}
-	nodes, _, err := client.Catalog().Nodes(nil)
+	// A leader that has just been started answers other reads before it has replayed its log.
+	nodes, _, err := client.Catalog().Nodes(&api.QueryOptions{RequireConsistent: true})
 	if err != nil {
 		return fmt.Errorf("ask for the nodes: %w", err)
 	}

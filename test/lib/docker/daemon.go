@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/testbin"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 // wait bounds the daemon's start and its end.
@@ -83,13 +84,8 @@ func Open(args ...string) (*Daemon, error) {
 	return d, err
 }
 
-// namespaceScript sets up the namespace like a host's. It starts as a copy of the caller's, which would keep other
-// tests' volumes in use.
+// namespaceScript sets up the namespace like a host's.
 const namespaceScript = `
-set -e
-while read -r _ _ _ _ path _; do
-	case $path in "$1"/*) echo "$path" ;; esac
-done </proc/self/mountinfo | sort -r | while read -r path; do umount -l "$path" || true; done
 mount --make-rshared /
 mount -t tmpfs -o mode=755 tmpfs /run # where the daemon looks for plugins
 echo ready
@@ -97,11 +93,10 @@ exec cat
 `
 
 func (d *Daemon) unshare() error {
-	tmp, err := filepath.EvalSymlinks(os.TempDir())
+	cmd, err := testns.Unshared(namespaceScript)
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", namespaceScript, "sh", tmp)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +26,25 @@ import (
 
 // envParent is set in the namespace, to the process that made it.
 const envParent = "PANNIER_TEST_NAMESPACE"
+
+// detachOthers unmounts what is mounted below $1, and forgets it.
+const detachOthers = `
+while read -r _ _ _ _ path _; do
+	case $path in "$1"/*) echo "$path" ;; esac
+done </proc/self/mountinfo | sort -r | while read -r path; do umount -l "$path" || true; done
+shift
+`
+
+// Unshared is a shell that runs a script (sh -e) in a private mount namespace, a copy of the tests' without what is
+// mounted below their temporary directory: the copies would keep other tests' volumes in use.
+func Unshared(script string, args ...string) (*exec.Cmd, error) {
+	tmp, err := filepath.EvalSymlinks(os.TempDir())
+	if err != nil {
+		return nil, err
+	}
+	shell := []string{"--mount", "--propagation", "private", "sh", "-ec", detachOthers + script, "sh", tmp}
+	return exec.Command("unshare", append(shell, args...)...), nil
+}
 
 // Main is called by a package's TestMain. It does not return. Without root the tests run in the present namespace,
 // and skip what needs root. sideBySide tests run in parallel unless the command line says otherwise, because most

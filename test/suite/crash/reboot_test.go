@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/testhost"
+	"github.com/pannier/pannier/test/lib/testns"
 )
 
 const bootID = "/proc/sys/kernel/random/boot_id"
@@ -22,8 +23,10 @@ const bootID = "/proc/sys/kernel/random/boot_id"
 func (r *rig) machine(t, all *testing.T) int {
 	t.Helper()
 	r.boot(t)
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
-		`mount --bind "$1" `+bootID+` && exec sleep infinity`, "sh", r.bootFile)
+	cmd, err := testns.Unshared(`mount --bind "$1" `+bootID+`; exec sleep infinity`, r.bootFile)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL} // also when the tests time out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -68,6 +68,7 @@ type rig struct {
 	// The states while the workload runs and after it has stopped, without a crash.
 	running, stopped state
 	changed          map[string]state // by change, the state after it
+	snapshots        int              // that were made to be deleted
 }
 
 // rigs are the hosts of one kind: a case takes an idle one, and returns it as it was unless the

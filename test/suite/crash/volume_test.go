@@ -22,7 +22,11 @@ func changes() []change {
 	nothing := func(*rig, *testing.T) {}
 	create := func(r *rig, _ *testing.T) { r.h.Run("volume", "create", r.writeVolume("made", small, "")) }
 	remove := func(r *rig, _ *testing.T) { r.h.Run("volume", "delete", "made") }
-	snapshot := func(r *rig, _ *testing.T) { r.h.Run("volume", "snapshot", "create", "data", "snap") }
+	snapshot := func(r *rig, _ *testing.T) {
+		// Each has a name, and so an id, of its own: a driver that has died of a call twice is not called again.
+		r.snapshots++
+		r.h.Run("volume", "snapshot", "create", "data", fmt.Sprint("snap-", r.snapshots))
+	}
 	forget := func(r *rig, t *testing.T) { r.h.Run("volume", "snapshot", "delete", front, r.snapshot(t)) }
 	return []change{
 		{
