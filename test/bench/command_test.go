@@ -25,14 +25,16 @@ func measureCommands(b *testing.B, r *table.Section) {
   }
 }
 `)
-	hello, client := helloWorld(b, h.Path("hello")), testbin.Client(b)
+	hello, imports := helloWorld(b, "hello", h.Path("hello")), helloWorld(b, "imports", h.Path("imports"))
+	client := testbin.Client(b)
 	b.Setenv("PANNIER_ADDR", "unix://"+h.Socket())
-	var bare, version, runs table.Samples
+	var bare, importing, version, runs table.Samples
 	for n := range measure.Turns(warmUp+turns, 20*time.Second) {
 		if n == warmUp {
-			bare, version, runs = nil, nil, nil
+			bare, importing, version, runs = nil, nil, nil, nil
 		}
 		bare = append(bare, ran(b, exec.Command(hello)))
+		importing = append(importing, ran(b, exec.Command(imports)))
 		version = append(version, ran(b, exec.Command(client, "version")))
 		runs = append(runs, ran(b, exec.Command(client, "workload", "run", spec, "--", "true")))
 	}
@@ -40,14 +42,15 @@ func measureCommands(b *testing.B, r *table.Section) {
 		bare.Row("a hello world in Go, p50", 0.5),
 		version.Row("pannier version, p50", 0.5),
 		table.Over("ratio to the hello world", version.Row("", 0.5), bare.Row("", 0.5)).Most(2),
+		table.Over("the same of a program that only imports what the client must", importing.Row("", 0.5), bare.Row("", 0.5)),
 		runs.Row("pannier workload run -- true, with one volume, p50", 0.5).Most(40),
 	)
 }
 
-// helloWorld builds the smallest program to compare with, and returns its path.
-func helloWorld(b *testing.B, dir string) string {
+// helloWorld builds a program of testdata to compare with, and returns its path.
+func helloWorld(b *testing.B, name, program string) string {
 	b.Helper()
-	source, program := filepath.Join("testdata", "hello", "main.go"), filepath.Join(dir, "hello")
+	source := filepath.Join("testdata", name, "main.go")
 	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, source).CombinedOutput(); err != nil {
 		b.Fatalf("build %s: %v\n%s", source, err, out)
 	}

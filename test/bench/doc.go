@@ -24,8 +24,9 @@
 // two: that the workload has ended, while its volume is unmounted, and that its claim is gone.
 // Concurrent ones share theirs.
 //
-// Whole commands. From fork to end, in turns 40 times: a hello world in Go, pannier version, and pannier workload run
-// of true with one volume, which is claimed, mounted, unmounted and released.
+// Whole commands. From fork to end, in turns 40 times: a hello world in Go, one that also imports cobra, HCL and the
+// API's client (testdata/imports), which is the floor of a client that reads specs and calls the API, pannier version,
+// and pannier workload run of true with one volume, which is claimed, mounted, unmounted and released.
 //
 // Claims. cluster.Node in the benchmark's process, one voter, log synced: no API, no driver. Two
 // ledgers, with 100 and 100,000 volumes, take a claim in turns, 2,000 each; for the rates, 1, 16
@@ -84,7 +85,11 @@
 // Swaps. A call is due every millisecond and its time counts from then. After five seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
 // is the time above the median of the first five seconds. A renamed file is taken at once, so the
-// time until a new generation serves has no wait in it.
+// time until a new generation serves has no wait in it. After each kind, a server of go-plugin's alone is
+// swapped seven times, one each 600 ms, as often as a kind's good binaries are: the program is hashed while it is
+// copied, the copy synced and started with a key of its own; when it has answered a call, callers move to it, and the
+// one before is ended after its last call. That is the floor, for all kinds together. Its extra is the time above its
+// own median.
 //
 // Binaries that fail. 25 new binaries for each kind come up well and answer every call with
 // Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end

@@ -100,22 +100,21 @@ csi_driver "shared" {
 	if _, err := operator.SetNodeStatus(ctx, n.name, claim.NodeDown, "the benchmark"); err != nil {
 		b.Fatal(err)
 	}
-	// One claim is watched, and then those of the node that are left: to ask for each of them would take longer than
-	// their release.
-	last := func(index uint64) (int, uint64, error) {
-		claims, now, err := operator.ClaimsOf(ctx, workloadRef(releases-1), cluster.Blocking{MinIndex: index, Wait: patience})
-		return len(claims), now, err
-	}
-	all := func(index uint64) (int, uint64, error) {
-		there, now, err := operator.OnNode(ctx, n.name, cluster.Blocking{MinIndex: index, Wait: patience})
-		return len(there.Claims), now, err
-	}
-	for _, left := range []func(index uint64) (int, uint64, error){last, all} {
-		for index, claims := uint64(0), 1; claims > 0; {
-			if claims, index, err = left(index); err != nil {
+	// One claim is watched, then one of those that are left, and so on: to ask for each of them, or again and again for
+	// all, would take longer than their release.
+	for left := []claim.Claim{{Workload: workloadRef(releases - 1)}}; len(left) > 0; {
+		watched := left[len(left)/2].Workload
+		for index, claims := uint64(0), left; len(claims) > 0; {
+			claims, index, err = operator.ClaimsOf(ctx, watched, cluster.Blocking{MinIndex: index, Wait: patience})
+			if err != nil {
 				b.Fatal(err)
 			}
 		}
+		there, _, err := operator.OnNode(ctx, n.name, cluster.Blocking{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		left = there.Claims
 	}
 	took := time.Since(at)
 	used := s.use(b).since(before)

@@ -76,7 +76,13 @@ func (g *rig) put(b *testing.B, mode, version string) (at time.Time) {
 	if mode == "good" {
 		from = g.good
 	}
-	path := filepath.Join(g.cfg.PluginDir, g.name)
+	line := fmt.Sprintf("#fixture %s %s %s", mode, version, g.kind)
+	return install(b, from, filepath.Join(g.cfg.PluginDir, g.name), line)
+}
+
+// install renames a copy of an executable, with a line appended, to path.
+func install(b *testing.B, from, path, line string) (at time.Time) {
+	b.Helper()
 	if out, err := exec.Command("cp", from, path+".tmp").CombinedOutput(); err != nil {
 		b.Fatalf("copy %s: %v: %s", from, err, out)
 	}
@@ -84,7 +90,7 @@ func (g *rig) put(b *testing.B, mode, version string) (at time.Time) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, err = fmt.Fprintf(f, "\n#fixture %s %s %s\n", mode, version, g.kind)
+	_, err = fmt.Fprintf(f, "\n%s\n", line)
 	if err := errors.Join(err, f.Close()); err != nil {
 		b.Fatal(err)
 	}

@@ -30,6 +30,7 @@ func measureSwaps(b *testing.B, r *table.Section) {
 	const swaps, quietFor, bound = 100, 5 * time.Second, 35 * time.Second
 	driver := startDriver(b)
 	var inPlace table.Samples
+	least := newFloor(b)
 	for _, kind := range []string{"storage", "identity", "registration", "bootstrap"} {
 		g := newRig(b, kind)
 		g.open(b)
@@ -72,10 +73,14 @@ func measureSwaps(b *testing.B, r *table.Section) {
 			table.Row{What: kind + ": the same without swaps, p99.9", Value: extra(quiet.times, 0.999), Unit: "ms"},
 			table.Row{What: kind + ": the longest without swaps", Value: extra(quiet.times, 1), Unit: "ms"},
 		)
+		least.swaps(b)
 	}
 	r.Add(
 		inPlace.Row("file in place → the new generation serves, all kinds, p50", 0.5).Most(60),
 		inPlace.Row("file in place → the new generation serves, all kinds, p99", 0.99),
+		least.inPlace.Row("a bare process: file in place → its first call is answered, p50", 0.5),
+		table.Row{What: "a bare process: extra delay of a call, p99.9", Value: least.extra(0.999), Unit: "ms"},
+		table.Row{What: "a bare process: the longest extra delay", Value: least.extra(1), Unit: "ms"},
 	)
 }
 
