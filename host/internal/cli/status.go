@@ -32,25 +32,14 @@ func (a *app) statusCommand() *cobra.Command {
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
 			for {
-				resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{Node: node}))
-				if watch && ctx.Err() != nil {
-					return nil // watching ends by an interrupt
-				}
-				if err != nil {
-					return err
-				}
-				if watch && isTerminal(a.out) {
-					if err := a.clear(); err != nil {
-						return err
-					}
-				}
-				if err := a.print(resp.Msg, func() error { return a.showStatus(resp.Msg) }); err != nil || !watch {
+				err := a.showStatusOf(ctx, client, node, watch)
+				if !watch || err != nil && ctx.Err() == nil {
 					return err
 				}
 				select {
 				case <-time.After(watchInterval):
 				case <-ctx.Done():
-					return nil
+					return nil // watching ends by an interrupt
 				}
 			}
 		}),
@@ -58,6 +47,20 @@ func (a *app) statusCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again every "+watchInterval.String()+", until an interrupt")
 	a.nodeFlag(cmd, &node)
 	return cmd
+}
+
+// showStatusOf asks for the status of a node, and prints it; on a terminal, anew empties it before.
+func (a *app) showStatusOf(ctx context.Context, client *api.Client, node string, anew bool) error {
+	resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{Node: node}))
+	if err != nil {
+		return err
+	}
+	if anew && isTerminal(a.out) {
+		if err := a.clear(); err != nil {
+			return err
+		}
+	}
+	return a.print(resp.Msg, func() error { return a.showStatus(resp.Msg) })
 }
 
 // clear empties the terminal (ECMA-48, CUP and ED).
