@@ -147,9 +147,11 @@ func startFloorPlugin(dir, program string) error {
 		return err
 	}
 	key, copied := filepath.Join(dir, "tls.pem"), filepath.Join(dir, "plugin")
-	if err := errors.Join(os.WriteFile(key, bundle, 0o600), copySynced(program, copied)); err != nil {
+	if err := errors.Join(os.WriteFile(key, bundle, 0o600), copyHashed(program, copied)); err != nil {
 		return err
 	}
+	synced := make(chan error, 1)
+	go func() { synced <- syncFile(copied) }() // while the process starts
 	cfg := floorClient(authority)
 	cfg.Cmd = exec.Command(copied)
 	cfg.Cmd.Env = []string{wire.EnvTLSBundle + "=" + key}
@@ -166,6 +168,9 @@ func startFloorPlugin(dir, program string) error {
 	}
 	record, err := json.Marshal(p)
 	if err != nil {
+		return err
+	}
+	if err := <-synced; err != nil {
 		return err
 	}
 	return writeSynced(floorRecord(dir), record)
@@ -198,8 +203,8 @@ func askFloorPlugin(client *plugin.Client) (net.Addr, error) {
 		&pluginv1.InfoResponse{})
 }
 
-// copySynced copies a program, and hashes what it copies.
-func copySynced(from, to string) error {
+// copyHashed copies a program, and hashes what it copies.
+func copyHashed(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -210,7 +215,15 @@ func copySynced(from, to string) error {
 		return err
 	}
 	_, err = io.Copy(io.MultiWriter(out, sha256.New()), in)
-	return errors.Join(err, out.Sync(), out.Close())
+	return errors.Join(err, out.Close())
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 func writeSynced(path string, data []byte) error {

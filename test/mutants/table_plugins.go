@@ -12,6 +12,13 @@ const (
 // plugins are planted bugs of how plugins' files and devices are taken.
 var plugins = []mutant{
 	{
+		name: "serves-unsynced", promise: "after a loss of power the copy of a plugin that served is there",
+		file: "host/internal/pluginhost/supervisor/launch.go",
+		old:  "		if err = bin.onDisk(); err != nil {\n",
+		new:  "		if err != nil {\n",
+		pkg:  supervisorPkg, run: "^TestCopyThatIsNotOnTheDisk$",
+	},
+	{
 		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
 		file: "plugins/consul-services/internal/services/registration.go",
 		old:  "	return meta[markCluster] != \"\" && (",

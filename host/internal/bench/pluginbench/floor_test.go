@@ -2,6 +2,7 @@ package pluginbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -59,9 +60,11 @@ func (f *floor) start(b *testing.B) (*bareProcess, time.Duration) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	synced := make(chan error, 1)
+	go func() { synced <- program.Sync(copied) }()
 	next := &bareProcess{}
 	next.Identity, next.end = goplugin.StartWithKey(b, copied, f.authority)
-	if err := read(b.Context(), next); err != nil {
+	if err := errors.Join(read(b.Context(), next), <-synced); err != nil {
 		b.Fatal(err)
 	}
 	return next, time.Since(at)

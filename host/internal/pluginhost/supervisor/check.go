@@ -17,7 +17,6 @@ func Check(cfg Config) (all []Status, problems map[string]error, err error) {
 		return nil, nil, err
 	}
 	s := New(cfg)
-	s.store = &store{dir: s.dir, signing: cfg.Signing, pins: map[string]int{}}
 	if s.found, err = discover(cfg.PluginDir, func(string, string) {}); err != nil {
 		return nil, nil, err
 	}

@@ -39,7 +39,6 @@ func (s *Supervisor) prepare(ctx context.Context) error {
 	if s.authority, err = loadAuthority(filepath.Join(s.dir, "host.pem")); err != nil {
 		return err
 	}
-	s.store = &store{dir: s.dir, signing: s.cfg.Signing, pins: map[string]int{}}
 	if err := process.Unlimited(); err != nil {
 		s.log.Info("control groups cannot enforce all limits of plugins; the host measures their use instead", "reason",
 			strings.ReplaceAll(err.Error(), "\n", "; "))

@@ -62,6 +62,12 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
+	if err == nil {
+		if err = bin.onDisk(); err != nil {
+			gen.health.close()
+			gen, err = nil, notCopied{err}
+		}
+	}
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done() // the process knows the deadline too and may have noticed it first
 	}

@@ -171,11 +171,12 @@ func (i *instance) keep(sha string) error {
 		if got, err := i.sum(f.path); err != nil || got != sha {
 			continue
 		}
-		_, unpin, err := i.sup.store.add(f.path, i.name, sha)
-		if err == nil {
-			unpin()
+		bin, unpin, err := i.sup.store.add(f.path, i.name, sha)
+		if err != nil {
+			return err
 		}
-		return err
+		defer unpin()
+		return bin.onDisk()
 	}
 	return fmt.Errorf("%w: sha256:%s is neither in %s nor kept", ErrNoCopy, sha, i.sup.cfg.PluginDir)
 }

@@ -20,9 +20,14 @@ import (
 type store struct {
 	dir     string
 	signing signing.Policy
+	sync    func(path string) error // program.Sync, but in tests
 
 	mu   sync.Mutex
 	pins map[string]int // copies that a start is about to use
+}
+
+func newStore(dir string, policy signing.Policy) *store {
+	return &store{dir: dir, signing: policy, sync: program.Sync, pins: map[string]int{}}
 }
 
 // binary is a verified copy.
@@ -31,10 +36,12 @@ type binary struct {
 	sha  string // 64 hex digits
 	// version that its signature, if one is required, or else the name of its file promises; nil: any.
 	version *version.Version
+	// onDisk waits until the copy cannot be lost any more, and returns why it may be.
+	onDisk func() error
 }
 
 // add copies an executable and checks it against checksum unless that is empty. The copy is kept at least until
-// unpin is called.
+// unpin is called. It may run at once, but nothing may rely on it before it is onDisk.
 func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err error) {
 	temp, sha, err := program.Copy(src, s.dir)
 	if err != nil {
@@ -58,12 +65,24 @@ func (s *store) addCopy(temp, sha, src, name, checksum string) (bin binary, unpi
 	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {
 		return binary{}, nil, fmt.Errorf("%s: %w", src, err)
 	}
-	unpin = s.pin(sha)
+	released := s.pin(sha)
+	keep := "keep a copy of " + src
 	if err := s.place(temp, bin.path, proof); err != nil {
-		unpin()
-		return binary{}, nil, fmt.Errorf("keep a copy of %s: %w", src, err)
+		released()
+		return binary{}, nil, fmt.Errorf("%s: %w", keep, err)
 	}
-	return bin, unpin, nil
+	synced := make(chan error, 1)
+	go func() {
+		synced <- errors.Join(s.sync(bin.path), atomicfile.SyncDir(filepath.Dir(bin.path)), atomicfile.SyncDir(s.dir))
+	}()
+	onDisk := sync.OnceValue(func() error {
+		if err := <-synced; err != nil {
+			return fmt.Errorf("%s: %w", keep, err)
+		}
+		return nil
+	})
+	bin.onDisk = onDisk
+	return bin, func() { _ = onDisk(); released() }, nil
 }
 
 // use returns a copy that is kept already, after hashing it again.
@@ -73,7 +92,7 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 			checksum)
 	}
 	unpin = s.pin(sha)
-	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
+	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha, onDisk: func() error { return nil }}
 	got, err := program.Sum(bin.path)
 	if err == nil && got != sha {
 		err = fmt.Errorf("%w: %s has sha256:%s", errChecksum, bin.path, got)
@@ -125,10 +144,7 @@ func (s *store) place(temp, path string, proof signing.Proof) error {
 			return err
 		}
 	}
-	if err := os.Rename(temp, path); err != nil {
-		return err
-	}
-	return errors.Join(atomicfile.SyncDir(filepath.Dir(path)), atomicfile.SyncDir(s.dir))
+	return os.Rename(temp, path)
 }
 
 func (s *store) pin(sha string) (unpin func()) {

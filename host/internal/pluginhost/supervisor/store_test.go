@@ -24,10 +24,11 @@ func TestCopyAfterALossOfPower(t *testing.T) {
 			dir, cut := powerloss.Disk(t, fstype)
 			plugin := filepath.Join(t.TempDir(), "plugin")
 			check.NoError(t, os.WriteFile(plugin, []byte("#!/bin/sh"), 0o700)) //nolint:gosec // it is a program
-			s := &store{dir: dir, pins: map[string]int{}}
+			s := newStore(dir, signing.Policy{})
 			bin, unpin, err := s.add(plugin, "plugin", "")
 			check.NoError(t, err)
 			defer unpin()
+			check.NoError(t, bin.onDisk())
 			cut()
 			_, unpinAgain, err := s.use(bin.sha, "plugin", "")
 			check.NoError(t, err)
@@ -45,7 +46,6 @@ func TestALookMakesTheCopy(t *testing.T) {
 	}
 	sup := New(Config{DataDir: dir})
 	check.NoError(t, os.Mkdir(sup.dir, 0o700))
-	sup.store = &store{dir: sup.dir, pins: map[string]int{}}
 	i := newInstance(sup, "plugin", Plugin{Name: "plugin"})
 	entries := func() []string {
 		t.Helper()
@@ -146,7 +146,6 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 	check.NoError(t, err)
 	sup := New(Config{DataDir: t.TempDir(), Signing: signing.Policy{Keys: []signing.Key{key}, Required: true}})
 	check.NoError(t, os.Mkdir(sup.dir, 0o700))
-	sup.store = &store{dir: sup.dir, signing: sup.cfg.Signing, pins: map[string]int{}}
 	path, text := filepath.Join(t.TempDir(), "plugin"), []byte("#!/bin/sh")
 	r := minisign.NewReader(bytes.NewReader(text))
 	_, err = io.Copy(io.Discard, r)

@@ -75,6 +75,7 @@ func New(cfg Config) *Supervisor {
 		silence: defaultSilence, unwell: defaultUnwell, busy: defaultBusy,
 		closing: make(chan struct{}), stopDraining: make(chan struct{}),
 	}
+	s.store = newStore(s.dir, cfg.Signing)
 	s.plugins.Store(&cfg.Plugins)
 	return s
 }

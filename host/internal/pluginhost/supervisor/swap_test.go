@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -371,4 +372,38 @@ func (w *world) must(err error) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// A process runs while its copy is written to the disk, and serves only once that is there.
+func TestCopyThatIsNotOnTheDisk(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := supervisor.New(w.cfg)
+	var broken atomic.Bool
+	s.SetSync(func(string) error {
+		if broken.Load() {
+			return syscall.EIO
+		}
+		return nil
+	})
+	problem := func(st supervisor.Status) bool {
+		return strings.Contains(st.LastError, "keep a copy of "+w.path("fixture")+": "+syscall.EIO.Error())
+	}
+	broken.Store(true)
+	w.must(s.Open(t.Context()))
+	t.Cleanup(func() { _ = s.Close() })
+	if st := await(t, s, "fixture", problem); st.State == supervisor.Running || st.Generation != 0 {
+		t.Errorf("it serves: %+v", st)
+	}
+	broken.Store(false)
+	first := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
+
+	broken.Store(true)
+	w.put("fixture", "good", "2.0.0")
+	if st := await(t, s, "fixture", problem); st.PID != first.PID || st.State != supervisor.Running {
+		t.Errorf("%+v serves, not %+v", st, first)
+	}
+	mustCall(t, s, "fixture", "")
+	broken.Store(false) // it says nothing about the binary, which is tried again
+	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "2.0.0" })
 }

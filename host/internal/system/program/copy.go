@@ -17,8 +17,8 @@ import (
 )
 
 // Copy copies a program to a temporary file, .copy-*, in dir, and hashes the bytes that it copied, so that the
-// checksum, 64 hex digits, is right even if the file is overwritten meanwhile. Errors: trusted.Error; ErrWriting; the
-// program is incomplete.
+// checksum, 64 hex digits, is right even if the file is overwritten meanwhile. The copy is on the disk only after Sync.
+// Errors: trusted.Error; ErrWriting; the program is incomplete.
 func Copy(src, dir string) (temp, sha string, err error) {
 	if err := trusted.File(src); err != nil {
 		return "", "", fmt.Errorf("open the program: %w", err)
@@ -46,7 +46,7 @@ func Copy(src, dir string) (temp, sha string, err error) {
 			_ = os.Remove(out.Name())
 		}
 	}()
-	sum, err := copyAndHash(&earlyWriter{file: out}, in)
+	sum, err := copyAndHash(out, in)
 	if err != nil {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
@@ -64,10 +64,19 @@ func Copy(src, dir string) (temp, sha string, err error) {
 		return "", "", fmt.Errorf("%s: %w", src, err)
 	}
 	// Readable by all: it may run as another user.
-	if err := errors.Join(out.Chmod(0o555), out.Sync()); err != nil {
+	if err := out.Chmod(0o555); err != nil {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
 	return out.Name(), sum, nil
+}
+
+// Sync returns when a copy is on the disk. The copy may run meanwhile.
+func Sync(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 const (
@@ -107,26 +116,6 @@ func copyAndHash(to io.Writer, from io.Reader) (checksum string, err error) {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
-}
-
-// earlyWriter writes a file, and lets the disk begin with what it has while the rest is still copied, so that the sync
-// at the end waits less.
-type earlyWriter struct {
-	file           *os.File
-	written, begun int64 // bytes
-}
-
-const earlyStep = 2 << 20 // bytes
-
-func (w *earlyWriter) Write(p []byte) (int, error) {
-	n, err := w.file.Write(p)
-	w.written += int64(n)
-	if w.written-w.begun >= earlyStep {
-		// Whether it works is not important: the sync writes what is left, and has the errors (sync_file_range(2)).
-		_ = unix.SyncFileRange(int(w.file.Fd()), w.begun, w.written-w.begun, unix.SYNC_FILE_RANGE_WRITE)
-		w.begun = w.written
-	}
-	return n, err
 }
 
 // Sum returns the checksum that Copy would compute.
