@@ -66,8 +66,11 @@ func (c *canary) snapshot(serving *generation) *Canary {
 	return s
 }
 
-// beside describes the generation that serves, with its calls since the canary began.
+// beside describes the generation that serves, with its calls since the canary began; empty once that is the canary.
 func (c *canary) beside(serving *generation) Side {
+	if serving == c.gen {
+		return Side{}
+	}
 	s := serving.side()
 	if serving.number == c.from { // else another one has taken over meanwhile
 		s.Calls, s.FailedCalls = s.Calls-c.base.calls, s.FailedCalls-c.base.failed
@@ -255,7 +258,6 @@ func (i *instance) promote(ctx context.Context, gen *generation, c *canary, grac
 		i.use(gen.sha)
 		return nil, err
 	}
-	i.canary.Store(nil)
 	c.unwatch()
 	c.watching.Wait()
 	next.outcomes.follows(gen.outcomes.tallies())

@@ -83,7 +83,17 @@ func TestCanary(t *testing.T) {
 		t.Errorf("a second canary: %v", err)
 	}
 	l := startLoad(t, s, "storage", 200)
+	seen := make(chan supervisor.Status)
+	go func() {
+		st := s.Status()[0]
+		for ; st.Canary != nil; st = s.Status()[0] { // whatever is seen between two changes
+		}
+		seen <- st
+	}()
 	st, err := s.Promote(within(t), "fixture", nil)
+	if st := <-seen; len(st.Swaps) == 0 || st.Generation != c.Generation {
+		t.Errorf("there is no canary any more, and it does not serve: %+v", st)
+	}
 	if err != nil || st.PID != c.PID || st.Canary != nil || st.Pinned != c.SHA256 || st.LastGood != first.SHA256 ||
 		len(st.Refused) != 0 || st.Swaps[len(st.Swaps)-1].Canary != 20 {
 		t.Fatalf("promoted: %v, %+v", err, st)

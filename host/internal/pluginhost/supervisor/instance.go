@@ -194,6 +194,9 @@ func (i *instance) announce(gen *generation, how EventType, message string) {
 			s.LastError = "" // of what was replaced
 		}
 		copyRecord(s)
+		if c := i.canary.Load(); c != nil && c.gen == gen {
+			i.canary.Store(nil) // it was promoted: whoever sees that there is none sees the swap
+		}
 	})
 	i.health(gen.firstHealth)
 	if err := i.sup.collect(); err != nil {

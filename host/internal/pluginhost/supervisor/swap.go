@@ -107,7 +107,10 @@ func (i *instance) swapTo(ctx context.Context, gen *generation, src source, grac
 // moved moves callers from gen to next, which the record names, and leaves gen to finish their calls within grace.
 func (i *instance) moved(ctx context.Context, gen, next *generation, swap Swap, grace *time.Duration,
 ) (*generation, error) {
-	ended := i.endCanary(ctx, next, next.describe()+" has taken over", grace)
+	var ended error
+	if swap.Canary == 0 {
+		ended = i.endCanary(ctx, next, next.describe()+" has taken over", grace)
+	}
 	swap.Carried = i.takeOver(ctx, gen, next)
 	if swap.Canary == 0 {
 		swap.From = gen.side() // it has answered calls while next came up
