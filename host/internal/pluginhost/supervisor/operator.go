@@ -172,11 +172,11 @@ func (i *instance) keep(sha string) error {
 			continue
 		}
 		bin, unpin, err := i.sup.store.add(f.path, i.name, sha)
-		if err != nil {
-			return err
+		if err == nil {
+			err = bin.onDisk()
+			unpin()
 		}
-		defer unpin()
-		return bin.onDisk()
+		return err
 	}
 	return fmt.Errorf("%w: sha256:%s is neither in %s nor kept", ErrNoCopy, sha, i.sup.cfg.PluginDir)
 }
