@@ -19,6 +19,13 @@ var plugins = []mutant{
 		pkg:  supervisorPkg, run: "^TestCopyThatIsNotOnTheDisk$",
 	},
 	{
+		name: "copy-replaced-unsynced", promise: "after a loss of power the copy of a plugin that served is there",
+		file: "host/internal/pluginhost/supervisor/store.go",
+		old:  "		if err := s.sync(temp); err != nil {\n",
+		new:  "		if err != nil {\n",
+		pkg:  supervisorPkg, run: "^TestCopyAfterALossOfPower$",
+	},
+	{
 		name: "namesake-fought", promise: "what another host has registered in Consul is never changed or removed",
 		file: "plugins/consul-services/internal/services/registration.go",
 		old:  "	return meta[markCluster] != \"\" && (",

@@ -144,6 +144,11 @@ func (s *store) place(temp, path string, proof signing.Proof) error {
 			return err
 		}
 	}
+	if _, err := os.Stat(path); err == nil { // a copy that may be relied on must not be replaced by one that can be lost
+		if err := s.sync(temp); err != nil {
+			return err
+		}
+	}
 	return os.Rename(temp, path)
 }
 

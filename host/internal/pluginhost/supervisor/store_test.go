@@ -33,6 +33,27 @@ func TestCopyAfterALossOfPower(t *testing.T) {
 			_, unpinAgain, err := s.use(bin.sha, "plugin", "")
 			check.NoError(t, err)
 			unpinAgain()
+
+			// It is copied again, and the power is lost before that copy is on the disk.
+			lost := make(chan struct{})
+			s.sync = func(path string) error {
+				if path == bin.path {
+					<-lost
+					return nil
+				}
+				return program.Sync(path)
+			}
+			_, unpinLost, err := s.add(plugin, "plugin", "")
+			check.NoError(t, err)
+			other := filepath.Join(dir, "other") // whose sync brings the names of all files to the disk
+			check.NoError(t, os.WriteFile(other, []byte("x"), 0o600))
+			check.NoError(t, program.Sync(other))
+			cut()
+			close(lost)
+			unpinLost()
+			_, unpinAgain, err = s.use(bin.sha, "plugin", "")
+			check.NoError(t, err)
+			unpinAgain()
 		})
 	}
 }
