@@ -47,6 +47,13 @@ var plugins = []mutant{
 		pkg:  "./plugins/consul-services/internal/services", run: "^TestIntentions$",
 	},
 	{
+		name: "intentions-swept-at-their-start", promise: "a service that has started has its intentions",
+		file: "plugins/consul-services/internal/services/intentions.go",
+		old:  " || p.services.askedSince(h, p.began) {",
+		new:  " {",
+		pkg:  "./plugins/consul-services/internal/services", run: "^TestIntentions$",
+	},
+	{
 		name: "intentions-removed-by-one", promise: "hosts that have one service never lose each other's intentions",
 		file: "plugins/consul-services/internal/services/intentions.go",
 		old:  "			done, _, err = entries.DeleteCAS(api.ServiceIntentions, name, have.ModifyIndex, write(ctx))\n",

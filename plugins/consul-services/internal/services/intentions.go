@@ -24,7 +24,14 @@ func (s *Services) SetIntentions(ctx context.Context, c service.Consul, i regist
 	if err != nil {
 		return err
 	}
-	_, _, err = agent.setIntentions(ctx, i.Service.Name, holder(i.Owner, i.ID), i.Service.Intentions)
+	h := holder(i.Owner, i.ID)
+	if len(i.Service.Intentions) > 0 {
+		s.asked(h)
+	}
+	_, _, err = agent.setIntentions(ctx, i.Service.Name, h, i.Service.Intentions)
+	if err == nil && len(i.Service.Intentions) == 0 {
+		s.forget(h)
+	}
 	if err != nil && len(i.Service.Intentions) == 0 {
 		s.sweepLater(held{c, i.Owner}) // the host may be forced to leave them
 	}
@@ -152,7 +159,7 @@ func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Ins
 		}
 		held, _ := unpackShares(entry.Meta)
 		for h := range held {
-			if !strings.HasPrefix(h, ownerMark(p.owner)) || wanted[h] {
+			if !strings.HasPrefix(h, ownerMark(p.owner)) || wanted[h] || p.services.askedSince(h, p.began) {
 				continue
 			}
 			if _, _, err := p.agent.setIntentions(ctx, entry.Name, h, nil); err != nil {
@@ -163,6 +170,33 @@ func (p *pass) sweepIntentions(ctx context.Context, instances []registration.Ins
 	}
 	p.services.swept(held{p.agent.consul, p.owner})
 	return nil
+}
+
+// asked notes that a holder's intentions are asked for now. A pass that began before knows nothing of that instance.
+func (s *Services) asked(holder string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count++
+	s.lastAsked[holder] = s.count
+}
+
+// now is a moment for askedSince.
+func (s *Services) now() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count
+}
+
+func (s *Services) askedSince(holder string, moment uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lastAsked[holder] > moment
+}
+
+func (s *Services) forget(holder string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.lastAsked, holder)
 }
 
 // held are the intentions of an owner in a Consul.

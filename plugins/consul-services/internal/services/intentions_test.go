@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/consul/api"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
@@ -211,6 +213,27 @@ func TestIntentions(t *testing.T) {
 			t.Error("what was swept is listed again")
 		}
 		r.set(t, none(b))
+	})
+	t.Run("asked for during a pass", func(t *testing.T) {
+		index := r.settled(t)
+		asked := r.proxy.Count("GET", "/v1/internal/ui/node/server-0")
+		var pass errgroup.Group
+		pass.Go(func() error { // it knows nothing of the start that follows
+			_, _, err := r.Sync(t.Context(), r.consul, registration.SyncRequest{Owner: owner, Index: index, Wait: time.Minute})
+			return err
+		})
+		check.Eventually(t, "the pass waits", func() bool {
+			return r.proxy.Count("GET", "/v1/internal/ui/node/server-0") > asked
+		})
+		local := asking("n1", "web")
+		r.set(t, local)
+		other := asking("n2", "web")
+		other.ID += "-2"
+		r.register(t, other) // it wakes the pass up
+		check.NoError(t, pass.Wait())
+		r.wantEntry(t, "*:deny web:allow")
+		r.sync(t) // one that began later takes back what the host does not know any more
+		r.wantEntry(t, "")
 	})
 	t.Run("many at once", func(t *testing.T) { intendsAtOnce(t, r) })
 }

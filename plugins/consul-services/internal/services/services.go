@@ -68,6 +68,9 @@ type Services struct {
 	nodes map[service.Consul]string              // the names of the agents' nodes
 	tags  map[service.Consul]map[string][]string // last seen with EnableTagOverride, by id
 	clean map[held]bool                          // no intentions can be left there
+
+	count     uint64            // how often a host has asked for intentions
+	lastAsked map[string]uint64 // count then, by holder
 }
 
 var (
@@ -83,6 +86,8 @@ func New() *Services {
 		nodes: map[service.Consul]string{},
 		tags:  map[service.Consul]map[string][]string{},
 		clean: map[held]bool{},
+
+		lastAsked: map[string]uint64{},
 	}
 }
 

@@ -29,7 +29,10 @@ const patience = 500 * time.Millisecond
 func (s *Services) Sync(ctx context.Context, c service.Consul, req registration.SyncRequest) (uint64,
 	[]registration.Change, error,
 ) {
-	p := &pass{services: s, owner: req.Owner, wanted: map[string]*wanted{}, done: map[string]registration.Change{}}
+	p := &pass{
+		services: s, owner: req.Owner, began: s.now(),
+		wanted: map[string]*wanted{}, done: map[string]registration.Change{},
+	}
 	for _, i := range req.Instances {
 		w, err := want(i)
 		if err != nil {
@@ -58,6 +61,7 @@ type pass struct {
 	services *Services
 	agent    *agent
 	owner    registration.Owner
+	began    uint64             // Services.now when it came
 	wanted   map[string]*wanted // by the ids of their parts
 	node     string
 	done     map[string]registration.Change // by id
