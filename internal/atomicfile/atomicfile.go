@@ -73,8 +73,11 @@ func Create(path string, write func(f *os.File) error) (err error) {
 }
 
 // SyncDir makes changes to a directory (created, renamed and removed files) survive a loss of power.
-func SyncDir(dir string) error {
-	f, err := os.Open(dir)
+func SyncDir(dir string) error { return Sync(dir) }
+
+// Sync returns when a file, or a directory's entries, are on the disk.
+func Sync(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}

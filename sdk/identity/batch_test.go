@@ -12,9 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/identity"
-	"github.com/pannier/pannier/sdk/internal/inprocess"
+	"github.com/pannier/pannier/sdk/plugintest"
 	identityv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/identity/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -44,16 +43,7 @@ func client(t *testing.T, register func(grpc.ServiceRegistrar)) identity.Client 
 	if register != nil {
 		p.Register = register
 	}
-	conn, stop, err := inprocess.Serve(sdk.Info{Name: "batches", Version: "1.0.0"}, p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return identity.NewClient(conn)
+	return identity.NewClient(plugintest.Serve(t, p).Conn)
 }
 
 func requests(workloads ...string) (reqs []identity.DeriveRequest) {

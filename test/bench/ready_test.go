@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/cluster/raftnode"
+	"github.com/pannier/pannier/internal/atomicfile"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/sdk/wire/wirehost"
@@ -151,7 +152,7 @@ func startFloorPlugin(dir, program string) error {
 		return err
 	}
 	synced := make(chan error, 1)
-	go func() { synced <- syncFile(copied) }() // while the process starts
+	go func() { synced <- atomicfile.Sync(copied) }() // while the process starts
 	cfg := floorClient(authority)
 	cfg.Cmd = exec.Command(copied)
 	cfg.Cmd.Env = []string{wire.EnvTLSBundle + "=" + key}
@@ -216,14 +217,6 @@ func copyHashed(from, to string) error {
 	}
 	_, err = io.Copy(io.MultiWriter(out, sha256.New()), in)
 	return errors.Join(err, out.Close())
-}
-
-func syncFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 func writeSynced(path string, data []byte) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/wire"
 	"github.com/pannier/pannier/test/bench/goplugin"
@@ -61,7 +62,7 @@ func (f *floor) start(b *testing.B) (*bareProcess, time.Duration) {
 		b.Fatal(err)
 	}
 	synced := make(chan error, 1)
-	go func() { synced <- program.Sync(copied) }()
+	go func() { synced <- atomicfile.Sync(copied) }()
 	next := &bareProcess{}
 	next.Identity, next.end = goplugin.StartWithKey(b, copied, f.authority)
 	if err := errors.Join(read(b.Context(), next), <-synced); err != nil {

@@ -185,7 +185,7 @@ func (i *instance) take() (made runnable, err error) {
 	if err := os.MkdirAll(filepath.Dir(run.path), 0o711); err != nil {
 		return runnable{}, err
 	}
-	if err := program.Sync(temp); err != nil {
+	if err := atomicfile.Sync(temp); err != nil {
 		return runnable{}, err
 	}
 	if err := os.Rename(temp, run.path); err != nil {

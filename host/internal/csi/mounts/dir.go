@@ -118,8 +118,17 @@ func (l Layout) remove(path string, removeOne func(in int, name string) error) e
 
 // removeEmptyDir removes an empty directory. A file or a link is ErrHoldsData.
 func removeEmptyDir(in int, name string) error {
+	err := unlinkDir(in, name)
+	if errors.Is(err, unix.ENOTDIR) {
+		return ErrHoldsData
+	}
+	return err
+}
+
+// unlinkDir is rmdir(2); what is no directory is ENOTDIR.
+func unlinkDir(in int, name string) error {
 	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
 		return ErrHoldsData
 	}
 	return err
@@ -127,11 +136,7 @@ func removeEmptyDir(in int, name string) error {
 
 // removeEmpty removes an empty directory, or an empty file, or a link.
 func removeEmpty(in int, name string) error {
-	err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR)
-	switch {
-	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return ErrHoldsData
-	case !errors.Is(err, unix.ENOTDIR):
+	if err := unlinkDir(in, name); !errors.Is(err, unix.ENOTDIR) {
 		return err
 	}
 	var st unix.Stat_t

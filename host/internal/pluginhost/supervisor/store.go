@@ -20,14 +20,14 @@ import (
 type store struct {
 	dir     string
 	signing signing.Policy
-	sync    func(path string) error // program.Sync, but in tests
+	sync    func(path string) error // atomicfile.Sync, but in tests
 
 	mu   sync.Mutex
 	pins map[string]int // copies that a start is about to use
 }
 
 func newStore(dir string, policy signing.Policy) *store {
-	return &store{dir: dir, signing: policy, sync: program.Sync, pins: map[string]int{}}
+	return &store{dir: dir, signing: policy, sync: atomicfile.Sync, pins: map[string]int{}}
 }
 
 // binary is a verified copy.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/program"
+	"github.com/pannier/pannier/internal/atomicfile"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/powerloss"
 )
@@ -41,13 +42,13 @@ func TestCopyAfterALossOfPower(t *testing.T) {
 					<-lost
 					return nil
 				}
-				return program.Sync(path)
+				return atomicfile.Sync(path)
 			}
 			_, unpinLost, err := s.add(plugin, "plugin", "")
 			check.NoError(t, err)
 			other := filepath.Join(dir, "other") // whose sync brings the names of all files to the disk
 			check.NoError(t, os.WriteFile(other, []byte("x"), 0o600))
-			check.NoError(t, program.Sync(other))
+			check.NoError(t, atomicfile.Sync(other))
 			cut()
 			close(lost)
 			unpinLost()

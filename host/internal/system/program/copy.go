@@ -17,8 +17,8 @@ import (
 )
 
 // Copy copies a program to a temporary file, .copy-*, in dir, and hashes the bytes that it copied, so that the
-// checksum, 64 hex digits, is right even if the file is overwritten meanwhile. The copy is on the disk only after Sync.
-// Errors: trusted.Error; ErrWriting; the program is incomplete.
+// checksum, 64 hex digits, is right even if the file is overwritten meanwhile. The copy may run at once; it is on the
+// disk only after atomicfile.Sync. Errors: trusted.Error; ErrWriting; the program is incomplete.
 func Copy(src, dir string) (temp, sha string, err error) {
 	if err := trusted.File(src); err != nil {
 		return "", "", fmt.Errorf("open the program: %w", err)
@@ -68,15 +68,6 @@ func Copy(src, dir string) (temp, sha string, err error) {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
 	return out.Name(), sum, nil
-}
-
-// Sync returns when a copy is on the disk. The copy may run meanwhile.
-func Sync(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 const (
