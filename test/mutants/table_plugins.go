@@ -117,6 +117,13 @@ var plugins = []mutant{
 		pkg:  "./host/internal/consul/tokens", run: "^TestTheTokenOfAnother$",
 	},
 	{
+		name: "login-interrupted", promise: "a login whose caller gives up leaves no token that nobody can revoke",
+		file: "host/internal/consul/tokens/derive.go",
+		old:  "		ctx = outlives\n",
+		new:  "		_ = outlives\n",
+		pkg:  "./host/internal/consul/tokens", run: "^TestLoginOfACallerThatGivesUp$",
+	},
+	{
 		name: "token-of-another-read", promise: "a workload never gets the token of another one",
 		file: "host/internal/consul/tokens/authority.go",
 		old:  "	if err == nil && read.Accessor != t.Accessor && t.Accessor != \"\" {\n",

@@ -18,9 +18,13 @@ import (
 // undoTimeout bounds the attempt to revoke a token that was issued but cannot be recorded.
 const undoTimeout = 10 * time.Second
 
+// loginGrace is how long a login may go on after its caller has given up. One that is interrupted may have made a token
+// whose secret nobody has: it could only expire.
+const loginGrace = 2 * time.Second
+
 // Derive asks Consul for the token that the ledger knows as t.ID, for the workload and the service in the ledger,
 // and records its accessor if it differs from the id. It may be repeated: a minted token is the same each time, a
-// login returns a new one.
+// login returns a new one. A login goes on for two seconds after the end of ctx.
 //
 // Errors: FailedPrecondition if the ledger does not know the token or its workload no longer runs on its node;
 // PermissionDenied if t differs from the ledger's record; else the plugin's. Neither secret nor error: this Consul
@@ -75,6 +79,11 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 	if req.Subject, err = a.subject(ctx, t); err != nil {
 		return t, "", err
 	}
+	if consul.AuthMethod != "" {
+		outlives, cancel := outliving(ctx, loginGrace)
+		defer cancel()
+		ctx = outlives
+	}
 	if _, wanted := a.Audiences[t.Consul]; wanted || consul.AuthMethod != "" {
 		if req.JWT, err = a.sign(ctx, consul.Name, req.Subject); err != nil {
 			return t, "", err
@@ -104,6 +113,16 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 		return t, secret, nil
 	default:
 		return a.note(ctx, t, got, secret)
+	}
+}
+
+// outliving returns a context that ends a while after ctx.
+func outliving(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	return longer, func() {
+		stop()
+		cancel()
 	}
 }
 

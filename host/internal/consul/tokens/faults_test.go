@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -220,6 +221,59 @@ func TestLoginThatCannotBeNoted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLoginOfACallerThatGivesUp checks that its outcome is known: a token is recorded and can be revoked, and nothing
+// is in doubt after a refusal.
+func TestLoginOfACallerThatGivesUp(t *testing.T) {
+	for name, answer := range map[string]error{
+		"made":    nil,
+		"refused": status.Error(codes.PermissionDenied, "no binding rule"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			w := newWorld(t, f.ask, login)
+			token := w.start("w", "a", "login", "web")[0]
+			ctx, giveUp := context.WithCancel(w.within())
+			f.before["derive"] = func(ctx context.Context) {
+				giveUp()
+				if f.fail["derive"] = answer; ctx.Err() != nil {
+					f.fail["derive"] = status.FromContextError(ctx.Err()).Err()
+				}
+			}
+			_, secret, err := w.Derive(ctx, token)
+			if status.Code(err) != status.Code(answer) {
+				t.Errorf("derive: %v, want %v", err, answer)
+			}
+			if err == nil {
+				check.NoError(t, w.Revoke(w.within(), token, secret))
+			} else {
+				check.NoError(t, w.Forget(w.within(), token))
+			}
+			if len(w.noted())+len(f.has("login"))+len(w.doubtful) != 0 {
+				t.Errorf("the ledger has %v, Consul %v, in doubt are %v", w.noted(), f.has("login"), w.doubtful)
+			}
+		})
+	}
+}
+
+func TestOutliving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		longer, done := outliving(ctx, time.Minute)
+		defer done()
+		cancel()
+		time.Sleep(time.Minute - time.Nanosecond)
+		synctest.Wait()
+		if err := longer.Err(); err != nil {
+			t.Errorf("before the end of the grace: %v", err)
+		}
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if longer.Err() == nil {
+			t.Error("it has not ended after the grace")
+		}
+	})
 }
 
 // forget ends workload w and removes its tokens, like another agent's sweep.
