@@ -52,6 +52,13 @@ var upgrades = []mutant{
 		pkg:  "./host/internal/system/handover", run: "^TestEveryRequestIsAnsweredOnce$",
 	},
 	{
+		name: "stop-not-passed-on", promise: "an agent that is told to stop while it is upgraded stops",
+		file: "host/internal/system/handover/bundle.go",
+		old:  "	if ctx.Err() != nil {\n		return fmt.Errorf(\"before",
+		new:  "	if settling.Err() != nil {\n		return fmt.Errorf(\"before",
+		pkg:  "./host/internal/system/handover", run: "^TestStopBeforeTheNextProgram$",
+	},
+	{
 		name: "trial-not-awaited", promise: "a program that replaces the agent's opens the data after the end of its trial",
 		file: "host/internal/system/handover/bundle.go",
 		old:  "	if b.Tried != 0 {\n",

@@ -9,6 +9,13 @@ const (
 // workloads are planted bugs of a workload's steps on its node.
 var workloads = []mutant{
 	{
+		name: "stop-lost-in-exec", promise: "a signal to stop ends a command at whatever moment it comes",
+		file: "host/internal/cli/cli.go",
+		old:  "	args := longFlags(root, o.Args)\n",
+		new:  "	args := longFlags(root, o.Args)\n	_, _ = untilSignal()\n",
+		pkg:  "./host/internal/cli", run: "^TestStopBeforeTheWholeProgram$",
+	},
+	{
 		name: "open-before-intentions", promise: "a service with intentions is registered only while they are written",
 		file: "host/internal/consul/services/registrar.go",
 		old:  "			if err := k.setIntentions(ctx, c, i); err != nil {\n",

@@ -3,10 +3,7 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/pannier/pannier/host/internal/cli"
 	"github.com/pannier/pannier/internal/buildversion"
@@ -16,23 +13,6 @@ import (
 var version, releaseKey string
 
 func main() {
-	os.Exit(run())
-}
-
-func run() int {
-	var signals []os.Signal
-	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
-		if !signal.Ignored(s) {
-			signals = append(signals, s)
-		}
-	}
-	ctx := context.Background()
-	// Without a signal in it the list would mean all of them.
-	if len(signals) > 0 {
-		var stop context.CancelFunc
-		ctx, stop = signal.NotifyContext(ctx, signals...)
-		defer stop()
-	}
 	options := cli.Options{
 		Name:       os.Args[0],
 		Args:       os.Args[1:],
@@ -42,5 +22,5 @@ func run() int {
 		ReleaseKey: releaseKey,
 	}
 	addAgent(&options)
-	return cli.Main(ctx, options)
+	os.Exit(cli.Main(options))
 }

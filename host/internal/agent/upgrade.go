@@ -125,8 +125,11 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	return errors.Join(err, kept.Exec(ctx, "/proc/self/exe", next.Successor, *a.outcome.Load(),
-		a.manager.Environ()...))
+	err = errors.Join(err, kept.Exec(ctx, "/proc/self/exe", next.Successor, *a.outcome.Load(), a.manager.Environ()...))
+	if ctx.Err() != nil {
+		return nil // to stop, as above
+	}
+	return err
 }
 
 // holdCalls makes another server lead, and holds calls back when none is being answered.

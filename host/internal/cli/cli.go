@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,16 +43,20 @@ type Options struct {
 }
 
 // Main runs one command and returns the exit code (see the constants).
-func Main(ctx context.Context, o Options) int {
+func Main(o Options) int {
 	a := &app{opts: o, out: o.Stdout, err: o.Stderr, patience: 30 * time.Second}
 	if name := filepath.Base(o.Name); name == mountHelper || name == umountHelper {
+		ctx, stop := untilSignal()
+		defer stop()
 		return a.mountMain(ctx, name)
 	}
-	root := a.rootCommand() //nolint:contextcheck // a command takes its context from cobra
+	root := a.rootCommand()
 	args := longFlags(root, o.Args)
-	if err := a.become(root, args); err != nil {
+	if err := a.become(root, args); err != nil { // before signals are caught, which would not reach the other program
 		return a.report(err)
 	}
+	ctx, stop := untilSignal()
+	defer stop()
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
@@ -71,6 +77,15 @@ func Main(ctx context.Context, o Options) int {
 		err = a.wrongUsage(root, err)
 	}
 	return a.report(err)
+}
+
+// untilSignal returns a context that ends with a signal to stop. One that is ignored, as nohup does it, stays ignored.
+func untilSignal() (context.Context, context.CancelFunc) {
+	signals := slices.DeleteFunc([]os.Signal{os.Interrupt, syscall.SIGTERM}, signal.Ignored)
+	if len(signals) == 0 { // for NotifyContext that would be all signals
+		return context.WithCancel(context.Background())
+	}
+	return signal.NotifyContext(context.Background(), signals...)
 }
 
 // flushPatience is how long a command's end waits until the collector has taken its spans.

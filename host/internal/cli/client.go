@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -42,6 +43,7 @@ func (a *app) wrongUsage(*cobra.Command, error) error { return a.executeWhole() 
 
 // executeWhole only returns with an error.
 func (a *app) executeWhole() error {
+	signal.Reset(os.Interrupt, syscall.SIGTERM) // what is caught here does not reach the other program
 	exe, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program's folder: %w", err)

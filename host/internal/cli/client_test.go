@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/test/lib/check"
@@ -39,6 +41,26 @@ func TestTheClientWithoutTheWholeProgram(t *testing.T) {
 	exit := (*exec.ExitError)(nil)
 	if !errors.As(err, &exit) || exit.ExitCode() != ExitError || !strings.Contains(string(out), pannier+"-agent nor ") {
 		t.Errorf("agent: %v: %s", err, out)
+	}
+}
+
+// A signal to stop ends a command at whatever moment it comes: the client catches none that the whole program would not
+// get.
+func TestStopBeforeTheWholeProgram(t *testing.T) {
+	bin := client(t)
+	sleeps := []byte("#!/bin/sh\nexec sleep 300\n")
+	check.NoError(t, os.WriteFile(filepath.Join(bin, "pannier-agent"), sleeps, 0o755)) //nolint:gosec // it is an executable
+	for after := range 50 {
+		cmd := exec.Command(filepath.Join(bin, "pannier"), "agent")
+		check.NoError(t, cmd.Start())
+		kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() }) // which the test can tell
+		time.Sleep(time.Duration(after) * 100 * time.Microsecond)
+		check.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		_ = cmd.Wait() // it is told by a signal
+		kill.Stop()
+		if by := cmd.ProcessState.Sys().(syscall.WaitStatus).Signal(); by != syscall.SIGTERM {
+			t.Fatalf("told to stop after %d00 µs, it ended by %s", after, by)
+		}
 	}
 }
 

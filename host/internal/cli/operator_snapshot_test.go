@@ -56,7 +56,7 @@ func TestSnapshotFiles(t *testing.T) {
 		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 		check.NoError(t, err)
 		defer out.Close()
-		if got := Main(t.Context(), Options{
+		if got := Main(Options{
 			Args: append([]string{"operator", "snapshot"}, args...), Stdout: out,
 			Stderr: out,
 		}); got != want {

@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -26,9 +24,7 @@ func TestMain(m *testing.M) {
 
 // pannier runs the main function of cmd/pannier with an agent that only prints its configuration.
 func pannier() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	return Main(ctx, Options{
+	return Main(Options{
 		Args: os.Args[1:], Stdout: os.Stdout, Stderr: os.Stderr, Version: "1.2.3",
 		RunAgent: func(_ context.Context, cfg *config.Agent, version string, logs io.Writer) error {
 			fmt.Fprintf(logs, "agent %s name=%s data=%s socket=%s port=%d level=%s dev=%v drivers=%d\n",

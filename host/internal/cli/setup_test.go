@@ -42,7 +42,7 @@ func runSetupConsul(t *testing.T, code int, args ...string) string {
 	errs := check.Must(os.CreateTemp(t.TempDir(), "err"))(t)
 	defer errs.Close()
 	args = append([]string{"setup", "consul"}, args...)
-	got := Main(t.Context(), Options{Name: "pannier", Args: args, Stdout: out, Stderr: errs})
+	got := Main(Options{Name: "pannier", Args: args, Stdout: out, Stderr: errs})
 	text := check.Must(os.ReadFile(errs.Name()))(t)
 	if got != code {
 		t.Fatalf("%q: exit code %d, want %d: %s", args, got, code, text)

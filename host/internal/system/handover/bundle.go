@@ -216,9 +216,10 @@ func (s *Sockets) Keep() (*Kept, error) {
 const settleTime = time.Second
 
 // Exec replaces this program by another one, with the same arguments, which gets what was kept, and awaits the end of
-// the process that tried. more is added to the environment. It returns only if it fails; then Exec may be called again.
+// the process that tried. more is added to the environment. It returns only if it fails, or if ctx has ended; then Exec
+// may be called again. From then on a signal to stop ends the process.
 func (k *Kept) Exec(ctx context.Context, program string, tried *Successor, o Outcome, more ...string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	b := bundle{Outcome: &o, Tried: tried.cmd.Process.Pid}
 	var fds []int
@@ -233,7 +234,7 @@ func (k *Kept) Exec(ctx context.Context, program string, tried *Successor, o Out
 		i.FD = int(i.fd.Fd())
 		fds = append(fds, i.FD)
 		if l := k.of.listeners[i.Name]; l != nil {
-			l.settle(ctx) // what is not parked ends here
+			l.settle(settling) // what is not parked ends here
 			l.mu.Lock()
 			for _, c := range l.waits {
 				fd := int(c.fd.Fd())
@@ -255,8 +256,13 @@ func (k *Kept) Exec(ctx context.Context, program string, tried *Successor, o Out
 			return fmt.Errorf("hand over a descriptor: %w", err)
 		}
 	}
-	// Until the next program handles it, the signal would end the process.
+	// Until the next program handles them, a hangup would end the process, and a signal to stop is to end it: one that is
+	// caught now would not reach the next program.
 	signal.Ignore(syscall.SIGHUP)
+	signal.Reset(os.Interrupt, syscall.SIGTERM)
+	if ctx.Err() != nil {
+		return fmt.Errorf("before %s was executed: %w", program, context.Cause(ctx))
+	}
 	env := slices.Concat(os.Environ(), more, []string{envBundle + "=" + strconv.Itoa(int(file.Fd()))})
 	if err := syscall.Exec(program, os.Args, env); err != nil {
 		return fmt.Errorf("execute %s: %w", program, err)

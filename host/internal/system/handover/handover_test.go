@@ -291,6 +291,28 @@ func TestNextProgramAwaitsTheTrial(t *testing.T) {
 	}
 }
 
+// TestStopBeforeTheNextProgram: an agent that is told to stop in the last moment of its upgrade executes no program,
+// which would not know of it.
+func TestStopBeforeTheNextProgram(t *testing.T) {
+	const inChild = "HANDOVER_STOPPED"
+	if os.Getenv(inChild) == "" {
+		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+		child.Env = append(os.Environ(), inChild+"=1")
+		if out, err := child.CombinedOutput(); err != nil {
+			t.Errorf("it goes on with the next program: %v: %s", err, out)
+		}
+		return
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	tried := &Successor{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}}
+	kept, err := NewSockets(nil).Keep()
+	check.NoError(t, err)
+	if err := kept.Exec(ctx, "/bin/false", tried, Outcome{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("it would go on: %v", err)
+	}
+}
+
 // inherit returns what a program inherits that was executed with a bundle.
 func inherit(t *testing.T, b bundle) *Inheritance {
 	t.Helper()
