@@ -13,24 +13,16 @@ import (
 const (
 	// upgradeSilence bounds an upgrade: nobody answers while the next program is tried.
 	upgradeSilence = 5 * time.Minute
-	// answerPatience is how long the API may take to answer before the agent is ready.
-	answerPatience = 10 * time.Second
 	// aliveShare is the part of the service manager's patience in which the agent calls itself.
 	aliveShare = 4
 )
 
-// keepManagerInformed tells the service manager that the agent is ready once the API has answered on its socket, and
-// from then on that the agent lives, each time that the API has answered again.
+// keepManagerInformed tells the service manager that the agent is ready, and from then on that it lives, each time that
+// the API has answered on its socket. The agent does not call itself before it is ready: until then systemd listens on
+// the socket too, and takes a call for a reason to start the agent, which revokes a stop.
 func (a *agent) keepManagerInformed(ctx context.Context) {
 	if a.manager == nil {
 		return
-	}
-	for a.answers(ctx, answerPatience) != nil {
-		select {
-		case <-time.After(upLongest):
-		case <-ctx.Done():
-			return
-		}
 	}
 	a.told(a.manager.Tell(servicemanager.Ready))
 	a.told(a.manager.AllowSilence(0)) // an upgrade may have set another time

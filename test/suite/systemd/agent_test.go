@@ -39,6 +39,25 @@ ExecStart=/usr/bin/test -S `+socket)
 	h.is("docker.service", "active")
 }
 
+// TestStopWhileItStarts checks that nothing revokes a stop of an agent that starts: it does not start itself by a call
+// on the socket, where systemd listens until it is ready.
+func TestStopWhileItStarts(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "pannier.socket")
+	h.Boot()
+	h.Run("systemctl", "stop", "pannier.service")
+	h.Run("systemctl", "log-level", "debug")
+	h.Run("systemctl", "start", "pannier.service")
+	h.Run("systemctl", "log-level", "info")
+	const passes, called = "pannier.service: Passing 2 fds to service", "pannier.socket: Incoming traffic"
+	if log := h.Journal(); !strings.Contains(log, passes) || strings.Contains(log, called) {
+		t.Errorf("systemd was to say %q, and not %q:\n%s", passes, called, log)
+	}
+	h.Run("systemctl", "restart", "--no-block", "pannier.service")
+	h.Run("systemctl", "stop", "pannier.service")
+	h.is("pannier.service", "inactive")
+}
+
 // TestSocket restarts, stops and upgrades the agent: nobody who calls it is refused, and a call starts it.
 func TestSocket(t *testing.T) {
 	t.Parallel()
