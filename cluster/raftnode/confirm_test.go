@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
+
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // long is a raft timeout that does not pass during a test, so that only the test causes elections.
@@ -119,11 +122,16 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 		nets[i] = &slowNet{under, &confirmations{}, make(chan struct{}), held, deliver}
 	}
 	nodes := threeServers(t, nets)
+	release := sync.OnceFunc(func() { close(deliver) })
+	t.Cleanup(release) // else no server ends
 	old, next := nodes[0], nodes[1]
 	term := old.CurrentTerm()
 	if err := old.ConfirmLeader(t.Context(), term); err != nil {
 		t.Fatalf("the only leader: %v", err)
 	}
+	check.Eventually(t, "the next leader has the whole log, else it gets no vote", func() bool {
+		return next.LastIndex() == old.LastIndex()
+	})
 
 	// Both followers answer a heartbeat. The answers are delayed while another server is elected.
 	close(nets[0].slow)
@@ -145,7 +153,7 @@ func TestAnswersFromBeforeTheQuestion(t *testing.T) {
 	for range 64 { // raft takes requests and commands in random order: by now it has taken the request
 		old.Apply(nil, 0)
 	}
-	close(deliver)
+	release()
 	if err := own.Error(); err != nil {
 		t.Errorf("raft's VerifyLeader no longer counts earlier answers (%v): use it instead of ConfirmLeader", err)
 	}

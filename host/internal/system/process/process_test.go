@@ -176,11 +176,12 @@ func TestStartRefuses(t *testing.T) {
 
 func TestStopEndsTheGroup(t *testing.T) {
 	dir := t.TempDir()
-	// The child ignores SIGTERM and would outlive its parent; its own child has left the group.
+	// The child ignores SIGTERM and would outlive its parent, as would another one that has left the group. Each has a
+	// file when it is ready for the signal, and the leader is before them.
 	p := mustStart(t, shell(t, fmt.Sprintf(`
-		(trap '' TERM; echo $BASHPID; while :; do sleep 0.05; done) & echo $! > %[1]s/child
-		setsid sh -c 'trap "" TERM; echo $$ > %[1]s/away; while :; do sleep 0.05; done' &
 		trap 'exit 0' TERM
+		sh -c 'trap "" TERM; echo $$ > %[1]s/child; while :; do sleep 0.05; done' &
+		setsid sh -c 'trap "" TERM; echo $$ > %[1]s/away; while :; do sleep 0.05; done' &
 		while :; do sleep 0.05; done`, dir)))
 	child, away := readPid(t, dir+"/child"), readPid(t, dir+"/away")
 	// Processes that end on SIGTERM have as much time as they need.
