@@ -16,6 +16,8 @@ func TestMain(m *testing.M) {
 		switch kind {
 		case "ready":
 			run = func(_, dir, program string) error { return floorReady(dir, program) }
+		case "volumes":
+			run = func(_, dir, count string) error { return floorVolumes(dir, count) }
 		case "idle":
 			run = func(_, dir, program string) error { return floorIdle(dir, program, os.Args[3]) }
 		}

@@ -56,7 +56,8 @@
 //
 // Memory. 10,000 volumes are created through the API, 200 workloads started and stopped, all
 // volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s, since the
-// agent returns memory to the kernel every half minute.
+// agent returns memory to the kernel every half minute. The floor is a process that has only the stores open, with as
+// many records in them.
 //
 // Restart. A ledger with 100,000 volumes and as many claims of another node; three restarts each.
 // After the end of the machine the ledger is rebuilt from raft's snapshot and log, which takes

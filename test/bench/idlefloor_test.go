@@ -29,12 +29,9 @@ const idlePlugins = 4
 func floorIdle(dir, program, driver string) error {
 	defer plugin.CleanupClients()
 	var g errgroup.Group
-	g.Go(func() error { return openStore(filepath.Join(dir, "journal"), 1<<20) })
 	g.Go(func() error {
-		if err := openStore(filepath.Join(dir, "ledger"), 4<<20); err != nil {
-			return err
-		}
-		return leadAlone(filepath.Join(dir, "raft"))
+		_, _, err := openStores(dir)
+		return err
 	})
 	pids := make([]string, idlePlugins)
 	args := []string{driver}

@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -38,14 +39,10 @@ import (
 // floorReady is TestMain of that process. It is killed.
 func floorReady(dir, program string) error {
 	var g errgroup.Group
-	g.Go(func() error { return openStore(filepath.Join(dir, "journal"), 1<<20) })
-	g.Go(func() error {
-		if err := openStore(filepath.Join(dir, "ledger"), 4<<20); err != nil {
-			return err
-		}
-		return leadAlone(filepath.Join(dir, "raft"))
-	})
 	g.Go(func() error { return havePlugin(dir, program) })
+	if _, _, err := openStores(dir); err != nil {
+		return err
+	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -64,32 +61,62 @@ func floorReady(dir, program string) error {
 
 func floorSocket(dir string) string { return filepath.Join(dir, "api.sock") }
 
-func openStore(dir string, table int64) error {
-	_, err := badger.Open(badger.DefaultOptions(dir).WithLogger(nil).WithMetricsEnabled(false).WithMemTableSize(table).
+// openStores opens the journal's and the ledger's database at the same time, and raft, which writes each entry into the
+// ledger's. It waits until this server leads and has applied its log.
+func openStores(dir string) (ledger *badger.DB, n *raftnode.Node, err error) {
+	var g errgroup.Group
+	g.Go(func() error {
+		_, err := openStore(filepath.Join(dir, "journal"), 1<<20)
+		return err
+	})
+	g.Go(func() (err error) {
+		if ledger, err = openStore(filepath.Join(dir, "ledger"), 4<<20); err != nil {
+			return err
+		}
+		n, err = raftnode.Open(raftnode.Config{
+			Dir: filepath.Join(dir, "raft"), ID: "a", BootstrapExpect: 1, FSM: bareFSM{ledger}, Logger: hclog.NewNullLogger(),
+		})
+		if err != nil {
+			return err
+		}
+		<-n.Leadership
+		return n.Barrier(0).Error()
+	})
+	return ledger, n, g.Wait()
+}
+
+func openStore(dir string, table int64) (*badger.DB, error) {
+	return badger.Open(badger.DefaultOptions(dir).WithLogger(nil).WithMetricsEnabled(false).WithMemTableSize(table).
 		WithNumMemtables(2).WithBaseTableSize(2 << 20).WithValueThreshold(64 << 10).WithValueLogFileSize(1 << 20).
 		WithCompression(options.None).WithBlockCacheSize(0).WithIndexCacheSize(0).WithNumCompactors(0))
-	return err
 }
 
-// leadAlone opens raft, and waits until this server leads and has applied its log.
-func leadAlone(dir string) error {
-	n, err := raftnode.Open(raftnode.Config{
-		Dir: dir, ID: "a", BootstrapExpect: 1, FSM: noFSM{}, Logger: hclog.NewNullLogger(),
+// bareFSM writes each entry into a database, whose key is the entry's index.
+type bareFSM struct{ db *badger.DB }
+
+func (f bareFSM) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+
+func (f bareFSM) ApplyBatch(logs []*raft.Log) []any {
+	results := make([]any, len(logs))
+	err := f.db.Update(func(tx *badger.Txn) error {
+		for _, l := range logs {
+			if l.Type != raft.LogCommand {
+				continue
+			}
+			if err := tx.Set(binary.BigEndian.AppendUint64(nil, l.Index), l.Data); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
-	if err != nil {
-		return err
+	for n := range results {
+		results[n] = err
 	}
-	<-n.Leadership
-	return n.Barrier(0).Error()
+	return results
 }
 
-// noFSM forgets what it applies.
-type noFSM struct{}
-
-func (noFSM) Apply(*raft.Log) any                 { return nil }
-func (noFSM) ApplyBatch(logs []*raft.Log) []any   { return make([]any, len(logs)) }
-func (noFSM) Snapshot() (raft.FSMSnapshot, error) { return nil, errors.New("there is nothing") }
-func (noFSM) Restore(r io.ReadCloser) error       { return r.Close() }
+func (bareFSM) Snapshot() (raft.FSMSnapshot, error) { return nil, errors.New("there is nothing") }
+func (bareFSM) Restore(r io.ReadCloser) error       { return r.Close() }
 
 // floorPlugin is what the next process needs to reattach.
 type floorPlugin struct {
