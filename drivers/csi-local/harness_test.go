@@ -163,7 +163,15 @@ func createRequest(name string, size int64, c *csi.VolumeCapability) *csi.Create
 func (r *rig) stage(id string, c *csi.VolumeCapability) string {
 	r.t.Helper()
 	path := r.path("stage", id)
-	check.NoError(r.t, r.tryStage(id, path, c))
+	// A driver that looks at all loop devices has each open for a moment, and so keeps one that was just detached.
+	check.Eventually(r.t, "volume "+id+" is not in use any more", func() bool {
+		err := r.tryStage(id, path, c)
+		if status.Code(err) == codes.Aborted {
+			return false
+		}
+		check.NoError(r.t, err)
+		return true
+	})
 	return path
 }
 
