@@ -166,7 +166,7 @@ func (r *rig) stage(id string, c *csi.VolumeCapability) string {
 	// A driver that looks at all loop devices has each open for a moment, and so keeps one that was just detached.
 	check.Eventually(r.t, "volume "+id+" is not in use any more", func() bool {
 		err := r.tryStage(id, path, c)
-		if status.Code(err) == codes.Aborted {
+		if status.Code(err) == codes.Aborted && strings.Contains(err.Error(), "by what cannot be seen from here") {
 			return false
 		}
 		check.NoError(r.t, err)
