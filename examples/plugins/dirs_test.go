@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -118,16 +116,16 @@ func plugin(t *testing.T, h *testhost.Host, name string) *hostv1.Plugin {
 }
 
 func find(h *testhost.Host, name string) (*hostv1.Plugin, error) {
-	resp, err := h.Client().Plugins.ListPlugins(context.Background(), connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	resp, err := h.Client().Plugins.ListPlugins(context.Background(), &hostv1.ListPluginsRequest{})
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range resp.Msg.GetPlugins() {
+	for _, p := range resp.GetPlugins() {
 		if p.GetName() == name {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("there is no plugin %q among %v", name, resp.Msg.GetPlugins())
+	return nil, fmt.Errorf("there is no plugin %q among %v", name, resp.GetPlugins())
 }
 
 func must[T any](value T, err error) func(*testing.T) T {

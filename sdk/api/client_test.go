@@ -22,15 +22,11 @@ type agent struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 }
 
-func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse],
-	error,
-) {
-	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
+func (agent) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+	return &hostv1.StatusResponse{Name: "n"}, nil
 }
 
-func (agent) Events(_ context.Context, _ *connect.Request[hostv1.EventsRequest],
-	s *connect.ServerStream[hostv1.EventsResponse],
-) error {
+func (agent) Events(_ context.Context, _ *hostv1.EventsRequest, s *connect.ServerStream[hostv1.EventsResponse]) error {
 	for seq := range uint64(3) {
 		if err := s.Send(&hostv1.EventsResponse{Event: &hostv1.Event{Seq: seq}}); err != nil {
 			return err
@@ -75,11 +71,11 @@ func TestCalls(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			status, err := c.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
-			if err != nil || status.Msg.Name != "n" {
+			status, err := c.Agent.Status(t.Context(), &hostv1.StatusRequest{})
+			if err != nil || status.Name != "n" {
 				t.Fatalf("%v, %v", status, err)
 			}
-			stream, err := c.Agent.Events(t.Context(), connect.NewRequest(&hostv1.EventsRequest{}))
+			stream, err := c.Agent.Events(t.Context(), &hostv1.EventsRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -92,7 +88,7 @@ func TestCalls(t *testing.T) {
 				t.Fatalf("%d messages, %v", n, stream.Err())
 			}
 			if _, err := c.Plugins.ListPlugins(t.Context(),
-				connect.NewRequest(&hostv1.ListPluginsRequest{})); connect.CodeOf(err) != connect.CodeUnimplemented {
+				&hostv1.ListPluginsRequest{}); connect.CodeOf(err) != connect.CodeUnimplemented {
 				t.Fatalf("a service that is not served: %v", err)
 			}
 		})
@@ -129,7 +125,7 @@ func TestToken(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.ACL.GetACLSelf(t.Context(), connect.NewRequest(&hostv1.GetACLSelfRequest{})); err == nil {
+		if _, err := c.ACL.GetACLSelf(t.Context(), &hostv1.GetACLSelfRequest{}); err == nil {
 			t.Error("a call without a server succeeded")
 		}
 		if secret := <-got; secret != want {
@@ -158,9 +154,9 @@ func TestUnreachable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = c.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
+		_, err = c.Agent.Status(t.Context(), &hostv1.StatusRequest{})
 		checkUnreachable(t, err, "unix://"+name, want)
-		stream, err := c.Agent.Events(t.Context(), connect.NewRequest(&hostv1.EventsRequest{}))
+		stream, err := c.Agent.Events(t.Context(), &hostv1.EventsRequest{})
 		if err == nil {
 			stream.Receive()
 			err = stream.Err()
@@ -218,7 +214,7 @@ func TestNoTLSThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	_, err = client.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
+	_, err = client.Agent.Status(t.Context(), &hostv1.StatusRequest{})
 	unreachable, record := (*api.UnreachableError)(nil), tls.RecordHeaderError{}
 	if !errors.As(err, &unreachable) || !errors.As(unreachable.Err, &record) {
 		t.Errorf("got %v", err)

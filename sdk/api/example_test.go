@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"log"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
@@ -25,13 +23,13 @@ func start(ctx context.Context) error {
 	}
 	defer client.Close()
 
-	stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{
+	stream, err := client.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{
 		Spec: &hostv1.WorkloadSpec{
 			Namespace: "default",
 			Id:        "redis",
 			Volumes:   []*hostv1.VolumeRequest{{Name: "data", Source: "data", Destination: "/data"}},
 		},
-	}))
+	})
 	if err != nil {
 		return err
 	}

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -52,11 +50,11 @@ func volumeSpec(id string) *hostv1.VolumeSpec {
 // create makes a volume and returns its id at the driver.
 func (c caller) create(ctx context.Context, id string) string {
 	c.b.Helper()
-	res, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: volumeSpec(id)}))
+	res, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: volumeSpec(id)})
 	if err != nil {
 		c.b.Fatalf("create volume %s: %v", id, err)
 	}
-	return res.Msg.GetVolume().GetSpec().GetExternalId()
+	return res.GetVolume().GetSpec().GetExternalId()
 }
 
 // start starts a workload with the volume's name, and returns the time from the call to the answer that it
@@ -64,9 +62,9 @@ func (c caller) create(ctx context.Context, id string) string {
 func (c caller) start(ctx context.Context, volume string) (time.Duration, error) {
 	at := time.Now()
 	stream, err := c.Workloads.StartWorkload(ctx,
-		connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+		&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
 			Id: volume, Volumes: []*hostv1.VolumeRequest{{Name: "data", Source: volume, Destination: "/data"}},
-		}}))
+		}})
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +87,7 @@ func (c caller) start(ctx context.Context, volume string) (time.Duration, error)
 // stop stops that workload, and returns the time until nothing was left.
 func (c caller) stop(ctx context.Context, volume string) (time.Duration, error) {
 	at := time.Now()
-	stream, err := c.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: volume}))
+	stream, err := c.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: volume})
 	if err != nil {
 		return 0, err
 	}

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/dgraph-io/badger/v4"
 	"golang.org/x/sync/errgroup"
 
@@ -85,16 +84,16 @@ func measureMemory(b *testing.B, r *table.Section) {
 	c := caller{b, h.Client()}
 	id := func(i int) string { return fmt.Sprintf("volume-%05d", i) }
 	parallel(b, volumes, 16, func(i int) error {
-		_, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: volumeSpec(id(i))}))
+		_, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: volumeSpec(id(i))})
 		return err
 	})
 	for i := range measure.Turns(used, 20*time.Second) {
 		took(b)(c.start(ctx, id(i)))
 		took(b)(c.stop(ctx, id(i)))
 	}
-	list, err := c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
-	if err != nil || len(list.Msg.GetVolumes()) != volumes {
-		b.Fatalf("%d volumes are listed: %v", len(list.Msg.GetVolumes()), err)
+	list, err := c.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{})
+	if err != nil || len(list.GetVolumes()) != volumes {
+		b.Fatalf("%d volumes are listed: %v", len(list.GetVolumes()), err)
 	}
 	dir := b.TempDir()
 	bare := startFloor(b, "volumes", dir, strconv.Itoa(volumes))

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/consul/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -107,11 +106,11 @@ func gather(all map[string]table.Samples, each map[string]time.Duration) map[str
 func (c caller) startMeshed(ctx context.Context) (took time.Duration, steps map[string]time.Duration, err error) {
 	at := time.Now()
 	stream, err := c.Workloads.StartWorkload(ctx,
-		connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+		&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
 			Id: meshed, Services: []*servicev1.Service{{
 				Name: "web", Port: "8080", Connect: &servicev1.Connect{SidecarService: &servicev1.SidecarService{}},
 			}},
-		}}))
+		}})
 	if err != nil {
 		return 0, nil, err
 	}

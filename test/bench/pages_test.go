@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
@@ -47,7 +46,7 @@ plugin "web" {
 	c := caller{b, h.Client()}
 	parallel(b, volumes, 16, func(i int) error {
 		_, err := c.Volumes.CreateVolume(b.Context(),
-			connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: volumeSpec(fmt.Sprintf("volume-%05d", i))}))
+			&hostv1.CreateVolumeRequest{Spec: volumeSpec(fmt.Sprintf("volume-%05d", i))})
 		return err
 	})
 	site := "http://" + address

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -84,7 +83,7 @@ func pids(b *testing.B, h *testhost.Host) string {
 
 // reattached returns the time at which the last of the plugins served again, after since: events outlive the agent.
 func reattached(ctx context.Context, c caller, plugins []string, since time.Time) (last time.Time, err error) {
-	stream, err := c.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: 1000}))
+	stream, err := c.Agent.Events(ctx, &hostv1.EventsRequest{Recent: 1000})
 	if err != nil {
 		return last, err
 	}

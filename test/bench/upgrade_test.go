@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -92,8 +91,7 @@ func startLoad(h *testhost.Host) *load {
 		client := h.Client()
 		l.running.Go(func() {
 			for at := range due {
-				_, err := client.Volumes.ListVolumes(context.Background(),
-					connect.NewRequest(&hostv1.ListVolumesRequest{PerPage: 1}))
+				_, err := client.Volumes.ListVolumes(context.Background(), &hostv1.ListVolumesRequest{PerPage: 1})
 				l.mu.Lock()
 				l.took = append(l.took, time.Since(at))
 				if err != nil {

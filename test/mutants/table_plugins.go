@@ -336,8 +336,8 @@ var plugins = []mutant{
 	{
 		name: "nomad-detaches-what-is-used", promise: "`nomad volume detach` takes no volume from a workload that uses it",
 		file: "plugins/nomad-api/internal/nomad/detach.go",
-		old:  "c.GetNode() == name && c.GetState() == stateTaken && inUse(res.Msg, c)",
-		new:  "c.GetNode() == name && c.GetState() != stateTaken && inUse(res.Msg, c)",
+		old:  "c.GetNode() == name && c.GetState() == stateTaken && inUse(res, c)",
+		new:  "c.GetNode() == name && c.GetState() != stateTaken && inUse(res, c)",
 		pkg:  "./test/suite/nomad", run: "^TestOneHost$/^in_use$",
 	},
 	{

@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
@@ -57,11 +55,11 @@ func handler(host frontend.Host) http.Handler {
 func volumes(ctx context.Context, client *api.Client) ([]*hostv1.Volume, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	res, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{Namespace: "*"}))
+	res, err := client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: "*"})
 	if err != nil {
 		return nil, err
 	}
-	return res.Msg.GetVolumes(), nil
+	return res.GetVolumes(), nil
 }
 
 var table = template.Must(template.New("page").Parse(`<!DOCTYPE html>

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/api/proto/pannier/host/v1/hostv1connect"
@@ -22,11 +20,10 @@ type volumeService struct {
 	hostv1connect.UnimplementedVolumeServiceHandler
 }
 
-func (volumeService) ListVolumes(context.Context, *connect.Request[hostv1.ListVolumesRequest],
-) (*connect.Response[hostv1.ListVolumesResponse], error) {
-	return connect.NewResponse(&hostv1.ListVolumesResponse{Volumes: []*hostv1.Volume{
+func (volumeService) ListVolumes(context.Context, *hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
+	return &hostv1.ListVolumesResponse{Volumes: []*hostv1.Volume{
 		{Spec: &hostv1.VolumeSpec{Namespace: "default", Id: "<data>", PluginId: "local"}},
-	}}), nil
+	}}, nil
 }
 
 // host returns a host with that API, and the address that the page is served at.

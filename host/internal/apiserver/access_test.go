@@ -64,8 +64,7 @@ func TestAPIOverHTTPSNeedsACertificate(t *testing.T) {
 			if c.secret != "" {
 				with.Transport = withSecret{with.Transport, c.secret}
 			}
-			_, err := hostv1connect.NewDeviceServiceClient(with, url).ListDevices(h.ctx,
-				request(&hostv1.ListDevicesRequest{}))
+			_, err := hostv1connect.NewDeviceServiceClient(with, url).ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 			if c.code == 0 {
 				check.NoError(t, err)
 				return
@@ -93,7 +92,7 @@ func TestStreamOfAStrangerIsNotHeld(t *testing.T) {
 			ctx, cancel := context.WithCancel(h.ctx)
 			defer cancel()
 			stream, err := hostv1connect.NewAgentServiceClient(with, url).Events(ctx,
-				request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
+				&hostv1.EventsRequest{Follow: true, Recent: 1})
 			if err != nil {
 				return err
 			}
@@ -103,10 +102,10 @@ func TestStreamOfAStrangerIsNotHeld(t *testing.T) {
 			return err
 		}
 		wantError(t, follow(), connect.CodePermissionDenied)
-		_, err := hostv1connect.NewACLServiceClient(with, url).GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
+		_, err := hostv1connect.NewACLServiceClient(with, url).GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{})
 		wantError(t, err, connect.CodePermissionDenied)
 		_, err = h.client.ACL.PutACLPolicy(h.ctx,
-			request(&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`}))
+			&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`})
 		check.NoError(t, err)
 		err = follow()
 		if certificate {
@@ -114,7 +113,7 @@ func TestStreamOfAStrangerIsNotHeld(t *testing.T) {
 		} else {
 			wantError(t, err, connect.CodePermissionDenied, "it showed no certificate")
 		}
-		_, err = h.client.ACL.DeleteACLPolicy(h.ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "anonymous"}))
+		_, err = h.client.ACL.DeleteACLPolicy(h.ctx, &hostv1.DeleteACLPolicyRequest{Name: "anonymous"})
 		check.NoError(t, err)
 	}
 }

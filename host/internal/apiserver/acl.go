@@ -44,8 +44,8 @@ const resetFile = "acl-bootstrap-reset"
 // BootstrapACL makes the first management token. No token can identify the caller yet, so it must be root on a server
 // or have a certificate to operate the cluster.
 func (s aclService) BootstrapACL(ctx context.Context,
-	_ *connect.Request[hostv1.BootstrapACLRequest],
-) (*connect.Response[hostv1.BootstrapACLResponse], error) {
+	_ *hostv1.BootstrapACLRequest,
+) (*hostv1.BootstrapACLResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -64,7 +64,7 @@ func (s aclService) BootstrapACL(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}), nil
+	return &hostv1.BootstrapACLResponse{Token: shownACLToken(made), Secret: secret}, nil
 }
 
 // bootstrapAgain makes another first token if an operator has allowed that by a file on this server. The file counts
@@ -95,12 +95,11 @@ func (s aclService) bootstrapAgain(ctx context.Context, token ledger.Token,
 
 // CreateACLToken makes a token. Its secret is not stored.
 func (s aclService) CreateACLToken(ctx context.Context,
-	req *connect.Request[hostv1.CreateACLTokenRequest],
-) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
+	m *hostv1.CreateACLTokenRequest,
+) (*hostv1.CreateACLTokenResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	m := req.Msg
 	secret, token := newToken(callerOf(ctx).call, m.GetName(), cmp.Or(ledger.TokenType(m.GetType()), ledger.Client))
 	token.Policies, token.Roles = notEmpty(m.GetPolicies()), notEmpty(m.GetRoles())
 	if m.GetTtl() != nil {
@@ -121,7 +120,7 @@ func (s aclService) CreateACLToken(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}), nil
+	return &hostv1.CreateACLTokenResponse{Token: shownACLToken(made), Secret: secret}, nil
 }
 
 // newToken returns a token with a new secret of 130 random bits. All attempts of one forwarded call get the same
@@ -157,26 +156,26 @@ func (s aclService) madeBefore(ctx context.Context, want, made ledger.Token, ref
 
 // GetACLToken reads a token by its accessor.
 func (s aclService) GetACLToken(ctx context.Context,
-	req *connect.Request[hostv1.GetACLTokenRequest],
-) (*connect.Response[hostv1.GetACLTokenResponse], error) {
+	req *hostv1.GetACLTokenRequest,
+) (*hostv1.GetACLTokenResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
 	var token ledger.Token
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		token, err = tx.ACLToken(req.Msg.GetAccessor())
+		token, err = tx.ACLToken(req.GetAccessor())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetACLTokenResponse{Token: shownACLToken(token)}), nil
+	return &hostv1.GetACLTokenResponse{Token: shownACLToken(token)}, nil
 }
 
 // ListACLTokens lists all tokens, the oldest first.
 func (s aclService) ListACLTokens(ctx context.Context,
-	_ *connect.Request[hostv1.ListACLTokensRequest],
-) (*connect.Response[hostv1.ListACLTokensResponse], error) {
+	_ *hostv1.ListACLTokensRequest,
+) (*hostv1.ListACLTokensResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -192,27 +191,25 @@ func (s aclService) ListACLTokens(ctx context.Context,
 	for _, t := range tokens {
 		resp.Tokens = append(resp.Tokens, shownACLToken(t))
 	}
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // DeleteACLToken deletes a token.
 func (s aclService) DeleteACLToken(ctx context.Context,
-	req *connect.Request[hostv1.DeleteACLTokenRequest],
-) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
+	req *hostv1.DeleteACLTokenRequest,
+) (*hostv1.DeleteACLTokenResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	deleted, err := s.cfg.Ledger.DeleteACLTokens(ctx, req.Msg.GetAccessor())
+	deleted, err := s.cfg.Ledger.DeleteACLTokens(ctx, req.GetAccessor())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, shortened(req.Msg.GetAccessor()))
+		err = fmt.Errorf("%w: no token has the accessor %q", ledger.ErrTokenNotFound, shortened(req.GetAccessor()))
 	}
-	return connect.NewResponse(&hostv1.DeleteACLTokenResponse{}), err
+	return &hostv1.DeleteACLTokenResponse{}, err
 }
 
 // GetACLSelf returns what the caller may do.
-func (s aclService) GetACLSelf(ctx context.Context,
-	_ *connect.Request[hostv1.GetACLSelfRequest],
-) (*connect.Response[hostv1.GetACLSelfResponse], error) {
+func (s aclService) GetACLSelf(ctx context.Context, _ *hostv1.GetACLSelfRequest) (*hostv1.GetACLSelfResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -238,7 +235,7 @@ func (s aclService) GetACLSelf(ctx context.Context,
 		}
 		return nil
 	})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 func shownACLToken(t ledger.Token) *hostv1.ACLToken {
@@ -250,12 +247,12 @@ func shownACLToken(t ledger.Token) *hostv1.ACLToken {
 
 // PutACLPolicy adds a policy or replaces its text, which is parsed first.
 func (s aclService) PutACLPolicy(ctx context.Context,
-	req *connect.Request[hostv1.PutACLPolicyRequest],
-) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
+	req *hostv1.PutACLPolicyRequest,
+) (*hostv1.PutACLPolicyResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	p := ledger.Policy{Name: req.Msg.GetName(), Description: req.Msg.GetDescription(), Rules: req.Msg.GetRules()}
+	p := ledger.Policy{Name: req.GetName(), Description: req.GetDescription(), Rules: req.GetRules()}
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
@@ -266,31 +263,31 @@ func (s aclService) PutACLPolicy(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.PutACLPolicyResponse{Policy: shownACLPolicy(stored[0])}), nil
+	return &hostv1.PutACLPolicyResponse{Policy: shownACLPolicy(stored[0])}, nil
 }
 
 // GetACLPolicy reads a policy.
 func (s aclService) GetACLPolicy(ctx context.Context,
-	req *connect.Request[hostv1.GetACLPolicyRequest],
-) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
+	req *hostv1.GetACLPolicyRequest,
+) (*hostv1.GetACLPolicyResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
 	var p ledger.Policy
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		p, err = tx.ACLPolicy(req.Msg.GetName())
+		p, err = tx.ACLPolicy(req.GetName())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}), nil
+	return &hostv1.GetACLPolicyResponse{Policy: shownACLPolicy(p)}, nil
 }
 
 // ListACLPolicies lists policies by name.
 func (s aclService) ListACLPolicies(ctx context.Context,
-	_ *connect.Request[hostv1.ListACLPoliciesRequest],
-) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
+	_ *hostv1.ListACLPoliciesRequest,
+) (*hostv1.ListACLPoliciesResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -302,33 +299,31 @@ func (s aclService) ListACLPolicies(ctx context.Context,
 		}
 		return err
 	})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // DeleteACLPolicy deletes a policy.
 func (s aclService) DeleteACLPolicy(ctx context.Context,
-	req *connect.Request[hostv1.DeleteACLPolicyRequest],
-) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
+	req *hostv1.DeleteACLPolicyRequest,
+) (*hostv1.DeleteACLPolicyResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	deleted, err := s.cfg.Ledger.DeleteACLPolicies(ctx, req.Msg.GetName())
+	deleted, err := s.cfg.Ledger.DeleteACLPolicies(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, shortened(req.Msg.GetName()))
+		err = fmt.Errorf("%w: there is no policy %q", ledger.ErrPolicyNotFound, shortened(req.GetName()))
 	}
-	return connect.NewResponse(&hostv1.DeleteACLPolicyResponse{}), err
+	return &hostv1.DeleteACLPolicyResponse{}, err
 }
 
 // PutACLRole adds a role or replaces its policies.
-func (s aclService) PutACLRole(ctx context.Context,
-	req *connect.Request[hostv1.PutACLRoleRequest],
-) (*connect.Response[hostv1.PutACLRoleResponse], error) {
+func (s aclService) PutACLRole(ctx context.Context, req *hostv1.PutACLRoleRequest) (*hostv1.PutACLRoleResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
 	r := ledger.Role{
-		Name: req.Msg.GetName(), Description: req.Msg.GetDescription(),
-		Policies: notEmpty(req.Msg.GetPolicies()),
+		Name: req.GetName(), Description: req.GetDescription(),
+		Policies: notEmpty(req.GetPolicies()),
 	}
 	if err := r.Validate(); err != nil {
 		return nil, err
@@ -337,31 +332,29 @@ func (s aclService) PutACLRole(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.PutACLRoleResponse{Role: shownACLRole(stored[0])}), nil
+	return &hostv1.PutACLRoleResponse{Role: shownACLRole(stored[0])}, nil
 }
 
 // GetACLRole reads a role.
-func (s aclService) GetACLRole(ctx context.Context,
-	req *connect.Request[hostv1.GetACLRoleRequest],
-) (*connect.Response[hostv1.GetACLRoleResponse], error) {
+func (s aclService) GetACLRole(ctx context.Context, req *hostv1.GetACLRoleRequest) (*hostv1.GetACLRoleResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
 	var r ledger.Role
 	err := s.cfg.Ledger.Read(ctx, func(tx *state.ReadTx) (err error) {
-		r, err = tx.ACLRole(req.Msg.GetName())
+		r, err = tx.ACLRole(req.GetName())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetACLRoleResponse{Role: shownACLRole(r)}), nil
+	return &hostv1.GetACLRoleResponse{Role: shownACLRole(r)}, nil
 }
 
 // ListACLRoles lists roles by name.
 func (s aclService) ListACLRoles(ctx context.Context,
-	_ *connect.Request[hostv1.ListACLRolesRequest],
-) (*connect.Response[hostv1.ListACLRolesResponse], error) {
+	_ *hostv1.ListACLRolesRequest,
+) (*hostv1.ListACLRolesResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
@@ -373,21 +366,21 @@ func (s aclService) ListACLRoles(ctx context.Context,
 		}
 		return err
 	})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // DeleteACLRole deletes a role.
 func (s aclService) DeleteACLRole(ctx context.Context,
-	req *connect.Request[hostv1.DeleteACLRoleRequest],
-) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
+	req *hostv1.DeleteACLRoleRequest,
+) (*hostv1.DeleteACLRoleResponse, error) {
 	if err := s.on(); err != nil {
 		return nil, err
 	}
-	deleted, err := s.cfg.Ledger.DeleteACLRoles(ctx, req.Msg.GetName())
+	deleted, err := s.cfg.Ledger.DeleteACLRoles(ctx, req.GetName())
 	if err == nil && len(deleted) == 0 {
-		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, shortened(req.Msg.GetName()))
+		err = fmt.Errorf("%w: there is no role %q", ledger.ErrRoleNotFound, shortened(req.GetName()))
 	}
-	return connect.NewResponse(&hostv1.DeleteACLRoleResponse{}), err
+	return &hostv1.DeleteACLRoleResponse{}, err
 }
 
 func shownACLPolicy(p ledger.Policy) *hostv1.ACLPolicy {

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -47,12 +46,12 @@ func (h *host) as(t *testing.T, name, rules string) *api.Client {
 
 func (h *host) token(t *testing.T, name, rules string, ttl *durationpb.Duration) (*api.Client, *hostv1.ACLToken) {
 	t.Helper()
-	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+	_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
 	check.NoError(t, err)
 	made, err := h.client.ACL.CreateACLToken(h.ctx,
-		request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl}))
+		&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}, Ttl: ttl})
 	check.NoError(t, err)
-	return h.with(t, made.Msg.GetSecret()), made.Msg.GetToken()
+	return h.with(t, made.GetSecret()), made.GetToken()
 }
 
 func (h *host) with(t *testing.T, secret string) *api.Client {
@@ -75,27 +74,27 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	shop := h.as(t, "shop", `namespace "shop" { policy = "write" }
 		plugin { policy = "read" }`)
 
-	list, err := shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	list, err := shop.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
 	check.NoError(t, err)
-	if len(list.Msg.Volumes) != 1 || list.Msg.Volumes[0].Spec.Id != "mine" {
-		t.Errorf("listed %v", list.Msg.Volumes)
+	if len(list.Volumes) != 1 || list.Volumes[0].Spec.Id != "mine" {
+		t.Errorf("listed %v", list.Volumes)
 	}
-	all, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
-	if check.NoError(t, err); len(all.Msg.Volumes) != 3 {
-		t.Errorf("root sees %d volumes", len(all.Msg.Volumes))
+	all, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
+	if check.NoError(t, err); len(all.Volumes) != 3 {
+		t.Errorf("root sees %d volumes", len(all.Volumes))
 	}
-	_, err = shop.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "till"}))
+	_, err = shop.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{Namespace: "till"})
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-list-volume" on namespace "till" is missing`)
 
 	// The refusal is the same whether the id exists or not.
 	for _, id := range []string{"theirs", "none"} {
-		_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "till", Id: id}))
+		_, err = shop.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "till", Id: id})
 		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-read-volume" on namespace "till" is missing`,
 			`token "shop"`)
-		_, err = shop.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Namespace: "till", Id: id}))
+		_, err = shop.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Namespace: "till", Id: id})
 		wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
 	}
-	_, err = shop.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
+	_, err = shop.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"})
 	wantError(t, err, connect.CodeNotFound)
 
 	// By the driver's own id, in the caller's own namespace. Nothing of the other namespace is told.
@@ -107,19 +106,19 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 		}
 	}
 	stolen := spec("stolen", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = theirs.Spec.ExternalId })
-	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	_, err = shop.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: stolen})
 	hides(err, "csi-write-volume")
 	cloned := spec("cloned", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.CloneId = theirs.Spec.ExternalId })
-	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: cloned}))
+	_, err = shop.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: cloned})
 	hides(err, "csi-read-volume")
 	_, err = h.client.Volumes.CreateSnapshot(h.ctx,
-		request(&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"}))
+		&hostv1.CreateSnapshotRequest{Namespace: "till", VolumeId: "theirs", Name: "s"})
 	check.NoError(t, err)
-	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
+	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"})
 	check.NoError(t, err)
 	restored := spec("restored", inNamespace("shop"),
-		func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Msg.Snapshots[0].SnapshotId })
-	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
+		func(s *hostv1.VolumeSpec) { s.SnapshotId = snapshots.Snapshots[0].SnapshotId })
+	_, err = shop.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: restored})
 	hides(err, "csi-read-volume")
 	if len(h.fake.volumes) != 3 {
 		t.Errorf("the driver has %d volumes", len(h.fake.volumes))
@@ -128,12 +127,12 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	// Who may see the namespace is told.
 	lister := h.as(t, "lister", `namespace "shop" { policy = "write" }
 		namespace "till" { policy = "read" }`)
-	_, err = lister.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	_, err = lister.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: stolen})
 	wantError(t, err, connect.CodePermissionDenied, `the capability "csi-write-volume" on namespace "till" is missing`)
 	h.fake.mu.Lock()
 	h.fake.answers = theirs.Spec.ExternalId
 	h.fake.mu.Unlock()
-	_, err = shop.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("twin", inNamespace("shop"))}))
+	_, err = shop.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("twin", inNamespace("shop"))})
 	wantError(t, err, connect.CodeAlreadyExists, `"shop/twin"`, theirs.Spec.ExternalId, "one id to several volumes")
 	if err != nil && strings.Contains(err.Error(), `till/theirs`) {
 		t.Errorf("it is told whose volume it is: %v", err)
@@ -143,30 +142,30 @@ func TestVolumesOfAnotherNamespace(t *testing.T) {
 	h.fake.mu.Unlock()
 	both := h.as(t, "both", `namespace "shop" { policy = "write" }
 		namespace "till" { policy = "write" }`)
-	_, err = both.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: stolen}))
+	_, err = both.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: stolen})
 	wantError(t, err, connect.CodeAlreadyExists, `"till/theirs"`, "deregister it first")
 
 	// The driver's volumes of others are not shown.
-	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
-	if check.NoError(t, err); len(snapshots.Msg.Snapshots) != 0 {
-		t.Errorf("snapshots %v", snapshots.Msg.Snapshots)
+	snapshots, err = shop.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"})
+	if check.NoError(t, err); len(snapshots.Snapshots) != 0 {
+		t.Errorf("snapshots %v", snapshots.Snapshots)
 	}
 	h.fake.mu.Lock()
 	h.fake.volumes["nobodys"] = storage.CreateRequest{}
 	h.fake.mu.Unlock()
-	external, err := shop.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake"}))
+	external, err := shop.Volumes.ListExternal(h.ctx, &hostv1.ListExternalRequest{PluginId: "fake"})
 	check.NoError(t, err)
 	seen := map[string]bool{}
-	for _, v := range external.Msg.Volumes {
+	for _, v := range external.Volumes {
 		seen[v.ExternalId] = true
 	}
 	if len(seen) != 2 || !seen["nobodys"] || seen[theirs.Spec.ExternalId] {
 		t.Errorf("external volumes %v", seen)
 	}
 	// A volume that nobody has registered may be, and is then the caller's.
-	_, err = shop.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
+	_, err = shop.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{
 		Spec: spec("found", inNamespace("shop"), func(s *hostv1.VolumeSpec) { s.ExternalId = "nobodys" }),
-	}))
+	})
 	check.NoError(t, err)
 }
 
@@ -220,7 +219,7 @@ func TestEventsAreFiltered(t *testing.T) {
 		"agent":   {h.as(t, "agent", `agent { policy = "read" }`), "service east, agent a, a-new-topic n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stream, err := c.client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1000}))
+			stream, err := c.client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true, Recent: 1000})
 			check.NoError(t, err)
 			defer stream.Close()
 			tellAll()
@@ -249,12 +248,11 @@ func TestEventsAreFiltered(t *testing.T) {
 // mustCreate makes a token and returns its secret.
 func mustCreate(t *testing.T, h *host, name, rules string) string {
 	t.Helper()
-	_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+	_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
 	check.NoError(t, err)
-	made, err := h.client.ACL.CreateACLToken(h.ctx,
-		request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}}))
+	made, err := h.client.ACL.CreateACLToken(h.ctx, &hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}})
 	check.NoError(t, err)
-	return made.Msg.GetSecret()
+	return made.GetSecret()
 }
 
 // A stream ends when its token is deleted or expires, even if nothing happens.
@@ -262,13 +260,13 @@ func TestStreamsEndWithTheirToken(t *testing.T) {
 	h := openACLHost(t)
 	client, token := h.token(t, "agents", `agent { policy = "read" }`, nil)
 	h.bus.Publish(events.Event{Topic: events.TopicAgent, Subject: "first"})
-	stream, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
+	stream, err := client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true, Recent: 1})
 	check.NoError(t, err)
 	defer stream.Close()
 	if e, err := next(stream); err != nil || e.Subject != "first" {
 		t.Fatalf("%v, %v", e, err)
 	}
-	_, err = h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: token.Accessor}))
+	_, err = h.client.ACL.DeleteACLToken(h.ctx, &hostv1.DeleteACLTokenRequest{Accessor: token.Accessor})
 	check.NoError(t, err)
 	h.bus.Publish(events.Event{Topic: events.TopicAgent, Subject: "second"})
 	e, err := next(stream)
@@ -277,12 +275,12 @@ func TestStreamsEndWithTheirToken(t *testing.T) {
 	}
 
 	client, _ = h.token(t, "agents", `agent { policy = "read" }`, durationpb.New(300*time.Millisecond))
-	brief, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true}))
+	brief, err := client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true})
 	check.NoError(t, err)
 	defer brief.Close()
 	_, err = next(brief)
 	wantError(t, err, connect.CodeUnauthenticated, "has expired")
-	_, err = client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	_, err = client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	wantError(t, err, connect.CodeUnauthenticated, "has expired")
 }
 
@@ -292,9 +290,9 @@ func TestStatusIsCut(t *testing.T) {
 	h.start(t, "w", "v")
 	read := func(c *api.Client) *hostv1.StatusResponse {
 		t.Helper()
-		s, err := c.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+		s, err := c.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 		check.NoError(t, err)
-		return s.Msg
+		return s
 	}
 	if s := read(h.client); len(s.Plugins) != 1 || len(s.Drivers) != 1 || len(s.Leftovers) != 1 || len(s.Devices) != 1 {
 		t.Errorf("root sees %v", s)
@@ -303,7 +301,7 @@ func TestStatusIsCut(t *testing.T) {
 		len(s.Devices) != 0 || s.Name != "n1" || s.Workloads["running"] != 1 {
 		t.Errorf("who may read the agent only sees %v", s)
 	}
-	_, err := h.as(t, "other", `node { policy = "write" }`).Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	_, err := h.as(t, "other", `node { policy = "write" }`).Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	wantError(t, err, connect.CodePermissionDenied, `policy "read" for agent is missing`)
 	h.stop(t, "w")
 }
@@ -311,35 +309,35 @@ func TestStatusIsCut(t *testing.T) {
 func TestAnonymous(t *testing.T) {
 	h := openACLHost(t, func(c *Config) { c.SocketRoot = true })
 	h.cfg.SocketRoot = false // from here on root has no rights
-	_, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+	_, err := h.client.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
 	wantError(t, err, connect.CodePermissionDenied, `a policy "anonymous" is missing`, "without a token",
 		"PANNIER_TOKEN")
-	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	boot, err := h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
-	operator := h.with(t, boot.Msg.Secret)
+	operator := h.with(t, boot.Secret)
 	_, err = operator.ACL.PutACLPolicy(h.ctx,
-		request(&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`}))
+		&hostv1.PutACLPolicyRequest{Name: "anonymous", Rules: `plugin { policy = "list" }`})
 	check.NoError(t, err)
-	_, err = h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+	_, err = h.client.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
 	check.NoError(t, err)
-	_, err = h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+	_, err = h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"})
 	wantError(t, err, connect.CodePermissionDenied, `policy "read" for plugin is missing`)
-	self, err := h.client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
-	if check.NoError(t, err); self.Msg.Management || self.Msg.Token != nil || len(self.Msg.Policies) != 1 {
-		t.Errorf("without a token: %v", self.Msg)
+	self, err := h.client.ACL.GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{})
+	if check.NoError(t, err); self.Management || self.Token != nil || len(self.Policies) != 1 {
+		t.Errorf("without a token: %v", self)
 	}
 }
 
 func TestBootstrapOnce(t *testing.T) {
 	h := openACLHost(t)
-	boot, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	boot, err := h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
-	first := h.with(t, boot.Msg.Secret)
-	if self, err := first.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{})); err != nil ||
-		!self.Msg.Management || self.Msg.Token.Name != "bootstrap" {
+	first := h.with(t, boot.Secret)
+	if self, err := first.ACL.GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{}); err != nil ||
+		!self.Management || self.Token.Name != "bootstrap" {
 		t.Errorf("%v, %v", self, err)
 	}
-	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	path := filepath.Join(h.cfg.DataDir, resetFile)
 	wantError(t, err, connect.CodeFailedPrecondition, "bootstrapped before", path, `server "n1"`, "pannier acl bootstrap")
 	if err == nil {
@@ -350,26 +348,26 @@ func TestBootstrapOnce(t *testing.T) {
 	_, scanErr := fmt.Sscan(after, &reset)
 	check.NoError(t, scanErr)
 	check.NoError(t, os.WriteFile(path, []byte(fmt.Sprintln(reset+1)), 0o600))
-	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition)
 	check.NoError(t, os.WriteFile(path, []byte(fmt.Sprintln(reset)), 0o600))
-	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the file is left: %v", err)
 	}
 	check.NoError(t, os.WriteFile(path, []byte(fmt.Sprintln(reset)), 0o600))
-	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition)
 	// Existing tokens stay valid.
-	_, err = first.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	_, err = first.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	check.NoError(t, err)
 }
 
 func TestPoliciesRolesAndTokens(t *testing.T) {
 	h := openACLHost(t)
 	put := func(name, rules string) error {
-		_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+		_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
 		return err
 	}
 	wantError(t, put("p", "quota {}"), connect.CodeInvalidArgument,
@@ -378,18 +376,14 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	check.NoError(t, put("p", `node { policy = "read" }`))
 	check.NoError(t, put("q", `plugin { policy = "list" }`))
 	role := func(policies ...string) error {
-		_, err := h.client.ACL.PutACLRole(h.ctx, request(&hostv1.PutACLRoleRequest{Name: "r", Policies: policies}))
+		_, err := h.client.ACL.PutACLRole(h.ctx, &hostv1.PutACLRoleRequest{Name: "r", Policies: policies})
 		return err
 	}
 	wantError(t, role("none"), connect.CodeNotFound, "none")
 	wantError(t, role(), connect.CodeInvalidArgument, "policies")
 	check.NoError(t, role("p"))
 	create := func(req *hostv1.CreateACLTokenRequest) (*hostv1.CreateACLTokenResponse, error) {
-		resp, err := h.client.ACL.CreateACLToken(h.ctx, request(req))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.ACL.CreateACLToken(h.ctx, req)
 	}
 	for says, req := range map[string]*hostv1.CreateACLTokenRequest{
 		"at least one":  {},
@@ -411,22 +405,22 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	check.NoError(t, err)
 	client := h.with(t, made.Secret)
 	devices := func() error {
-		_, err := client.Devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		_, err := client.Devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		return err
 	}
 	check.NoError(t, devices())
-	self, err := client.ACL.GetACLSelf(h.ctx, request(&hostv1.GetACLSelfRequest{}))
+	self, err := client.ACL.GetACLSelf(h.ctx, &hostv1.GetACLSelfRequest{})
 	check.NoError(t, err)
-	if m := self.Msg; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 ||
+	if m := self; m.Management || m.Token.Accessor != made.Token.Accessor || len(m.Policies) != 2 ||
 		m.Policies[0].Rules != `node { policy = "read" }` {
 		t.Errorf("self: %v", m)
 	}
-	own, err := client.ACL.ListACLPolicies(h.ctx, request(&hostv1.ListACLPoliciesRequest{}))
+	own, err := client.ACL.ListACLPolicies(h.ctx, &hostv1.ListACLPoliciesRequest{})
 	check.NoError(t, put("hidden", `agent { policy = "read" }`))
-	if check.NoError(t, err); len(own.Msg.Policies) != 2 {
-		t.Errorf("own policies: %v", own.Msg.Policies)
+	if check.NoError(t, err); len(own.Policies) != 2 {
+		t.Errorf("own policies: %v", own.Policies)
 	}
-	_, err = client.ACL.GetACLPolicy(h.ctx, request(&hostv1.GetACLPolicyRequest{Name: "hidden"}))
+	_, err = client.ACL.GetACLPolicy(h.ctx, &hostv1.GetACLPolicyRequest{Name: "hidden"})
 	wantError(t, err, connect.CodePermissionDenied, "a management token is missing")
 
 	// Delete the role, then the policy, then the token: each counts at once.
@@ -434,21 +428,21 @@ func TestPoliciesRolesAndTokens(t *testing.T) {
 	wantError(t, devices(), connect.CodePermissionDenied)
 	check.NoError(t, role("p"))
 	check.NoError(t, devices())
-	_, err = h.client.ACL.DeleteACLPolicy(h.ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "p"}))
+	_, err = h.client.ACL.DeleteACLPolicy(h.ctx, &hostv1.DeleteACLPolicyRequest{Name: "p"})
 	check.NoError(t, err)
 	wantError(t, devices(), connect.CodePermissionDenied)
-	_, err = h.client.ACL.DeleteACLRole(h.ctx, request(&hostv1.DeleteACLRoleRequest{Name: "r"}))
+	_, err = h.client.ACL.DeleteACLRole(h.ctx, &hostv1.DeleteACLRoleRequest{Name: "r"})
 	check.NoError(t, err)
-	_, err = h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor}))
+	_, err = h.client.ACL.DeleteACLToken(h.ctx, &hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor})
 	check.NoError(t, err)
 	wantError(t, devices(), connect.CodeUnauthenticated)
 	for _, err := range []error{
-		second(h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor}))),
-		second(h.client.ACL.DeleteACLRole(h.ctx, request(&hostv1.DeleteACLRoleRequest{Name: "r"}))),
-		second(h.client.ACL.DeleteACLPolicy(h.ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "p"}))),
-		second(h.client.ACL.GetACLToken(h.ctx, request(&hostv1.GetACLTokenRequest{Accessor: "x"}))),
-		second(h.client.ACL.GetACLRole(h.ctx, request(&hostv1.GetACLRoleRequest{Name: "x"}))),
-		second(h.client.ACL.GetACLPolicy(h.ctx, request(&hostv1.GetACLPolicyRequest{Name: "x"}))),
+		second(h.client.ACL.DeleteACLToken(h.ctx, &hostv1.DeleteACLTokenRequest{Accessor: made.Token.Accessor})),
+		second(h.client.ACL.DeleteACLRole(h.ctx, &hostv1.DeleteACLRoleRequest{Name: "r"})),
+		second(h.client.ACL.DeleteACLPolicy(h.ctx, &hostv1.DeleteACLPolicyRequest{Name: "p"})),
+		second(h.client.ACL.GetACLToken(h.ctx, &hostv1.GetACLTokenRequest{Accessor: "x"})),
+		second(h.client.ACL.GetACLRole(h.ctx, &hostv1.GetACLRoleRequest{Name: "x"})),
+		second(h.client.ACL.GetACLPolicy(h.ctx, &hostv1.GetACLPolicyRequest{Name: "x"})),
 	} {
 		wantError(t, err, connect.CodeNotFound)
 	}
@@ -465,9 +459,9 @@ func TestACLsOff(t *testing.T) {
 	if !strings.Contains(h.log.String(), "ACLs are off") {
 		t.Error("the agent does not say that ACLs are off")
 	}
-	_, err := h.with(t, "whatever").Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	_, err := h.with(t, "whatever").Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
 	check.NoError(t, err)
-	_, err = h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition, "ACLs are off", "acl { enabled = true }")
 }
 
@@ -543,28 +537,27 @@ func TestCallersOverTLS(t *testing.T) {
 		plugin { policy = "write" }`)
 	for _, role := range []pki.Role{pki.CLI, pki.Node, pki.Server} {
 		anyone, _, _ := call(role, "")
-		_, err := anyone.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		_, err := anyone.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		wantError(t, err, connect.CodePermissionDenied, "without a token")
 		devices, plugins, _ := call(role, secret)
-		_, err = devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+		_, err = devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 		check.NoError(t, err)
 		// Even a caller with all rights on plugins cannot have a file run or removed remotely.
-		_, err = plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
+		_, err = plugins.VerifyPlugin(h.ctx, &hostv1.VerifyPluginRequest{Path: "/bin/true"})
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent run a file`)
-		_, err = plugins.RemovePlugin(h.ctx, request(&hostv1.RemovePluginRequest{Name: "p", Files: true}))
+		_, err = plugins.RemovePlugin(h.ctx, &hostv1.RemovePluginRequest{Name: "p", Files: true})
 		wantError(t, err, connect.CodePermissionDenied, `token "nodes" may not have the agent remove files`)
 	}
 	_, _, fromNode := call(pki.Node, "")
-	_, err := fromNode.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err := fromNode.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodePermissionDenied, "may not make the first token", "with a certificate of the role cli")
 	// A server that forwards a node's call does not lend it the rights of its own certificate.
 	_, _, fromServer := call(pki.Server, "")
-	passed := request(&hostv1.BootstrapACLRequest{})
-	passed.Header().Set(forwardedHeader, "pannier://dc1/node/n7")
-	_, err = fromServer.BootstrapACL(h.ctx, passed)
+	passed := withHeader(h.ctx, http.Header{forwardedHeader: {"pannier://dc1/node/n7"}})
+	_, err = fromServer.BootstrapACL(passed, &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodePermissionDenied, "pannier://dc1/node/n7 may not make the first token")
 	_, _, fromCLI := call(pki.CLI, "")
-	_, err = fromCLI.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err = fromCLI.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
 }
 
@@ -578,28 +571,23 @@ func TestOneCallMakesOneToken(t *testing.T) {
 	}
 	var first [2]*hostv1.BootstrapACLResponse
 	for n := range first {
-		req := request(&hostv1.BootstrapACLRequest{})
-		maps.Copy(req.Header(), passedOn("once"))
-		resp, err := server.BootstrapACL(h.ctx, req)
+		resp, err := server.BootstrapACL(withHeader(h.ctx, passedOn("once")), &hostv1.BootstrapACLRequest{})
 		check.NoError(t, err)
-		first[n] = resp.Msg
+		first[n] = resp
 	}
 	if !proto.Equal(first[0], first[1]) {
 		t.Errorf("one call made the tokens %v and %v", first[0].GetToken(), first[1].GetToken())
 	}
-	req := request(&hostv1.BootstrapACLRequest{})
-	maps.Copy(req.Header(), passedOn("again"))
-	_, err := server.BootstrapACL(h.ctx, req)
+	_, err := server.BootstrapACL(withHeader(h.ctx, passedOn("again")), &hostv1.BootstrapACLRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition, "bootstrap")
 
 	_, _, server = call(pki.Server, first[0].GetSecret())
 	create := func(client hostv1connect.ACLServiceClient, name string, header http.Header) *hostv1.CreateACLTokenResponse {
 		t.Helper()
-		req := request(&hostv1.CreateACLTokenRequest{Name: name, Type: "management", Ttl: durationpb.New(time.Hour)})
-		maps.Copy(req.Header(), header)
-		resp, err := client.CreateACLToken(h.ctx, req)
+		resp, err := client.CreateACLToken(withHeader(h.ctx, header),
+			&hostv1.CreateACLTokenRequest{Name: name, Type: "management", Ttl: durationpb.New(time.Hour)})
 		check.NoError(t, err)
-		return resp.Msg
+		return resp
 	}
 	one := create(server, "one", passedOn("one"))
 	if again := create(server, "one", passedOn("one")); !proto.Equal(one, again) {

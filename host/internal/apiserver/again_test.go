@@ -108,24 +108,24 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 		}
 	})
 	manager, err := leader.client.ACL.CreateACLToken(leader.ctx,
-		request(&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"}))
+		&hostv1.CreateACLTokenRequest{Name: "manager", Type: "management"})
 	check.NoError(t, err)
 	asked := leader
 	if !here {
 		asked = openHost(t, func(c *Config) { c.Leader = way })
 	}
-	client := asked.with(t, manager.Msg.GetSecret())
+	client := asked.with(t, manager.GetSecret())
 
 	leader.create(t, spec("deregistered"))
 	leader.create(t, spec("deleted"))
 	_, err = leader.client.ACL.PutACLPolicy(leader.ctx,
-		request(&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`}))
+		&hostv1.PutACLPolicyRequest{Name: "policy", Rules: `node { policy = "read" }`})
 	check.NoError(t, err)
 	_, err = leader.client.ACL.PutACLRole(leader.ctx,
-		request(&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}}))
+		&hostv1.PutACLRoleRequest{Name: "role", Policies: []string{"policy"}})
 	check.NoError(t, err)
 	token, err := leader.client.ACL.CreateACLToken(leader.ctx,
-		request(&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}}))
+		&hostv1.CreateACLTokenRequest{Name: "token", Roles: []string{"role"}})
 	check.NoError(t, err)
 	ctx := leader.ctx
 	for _, row := range []struct {
@@ -133,24 +133,23 @@ func deletesOnce(t *testing.T, here bool, lose func(*http.Response) (*http.Respo
 		do   func() error
 	}{
 		{"deregister a volume", func() error {
-			_, err := client.Volumes.DeregisterVolume(ctx, request(&hostv1.DeregisterVolumeRequest{Id: "deregistered"}))
+			_, err := client.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{Id: "deregistered"})
 			return err
 		}},
 		{"delete a volume", func() error {
-			_, err := client.Volumes.DeleteVolume(ctx, request(&hostv1.DeleteVolumeRequest{Id: "deleted"}))
+			_, err := client.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Id: "deleted"})
 			return err
 		}},
 		{"delete a token", func() error {
-			_, err := client.ACL.DeleteACLToken(ctx,
-				request(&hostv1.DeleteACLTokenRequest{Accessor: token.Msg.GetToken().GetAccessor()}))
+			_, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: token.GetToken().GetAccessor()})
 			return err
 		}},
 		{"delete a role", func() error {
-			_, err := client.ACL.DeleteACLRole(ctx, request(&hostv1.DeleteACLRoleRequest{Name: "role"}))
+			_, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: "role"})
 			return err
 		}},
 		{"delete a policy", func() error {
-			_, err := client.ACL.DeleteACLPolicy(ctx, request(&hostv1.DeleteACLPolicyRequest{Name: "policy"}))
+			_, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: "policy"})
 			return err
 		}},
 	} {

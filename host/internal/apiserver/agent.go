@@ -22,10 +22,8 @@ import (
 type agentService struct{ *Server }
 
 // Status describes the whole host.
-func (s agentService) Status(ctx context.Context,
-	req *connect.Request[hostv1.StatusRequest],
-) (*connect.Response[hostv1.StatusResponse], error) {
-	if node := req.Msg.GetNode(); s.isOther(node) {
+func (s agentService) Status(ctx context.Context, req *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+	if node := req.GetNode(); s.isOther(node) {
 		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.Status)
 	}
 	reasons := s.cfg.Health()
@@ -50,7 +48,7 @@ func (s agentService) Status(ctx context.Context,
 		return nil, err
 	}
 	if !s.ledgerHere() {
-		return connect.NewResponse(resp), nil
+		return resp, nil
 	}
 	stats := s.cfg.Ledger.Stats()
 	resp.Leader, resp.RaftIndex, resp.LedgerSize = stats.Leader, stats.AppliedIndex, s.cfg.Ledger.Size()
@@ -61,26 +59,22 @@ func (s agentService) Status(ctx context.Context,
 	claims, releasing := n.total()
 	resp.Volumes, resp.Claims, resp.Releasing = int64(n.volumes), int64(claims), int64(releasing)
 	resp.StalledSince = timestamp(n.stalled)
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // Stop begins to stop the agent. The server keeps running until this call is answered.
-func (s agentService) Stop(_ context.Context,
-	req *connect.Request[hostv1.StopRequest],
-) (*connect.Response[hostv1.StopResponse], error) {
+func (s agentService) Stop(_ context.Context, req *hostv1.StopRequest) (*hostv1.StopResponse, error) {
 	count := s.workloadCounts()
 	there := count[string(workload.Starting)] + count[string(workload.Running)] + count[string(workload.Unknown)] +
 		count[string(workload.Stopping)]
-	ending := s.cfg.Stop(req.Msg.GetPlugins())
-	return connect.NewResponse(&hostv1.StopResponse{
+	ending := s.cfg.Stop(req.GetPlugins())
+	return &hostv1.StopResponse{
 		Pid: int64(os.Getpid()), PluginsStop: ending.Plugins, Workloads: int64(there), WorkloadsStop: ending.Workloads,
-	}), nil
+	}, nil
 }
 
 // Reload reads the agent's configuration again.
-func (s agentService) Reload(ctx context.Context,
-	_ *connect.Request[hostv1.ReloadRequest],
-) (*connect.Response[hostv1.ReloadResponse], error) {
+func (s agentService) Reload(ctx context.Context, _ *hostv1.ReloadRequest) (*hostv1.ReloadResponse, error) {
 	done, err := s.cfg.Reload(ctx)
 	if err != nil {
 		return nil, err
@@ -91,20 +85,18 @@ func (s agentService) Reload(ctx context.Context,
 			Block: c.Block, Outcome: c.Outcome, Message: c.Message,
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // Upgrade begins to replace the agent's program.
-func (s agentService) Upgrade(ctx context.Context,
-	_ *connect.Request[hostv1.UpgradeRequest],
-) (*connect.Response[hostv1.UpgradeResponse], error) {
+func (s agentService) Upgrade(ctx context.Context, _ *hostv1.UpgradeRequest) (*hostv1.UpgradeResponse, error) {
 	o, err := s.cfg.Upgrade(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.UpgradeResponse{
+	return &hostv1.UpgradeResponse{
 		Attempt: o.Attempt, Pid: int64(os.Getpid()), From: o.From, To: o.To,
-	}), nil
+	}, nil
 }
 
 func shownUpgrade(o *handover.Outcome) *hostv1.AgentUpgrade {
@@ -115,26 +107,26 @@ func shownUpgrade(o *handover.Outcome) *hostv1.AgentUpgrade {
 }
 
 // Events streams the events of the host.
-func (s agentService) Events(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
+func (s agentService) Events(ctx context.Context, req *hostv1.EventsRequest,
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
-	if s.isOther(req.Msg.GetNode()) {
+	if s.isOther(req.GetNode()) {
 		return s.askEvents(ctx, req, stream)
 	}
-	recent := int(req.Msg.GetRecent())
+	recent := int(req.GetRecent())
 	if recent < 0 || recent > events.DefaultSize {
 		return invalid("events", "recent", fmt.Sprintf("must be 0 to %d", events.DefaultSize))
 	}
-	filter := events.Filter{Topics: req.Msg.GetTopics()}
+	filter := events.Filter{Topics: req.GetTopics()}
 	for _, topic := range filter.Topics {
 		if !slices.Contains(events.Topics, topic) {
 			return invalid("events", "topics", fmt.Sprintf("%q is not one of %s", topic, strings.Join(events.Topics, ", ")))
 		}
 	}
-	if since := req.Msg.GetSince(); since != nil {
+	if since := req.GetSince(); since != nil {
 		filter.Since = since.AsTime()
 	}
-	if !req.Msg.GetFollow() {
+	if !req.GetFollow() {
 		for _, e := range s.cfg.Events.RecentOf(filter, recent) {
 			if err := stream.Send(shownEvent(e)); err != nil {
 				return err

@@ -22,9 +22,9 @@ func TestStopIsAnswered(t *testing.T) {
 			return Ending{Plugins: plugins}
 		}
 	})
-	resp, err := h.client.Agent.Stop(h.ctx, request(&hostv1.StopRequest{Plugins: true}))
+	resp, err := h.client.Agent.Stop(h.ctx, &hostv1.StopRequest{Plugins: true})
 	check.NoError(t, err)
-	if m := resp.Msg; m.Pid != int64(os.Getpid()) || !m.PluginsStop || m.WorkloadsStop || m.Workloads != 0 || !<-asked {
+	if m := resp; m.Pid != int64(os.Getpid()) || !m.PluginsStop || m.WorkloadsStop || m.Workloads != 0 || !<-asked {
 		t.Errorf("stopped: %v", m)
 	}
 	check.NoError(t, <-closed)
@@ -33,12 +33,12 @@ func TestStopIsAnswered(t *testing.T) {
 // Status has what disk use and releases are watched by.
 func TestStatusOfTheDisk(t *testing.T) {
 	h := openHost(t)
-	s, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	s, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	check.NoError(t, err)
 	var disk unix.Statfs_t
 	check.NoError(t, unix.Statfs(h.cfg.DataDir, &disk))
-	if size := disk.Blocks * uint64(disk.Bsize); s.Msg.GetDataDirSize() != size || s.Msg.GetDataDirFree() == 0 ||
-		s.Msg.GetDataDirFree() > size || s.Msg.GetLedgerSize() <= 0 || s.Msg.GetStalledSince() != nil {
-		t.Errorf("of a disk of %d bytes: %v", size, s.Msg)
+	if size := disk.Blocks * uint64(disk.Bsize); s.GetDataDirSize() != size || s.GetDataDirFree() == 0 ||
+		s.GetDataDirFree() > size || s.GetLedgerSize() <= 0 || s.GetStalledSince() != nil {
+		t.Errorf("of a disk of %d bytes: %v", size, s)
 	}
 }

@@ -107,8 +107,9 @@ type way struct {
 }
 
 // wayTo finds a node for a caller.
-func (s *Server) wayTo(ctx context.Context, req connect.AnyRequest, node string) (way, error) {
-	w := way{command: nodeCalls[req.Spec().Procedure]}
+func (s *Server) wayTo(ctx context.Context, node string) (way, error) {
+	call, _ := connect.CallInfoForHandlerContext(ctx)
+	w := way{command: nodeCalls[call.Spec().Procedure]}
 	if s.cfg.Discovery == nil {
 		return w, fmt.Errorf("ask node %q: %w", shortened(node), errAlone)
 	}
@@ -129,7 +130,7 @@ func (s *Server) wayTo(ctx context.Context, req connect.AnyRequest, node string)
 	if c.asker != "" {
 		caller = fmt.Sprintf("%s, as %s says", c.asker, c.cert)
 	}
-	w.header = http.Header{forwardedHeader: {caller}, api.TokenHeader: {req.Header().Get(api.TokenHeader)}}
+	w.header = http.Header{forwardedHeader: {caller}, api.TokenHeader: {call.RequestHeader().Get(api.TokenHeader)}}
 	if s.cfg.Nodes != nil || w.node.Role == discovery.Server {
 		w.agents = []string{node}
 		return w, nil
@@ -139,6 +140,13 @@ func (s *Server) wayTo(ctx context.Context, req connect.AnyRequest, node string)
 		w.agents = append(w.agents, server.Name)
 	}
 	return w, nil
+}
+
+// onward is the context of the passed on call.
+func (w way) onward(ctx context.Context) context.Context {
+	ctx, call := connect.NewClientContext(ctx)
+	maps.Copy(call.RequestHeader(), w.header)
+	return ctx
 }
 
 // ask makes a call by one agent after the other until one is reached. call reports that the answer has begun.
@@ -197,37 +205,33 @@ func endedBy(ctx context.Context, err error) error {
 }
 
 // askNode has a node answer a unary call, within patience.
-func askNode[Q, A any](ctx context.Context, s *Server, req *connect.Request[Q], node string, patience time.Duration,
-	call func(nodeClients, context.Context, *connect.Request[Q]) (*connect.Response[A], error),
-) (*connect.Response[A], error) {
-	w, err := s.wayTo(ctx, req, node)
+func askNode[Q, A any](ctx context.Context, s *Server, req *Q, node string, patience time.Duration,
+	call func(nodeClients, context.Context, *Q) (*A, error),
+) (*A, error) {
+	w, err := s.wayTo(ctx, node)
 	if err != nil {
 		return nil, err
 	}
 	patient, cancel := context.WithTimeoutCause(ctx, patience+w.more, errNoAnswer)
 	defer cancel()
 	var answer *A
-	err = s.ask(ctx, w, func(c nodeClients) (bool, error) {
-		onward := connect.NewRequest(req.Msg)
-		maps.Copy(onward.Header(), w.header)
-		got, err := call(c, patient, onward)
-		if err != nil {
+	err = s.ask(ctx, w, func(c nodeClients) (begun bool, err error) {
+		if answer, err = call(c, w.onward(patient), req); err != nil {
 			return false, endedBy(patient, err)
 		}
-		answer = got.Msg
 		return true, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(answer), nil
+	return answer, nil
 }
 
 // askEvents passes on a node's events until the caller or the node ends them.
-func (s *Server) askEvents(ctx context.Context, req *connect.Request[hostv1.EventsRequest],
+func (s *Server) askEvents(ctx context.Context, req *hostv1.EventsRequest,
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
-	w, err := s.wayTo(ctx, req, req.Msg.GetNode())
+	w, err := s.wayTo(ctx, req.GetNode())
 	if err != nil {
 		return err
 	}
@@ -236,9 +240,7 @@ func (s *Server) askEvents(ctx context.Context, req *connect.Request[hostv1.Even
 		defer cancel(nil)
 		late := time.AfterFunc(nodePatience+w.more, func() { cancel(errNoAnswer) })
 		defer late.Stop()
-		onward := connect.NewRequest(req.Msg)
-		maps.Copy(onward.Header(), w.header)
-		events, err := c.Events(ctx, onward)
+		events, err := c.Events(w.onward(ctx), req)
 		if err != nil {
 			return false, endedBy(ctx, err)
 		}

@@ -127,39 +127,39 @@ func (a *askers) join(t *testing.T, name string, role pki.Role) *host {
 func calls(ctx context.Context, c *api.Client, node string) map[string]func() (string, error) {
 	return map[string]func() (string, error){
 		"Status": func() (string, error) {
-			r, err := c.Agent.Status(ctx, request(&hostv1.StatusRequest{Node: node}))
+			r, err := c.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
 			if err != nil {
 				return "", err
 			}
-			return r.Msg.GetName(), nil
+			return r.GetName(), nil
 		},
 		"Examine": func() (string, error) {
-			r, err := c.Agent.Examine(ctx, request(&hostv1.ExamineRequest{Node: node}))
+			r, err := c.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: node})
 			if err != nil {
 				return "", err
 			}
-			return r.Msg.GetNode(), nil
+			return r.GetNode(), nil
 		},
 		"ListPlugins": func() (string, error) {
-			r, err := c.Plugins.ListPlugins(ctx, request(&hostv1.ListPluginsRequest{Node: node}))
+			r, err := c.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 			if err != nil {
 				return "", err
 			}
-			return strings.TrimPrefix(r.Msg.GetPlugins()[0].GetName(), "plugin-of-"), nil
+			return strings.TrimPrefix(r.GetPlugins()[0].GetName(), "plugin-of-"), nil
 		},
 		"ListWorkloads": func() (string, error) {
-			r, err := c.Workloads.ListWorkloads(ctx, request(&hostv1.ListWorkloadsRequest{Node: node}))
+			r, err := c.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Node: node})
 			if err != nil {
 				return "", err
 			}
-			return r.Msg.GetNode(), nil
+			return r.GetNode(), nil
 		},
 		"GetWorkload": func() (string, error) {
-			r, err := c.Workloads.GetWorkload(ctx, request(&hostv1.GetWorkloadRequest{Id: "w", Node: node}))
+			r, err := c.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Id: "w", Node: node})
 			if err != nil {
 				return "", err
 			}
-			return r.Msg.GetWorkload().GetNode(), nil
+			return r.GetWorkload().GetNode(), nil
 		},
 		"Events": func() (string, error) {
 			return firstEvent(ctx, c, &hostv1.EventsRequest{Recent: 1, Topics: []string{"driver"}, Node: node})
@@ -169,7 +169,7 @@ func calls(ctx context.Context, c *api.Client, node string) map[string]func() (s
 
 // firstEvent returns the subject of the first event.
 func firstEvent(ctx context.Context, c *api.Client, req *hostv1.EventsRequest) (string, error) {
-	stream, err := c.Agent.Events(ctx, request(req))
+	stream, err := c.Agent.Events(ctx, req)
 	if err != nil {
 		return "", err
 	}
@@ -181,9 +181,9 @@ func firstEvent(ctx context.Context, c *api.Client, req *hostv1.EventsRequest) (
 // runs has a workload on a host, and an event.
 func (h *host) runs(t *testing.T) {
 	t.Helper()
-	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
+	stream, err := h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{
 		Spec: &hostv1.WorkloadSpec{Id: "w"},
-	}))
+	})
 	check.NoError(t, err)
 	for stream.Receive() {
 	}
@@ -245,9 +245,9 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 	a := newAskers(t)
 	server, bound, node := a.join(t, "server", pki.Server), a.join(t, "bound", pki.Node), a.join(t, "node", pki.Node)
 	for _, namespace := range []string{"shop", "till"} {
-		stream, err := node.client.Workloads.StartWorkload(node.ctx, request(&hostv1.StartWorkloadRequest{
+		stream, err := node.client.Workloads.StartWorkload(node.ctx, &hostv1.StartWorkloadRequest{
 			Spec: &hostv1.WorkloadSpec{Namespace: namespace, Id: "w"},
-		}))
+		})
 		check.NoError(t, err)
 		for stream.Receive() {
 		}
@@ -261,14 +261,14 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 		"a token of shop":            server.with(t, mustCreate(t, server, "shop", `namespace "shop" { policy = "read" }`)),
 		"any token over a bound one": bound.with(t, reader),
 	} {
-		list, err := client.Workloads.ListWorkloads(node.ctx, request(&hostv1.ListWorkloadsRequest{Node: "node"}))
+		list, err := client.Workloads.ListWorkloads(node.ctx, &hostv1.ListWorkloadsRequest{Node: "node"})
 		check.NoError(t, err)
-		if w := list.Msg.GetWorkloads(); len(w) != 1 || w[0].GetSpec().GetNamespace() != "shop" {
+		if w := list.GetWorkloads(); len(w) != 1 || w[0].GetSpec().GetNamespace() != "shop" {
 			t.Errorf("%s is shown %v", who, w)
 		}
 		for namespace, code := range map[string]connect.Code{"shop": 0, "till": connect.CodePermissionDenied} {
 			_, err := client.Workloads.GetWorkload(node.ctx,
-				request(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: "w", Node: "node"}))
+				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: "w", Node: "node"})
 			if code == 0 {
 				check.NoError(t, err)
 			} else {
@@ -276,7 +276,7 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 			}
 		}
 		stream, err := client.Agent.Events(node.ctx,
-			request(&hostv1.EventsRequest{Recent: 100, Topics: []string{events.TopicWorkload}, Node: "node"}))
+			&hostv1.EventsRequest{Recent: 100, Topics: []string{events.TopicWorkload}, Node: "node"})
 		check.NoError(t, err)
 		seen := map[string]bool{}
 		for stream.Receive() {
@@ -287,7 +287,7 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 			t.Errorf("%s is shown events of %v", who, seen)
 		}
 	}
-	_, err = bound.with(t, reader).Agent.Examine(node.ctx, request(&hostv1.ExamineRequest{Node: "node"}))
+	_, err = bound.with(t, reader).Agent.Examine(node.ctx, &hostv1.ExamineRequest{Node: "node"})
 	wantError(t, err, connect.CodePermissionDenied, "bound to namespaces")
 }
 
@@ -299,17 +299,14 @@ type oldAgent struct {
 	says string // the node in the header; empty: there is none
 }
 
-func (o oldAgent) Status(context.Context,
-	*connect.Request[hostv1.StatusRequest],
-) (*connect.Response[hostv1.StatusResponse], error) {
-	resp := connect.NewResponse(&hostv1.StatusResponse{Name: "old"})
-	if o.says != "" {
-		resp.Header().Set(api.NodeHeader, o.says)
+func (o oldAgent) Status(ctx context.Context, _ *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+	if call, _ := connect.CallInfoForHandlerContext(ctx); o.says != "" {
+		call.ResponseHeader().Set(api.NodeHeader, o.says)
 	}
-	return resp, nil
+	return &hostv1.StatusResponse{Name: "old"}, nil
 }
 
-func (o oldAgent) Events(_ context.Context, _ *connect.Request[hostv1.EventsRequest],
+func (o oldAgent) Events(_ context.Context, _ *hostv1.EventsRequest,
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
 	if o.says != "" {
@@ -396,7 +393,7 @@ func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 		wantError(t, err, connect.CodeFailedPrecondition, `node "down" cannot be asked`, `agent of "oldserver" runs version 0.9-old`)
 	}
 	// And a host that is alone.
-	_, err = openHost(t).client.Agent.Status(asker.ctx, request(&hostv1.StatusRequest{Node: "server"}))
+	_, err = openHost(t).client.Agent.Status(asker.ctx, &hostv1.StatusRequest{Node: "server"})
 	wantError(t, err, connect.CodeFailedPrecondition, `ask node "server"`, "alone")
 }
 
@@ -407,10 +404,8 @@ func TestCallsAreNotPassedOnTwice(t *testing.T) {
 	a.join(t, "second", pki.Server)
 	a.join(t, "node", pki.Node)
 	reader := mustCreate(t, first, "reader", readsAll)
-	req := request(&hostv1.StatusRequest{Node: "node"})
-	req.Header().Set(api.TokenHeader, reader)
-	req.Header().Set(forwardedHeader, "root (uid 0) on x")
-	_, err := first.nodeClients("second").Status(first.ctx, req)
+	ctx := withHeader(first.ctx, http.Header{api.TokenHeader: {reader}, forwardedHeader: {"root (uid 0) on x"}})
+	_, err := first.nodeClients("second").Status(ctx, &hostv1.StatusRequest{Node: "node"})
 	wantError(t, err, connect.CodeFailedPrecondition, "passed on", `this one is "second"`)
 }
 
@@ -425,7 +420,7 @@ func TestEventsOfAnotherNode(t *testing.T) {
 	for _, from := range []*host{server, asker} {
 		follow := func(ctx context.Context) *connect.ServerStreamForClient[hostv1.EventsResponse] {
 			stream, err := from.with(t, reader).Agent.Events(ctx,
-				request(&hostv1.EventsRequest{Follow: true, Topics: []string{events.TopicDriver}, Node: "node"}))
+				&hostv1.EventsRequest{Follow: true, Topics: []string{events.TopicDriver}, Node: "node"})
 			check.NoError(t, err)
 			t.Cleanup(func() { _ = stream.Close() })                             // it has ended
 			if by := stream.ResponseHeader().Get(api.NodeHeader); by != "node" { // before the first event

@@ -52,16 +52,16 @@ func TestAudit(t *testing.T) {
 	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
 	made := h.create(t, spec("v", inNamespace("shop")))
 	client, token := h.token(t, "ci", `namespace "shop" { policy = "read" }`, nil)
-	_, err := client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"}))
+	_, err := client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "shop", Id: "v"})
 	check.NoError(t, err)
-	_, err = client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"}))
+	_, err = client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Namespace: "shop", Id: "none"})
 	wantError(t, err, connect.CodeNotFound)
 	_, err = client.Volumes.DeleteVolume(h.ctx,
-		request(&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}}))
+		&hostv1.DeleteVolumeRequest{Namespace: "shop", Id: "v", Secrets: map[string]string{"password": secretValue}})
 	wantError(t, err, connect.CodePermissionDenied)
-	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	_, err = h.with(t, "hunter2-the-guess").Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	wantError(t, err, connect.CodeUnauthenticated)
-	stream, err := client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{}))
+	stream, err := client.Agent.Events(h.ctx, &hostv1.EventsRequest{})
 	check.NoError(t, err)
 	for stream.Receive() {
 	}
@@ -125,7 +125,7 @@ func TestAuditIsRotated(t *testing.T) {
 	}
 	call := func(id string) {
 		t.Helper()
-		_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: id}))
+		_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: id})
 		wantError(t, err, connect.CodeNotFound)
 		find(t, path, "volume "+id, func(e auditEntry) bool { return e.Subject == id })
 	}
@@ -165,7 +165,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 	check.NoError(t, os.RemoveAll(dir))
 	check.NoError(t, os.Symlink("/dev/full", dir)) // not a regular file
 	for range 2 {
-		_, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+		_, err := h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"})
 		check.NoError(t, err)
 	}
 	check.Eventually(t, "failures are counted", func() bool { return failures() >= 2 })
@@ -173,7 +173,7 @@ func TestAuditCannotBeWritten(t *testing.T) {
 		t.Errorf("the failure is logged %d times", n)
 	}
 	check.NoError(t, os.Remove(dir))
-	_, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "after"}))
+	_, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "after"})
 	wantError(t, err, connect.CodeNotFound)
 	check.Eventually(t, "it is written again", func() bool {
 		data, err := os.ReadFile(path)
@@ -219,14 +219,14 @@ func TestAuditOfStrangersIsBounded(t *testing.T) {
 	const calls, own = 1500, 150
 	began := time.Now()
 	for n := range calls {
-		_, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+		_, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 		wantError(t, err, connect.CodePermissionDenied)
 		if n%(calls/own) == 0 {
-			_, err = known.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
+			_, err = known.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
 			check.NoError(t, err)
 		}
 	}
-	_, err := h.client.ACL.BootstrapACL(h.ctx, request(&hostv1.BootstrapACLRequest{}))
+	_, err := h.client.ACL.BootstrapACL(h.ctx, &hostv1.BootstrapACLRequest{})
 	check.NoError(t, err)
 	find(t, path, "the change", func(e auditEntry) bool { return e.RPC == "ACLService/BootstrapACL" && e.Allowed })
 	took := time.Since(began)

@@ -113,6 +113,12 @@ func callerOf(ctx context.Context) *caller {
 	return &caller{peer: unknownPeer(errors.New("the call was not admitted")), Identity: acl.Identity{Rules: acl.Merge()}}
 }
 
+// secretOf returns the secret of the token that a handler's call has.
+func secretOf(ctx context.Context) string {
+	call, _ := connect.CallInfoForHandlerContext(ctx)
+	return call.RequestHeader().Get(api.TokenHeader)
+}
+
 // admit identifies the caller of a procedure, and refuses callers that may make no call at all: strangers, and callers
 // without a token where no policy is for them. With an error too, the caller is returned as far as it is known.
 func (s *Server) admit(ctx context.Context, procedure string, header http.Header) (*caller, error) {

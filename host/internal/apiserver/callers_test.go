@@ -23,12 +23,11 @@ func TestCallers(t *testing.T) {
 	h := openACLHost(t, func(c *Config) { c.AuditPath = path })
 	h.putNode(t, "n2")
 	secret := func(name, rules string) (secret, accessor string) {
-		_, err := h.client.ACL.PutACLPolicy(h.ctx, request(&hostv1.PutACLPolicyRequest{Name: name, Rules: rules}))
+		_, err := h.client.ACL.PutACLPolicy(h.ctx, &hostv1.PutACLPolicyRequest{Name: name, Rules: rules})
 		check.NoError(t, err)
-		made, err := h.client.ACL.CreateACLToken(h.ctx,
-			request(&hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}}))
+		made, err := h.client.ACL.CreateACLToken(h.ctx, &hostv1.CreateACLTokenRequest{Name: name, Policies: []string{name}})
 		check.NoError(t, err)
-		return made.Msg.GetSecret(), made.Msg.GetToken().GetAccessor()
+		return made.GetSecret(), made.GetToken().GetAccessor()
 	}
 	dev, devAccessor := secret("dev", `
 namespace "dev" {
@@ -90,7 +89,7 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 	granted := agents.Asker{Node: node, Granted: true, Accessor: devAccessor}
 	_, err = c.MayStart(h.ctx, granted, agents.Start{Ref: in("dev")})
 	check.NoError(t, err)
-	_, err = h.client.ACL.DeleteACLToken(h.ctx, request(&hostv1.DeleteACLTokenRequest{Accessor: devAccessor}))
+	_, err = h.client.ACL.DeleteACLToken(h.ctx, &hostv1.DeleteACLTokenRequest{Accessor: devAccessor})
 	check.NoError(t, err)
 	if _, err := c.MayStart(h.ctx, granted, agents.Start{Ref: in("dev")}); codeOf(err) != connect.CodeUnauthenticated {
 		t.Errorf("a deleted token: %v", err)

@@ -95,14 +95,14 @@ func TestDeposedLeader(t *testing.T) {
 		of   *host
 	}{{"the one that led", old}, {"an agent that took it for the leader", asked}} {
 		was.leads.Store(1)
-		got, err := row.of.client.Nodes.GetNode(row.of.ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: "n1"}))
-		if err != nil || got.Msg.GetNode().GetName() != "n1" {
+		got, err := row.of.client.Nodes.GetNode(row.of.ctx, &hostv1.GetNodeRequest{Name: "n1"})
+		if err != nil || got.GetNode().GetName() != "n1" {
 			t.Errorf("%s answers %v, %v", row.what, got, err)
 		}
 		if was.leads.Load() > 0 {
 			t.Errorf("%s has not asked the one that led", row.what)
 		}
-		_, err = row.of.client.Nodes.GetNode(row.of.ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: "n2"}))
+		_, err = row.of.client.Nodes.GetNode(row.of.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 		if connect.CodeOf(err) != connect.CodeNotFound {
 			t.Errorf("%s answers for a node that is not there: %v", row.what, err)
 		}

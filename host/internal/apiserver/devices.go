@@ -14,20 +14,18 @@ import (
 type deviceService struct{ *Server }
 
 // ListDevices lists the devices of this node, by group.
-func (s deviceService) ListDevices(context.Context,
-	*connect.Request[hostv1.ListDevicesRequest],
-) (*connect.Response[hostv1.ListDevicesResponse], error) {
-	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: s.shownDevices()}), nil
+func (s deviceService) ListDevices(context.Context, *hostv1.ListDevicesRequest) (*hostv1.ListDevicesResponse, error) {
+	return &hostv1.ListDevicesResponse{Groups: s.shownDevices()}, nil
 }
 
 // The bounds of DeviceStats' interval, in milliseconds.
 const minStatsInterval, maxStatsInterval = 100, int64(24 * time.Hour / time.Millisecond)
 
 // DeviceStats asks the plugins once or, with an interval, until the caller disconnects.
-func (s deviceService) DeviceStats(ctx context.Context, req *connect.Request[hostv1.DeviceStatsRequest],
+func (s deviceService) DeviceStats(ctx context.Context, req *hostv1.DeviceStatsRequest,
 	stream *connect.ServerStream[hostv1.DeviceStatsResponse],
 ) error {
-	interval := req.Msg.GetIntervalMs()
+	interval := req.GetIntervalMs()
 	if interval != 0 && (interval < minStatsInterval || interval > maxStatsInterval) {
 		return invalid("statistics of devices", "interval_ms", "must be 0 for one answer, or from 100 to 86400000")
 	}

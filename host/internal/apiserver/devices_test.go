@@ -68,12 +68,12 @@ func (pseudoDevices) Stats(ctx context.Context, _ time.Duration, report func([]d
 
 func (h *host) zero(t *testing.T) *hostv1.Device {
 	t.Helper()
-	resp, err := h.client.Devices.ListDevices(h.ctx, request(&hostv1.ListDevicesRequest{}))
+	resp, err := h.client.Devices.ListDevices(h.ctx, &hostv1.ListDevicesRequest{})
 	check.NoError(t, err)
-	if len(resp.Msg.Groups) == 0 {
+	if len(resp.Groups) == 0 {
 		return nil
 	}
-	g := resp.Msg.Groups[0]
+	g := resp.Groups[0]
 	if len(g.Devices) != 2 || g.Plugin != "pseudo" || g.Vendor != "pannier" || g.Type != "pseudo" || g.Name != "zero" ||
 		g.Attributes["bytes"] != "0" {
 		t.Fatalf("shown %v", g)
@@ -87,9 +87,9 @@ func (h *host) zero(t *testing.T) *hostv1.Device {
 func TestWorkloadsGetDevices(t *testing.T) {
 	h := openHost(t)
 	start := func(id string) (w *hostv1.Workload, err error) {
-		stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
+		stream, err := h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{
 			Spec: &hostv1.WorkloadSpec{Id: id, Devices: []*hostv1.DeviceRequest{{Name: "pseudo", Count: 1}}},
-		}))
+		})
 		check.NoError(t, err)
 		defer stream.Close()
 		for stream.Receive() {
@@ -129,9 +129,9 @@ func TestWorkloadsGetDevices(t *testing.T) {
 		}}
 		return err == nil && reflect.DeepEqual(n.Devices, want)
 	})
-	status, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	status, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	check.NoError(t, err)
-	if g := status.Msg.Devices; len(g) != 1 || len(g[0].Devices) != 2 {
+	if g := status.Devices; len(g) != 1 || len(g[0].Devices) != 2 {
 		t.Errorf("the status has %v", g)
 	}
 }
@@ -140,7 +140,7 @@ func TestStatisticsOfDevices(t *testing.T) {
 	h := openHost(t)
 	check.Eventually(t, "the devices are known", func() bool { return h.zero(t) != nil })
 	read := func(interval int64, n int) error {
-		stream, err := h.client.Devices.DeviceStats(h.ctx, request(&hostv1.DeviceStatsRequest{IntervalMs: interval}))
+		stream, err := h.client.Devices.DeviceStats(h.ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval})
 		check.NoError(t, err)
 		defer stream.Close()
 		for range n {

@@ -36,10 +36,10 @@ type Diagnosis struct {
 }
 
 // Diagnose streams files about the agent. One that cannot be had does not keep back the others.
-func (s agentService) Diagnose(ctx context.Context, req *connect.Request[hostv1.DiagnoseRequest],
+func (s agentService) Diagnose(ctx context.Context, req *hostv1.DiagnoseRequest,
 	stream *connect.ServerStream[hostv1.DiagnoseResponse],
 ) error {
-	cpu := req.Msg.GetCpu().AsDuration()
+	cpu := req.GetCpu().AsDuration()
 	if cpu < 0 || cpu > longestProfile {
 		return invalid("diagnose", "cpu", fmt.Sprintf("must be 0 to %s", longestProfile))
 	}

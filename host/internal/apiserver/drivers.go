@@ -27,58 +27,56 @@ const maxHealthTimeout = int64(10 * time.Minute / time.Millisecond)
 
 // RegisterDriver adds a running driver.
 func (s driverService) RegisterDriver(ctx context.Context,
-	req *connect.Request[hostv1.RegisterDriverRequest],
-) (*connect.Response[hostv1.RegisterDriverResponse], error) {
-	if ms := req.Msg.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
-		return nil, invalid(fmt.Sprintf("driver %q", req.Msg.GetId()), "health_timeout_ms",
+	req *hostv1.RegisterDriverRequest,
+) (*hostv1.RegisterDriverResponse, error) {
+	if ms := req.GetHealthTimeoutMs(); ms < 0 || ms > maxHealthTimeout {
+		return nil, invalid(fmt.Sprintf("driver %q", req.GetId()), "health_timeout_ms",
 			fmt.Sprintf("must be 0 to %d", maxHealthTimeout))
 	}
 	d, err := s.cfg.Drivers.Register(ctx, drivers.Spec{
-		ID: req.Msg.GetId(), Type: drivers.Type(req.Msg.GetType()), Plugin: req.Msg.GetPlugin(),
-		Endpoint: req.Msg.GetEndpoint(),
-		MountDir: req.Msg.GetMountDir(), StagePublishBaseDir: req.Msg.GetStagePublishBaseDir(),
-		HealthTimeout: time.Duration(req.Msg.GetHealthTimeoutMs()) * time.Millisecond,
+		ID: req.GetId(), Type: drivers.Type(req.GetType()), Plugin: req.GetPlugin(),
+		Endpoint: req.GetEndpoint(),
+		MountDir: req.GetMountDir(), StagePublishBaseDir: req.GetStagePublishBaseDir(),
+		HealthTimeout: time.Duration(req.GetHealthTimeoutMs()) * time.Millisecond,
 	})
 	if err != nil {
 		return nil, err
 	}
 	shown, err := s.shownDriver(ctx, d.ID)
-	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: shown}), err
+	return &hostv1.RegisterDriverResponse{Driver: shown}, err
 }
 
 // DeregisterDriver removes a driver that was added at run time.
 func (s driverService) DeregisterDriver(ctx context.Context,
-	req *connect.Request[hostv1.DeregisterDriverRequest],
-) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
-	err := s.cfg.Drivers.Deregister(ctx, req.Msg.GetId(), drivers.Type(req.Msg.GetType()), req.Msg.GetForce())
-	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), err
+	req *hostv1.DeregisterDriverRequest,
+) (*hostv1.DeregisterDriverResponse, error) {
+	err := s.cfg.Drivers.Deregister(ctx, req.GetId(), drivers.Type(req.GetType()), req.GetForce())
+	return &hostv1.DeregisterDriverResponse{}, err
 }
 
 // RestartDriver restarts a driver that this node runs.
 func (s driverService) RestartDriver(ctx context.Context,
-	req *connect.Request[hostv1.RestartDriverRequest],
-) (*connect.Response[hostv1.RestartDriverResponse], error) {
-	id := req.Msg.GetId()
-	if err := s.cfg.Drivers.Restart(ctx, id, drivers.Type(req.Msg.GetType()), req.Msg.GetForce()); err != nil {
+	req *hostv1.RestartDriverRequest,
+) (*hostv1.RestartDriverResponse, error) {
+	id := req.GetId()
+	if err := s.cfg.Drivers.Restart(ctx, id, drivers.Type(req.GetType()), req.GetForce()); err != nil {
 		return nil, err
 	}
 	shown, err := s.shownDriver(ctx, id)
-	return connect.NewResponse(&hostv1.RestartDriverResponse{Driver: shown}), err
+	return &hostv1.RestartDriverResponse{Driver: shown}, err
 }
 
 // ListDrivers lists the drivers of this node and of the ledger, by id.
 func (s driverService) ListDrivers(ctx context.Context,
-	_ *connect.Request[hostv1.ListDriversRequest],
-) (*connect.Response[hostv1.ListDriversResponse], error) {
+	_ *hostv1.ListDriversRequest,
+) (*hostv1.ListDriversResponse, error) {
 	shown, err := s.shownDrivers(ctx)
-	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: shown}), err
+	return &hostv1.ListDriversResponse{Drivers: shown}, err
 }
 
 // GetDriver reads one driver, and how much room it has.
-func (s driverService) GetDriver(ctx context.Context,
-	req *connect.Request[hostv1.GetDriverRequest],
-) (*connect.Response[hostv1.GetDriverResponse], error) {
-	shown, err := s.shownDriver(ctx, req.Msg.GetId())
+func (s driverService) GetDriver(ctx context.Context, req *hostv1.GetDriverRequest) (*hostv1.GetDriverResponse, error) {
+	shown, err := s.shownDriver(ctx, req.GetId())
 	if err == nil {
 		for _, p := range []*hostv1.Driver{shown, shown.GetController()} {
 			if path, err := s.cfg.Drivers.Log(shown.GetId(), drivers.Type(p.GetType())); err == nil && p != nil {
@@ -87,27 +85,27 @@ func (s driverService) GetDriver(ctx context.Context,
 		}
 		ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 		defer cancel()
-		if room, ok := s.cfg.Controllers.CapacityHere(ctx, req.Msg.GetId()); ok {
+		if room, ok := s.cfg.Controllers.CapacityHere(ctx, req.GetId()); ok {
 			shown.Capacity = &hostv1.DriverCapacity{
 				Available: room.Available, MaximumVolume: room.MaximumVolume, MinimumVolume: room.MinimumVolume,
 			}
 		}
 	}
-	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: shown}), err
+	return &hostv1.GetDriverResponse{Driver: shown}, err
 }
 
 // DriverLog streams what a driver's processes printed.
-func (s driverService) DriverLog(ctx context.Context, req *connect.Request[hostv1.DriverLogRequest],
+func (s driverService) DriverLog(ctx context.Context, req *hostv1.DriverLogRequest,
 	stream *connect.ServerStream[hostv1.DriverLogResponse],
 ) error {
-	path, err := s.cfg.Drivers.Log(req.Msg.GetId(), drivers.Type(req.Msg.GetType()))
+	path, err := s.cfg.Drivers.Log(req.GetId(), drivers.Type(req.GetType()))
 	if err != nil {
 		return err
 	}
-	err = streamLog(ctx, path, int(req.Msg.GetRecent()), req.Msg.GetFollow(), func() error { return stream.Send(nil) },
+	err = streamLog(ctx, path, int(req.GetRecent()), req.GetFollow(), func() error { return stream.Send(nil) },
 		func(line string) error { return stream.Send(&hostv1.DriverLogResponse{Line: line}) })
 	if err != nil {
-		return fmt.Errorf("read the log of driver %q: %w", req.Msg.GetId(), err)
+		return fmt.Errorf("read the log of driver %q: %w", req.GetId(), err)
 	}
 	return nil
 }

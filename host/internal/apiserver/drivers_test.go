@@ -3,8 +3,6 @@ package apiserver
 import (
 	"testing"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -13,13 +11,13 @@ import (
 // A driver is shown with what each node has of it, and its volumes with the counts of all nodes.
 func TestADriverOnSeveralNodes(t *testing.T) {
 	h := openHost(t)
-	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql")}))
+	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql")})
 	check.NoError(t, err)
 	get := func() *hostv1.Volume {
 		t.Helper()
-		v, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+		v, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 		check.NoError(t, err)
-		return v.Msg.GetVolume()
+		return v.GetVolume()
 	}
 	before := get()
 	_, err = h.ledger.PutNode(h.ctx, claim.Node{Name: "n2", BootID: "1", Drivers: map[string]claim.NodeDriver{
@@ -31,9 +29,9 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 	}})
 	check.NoError(t, err)
 
-	got, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
+	got, err := h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"})
 	check.NoError(t, err)
-	d := got.Msg.GetDriver()
+	d := got.GetDriver()
 	if d.GetModifyIndex() == 0 || len(d.GetOnNodes()) == 0 {
 		t.Fatalf("driver %v", d)
 	}
@@ -44,17 +42,17 @@ func TestADriverOnSeveralNodes(t *testing.T) {
 		t.Errorf("on n2: %v", n)
 	}
 	after := get()
-	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	list, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
 	check.NoError(t, err)
-	for _, v := range []*hostv1.Volume{after, list.Msg.GetVolumes()[0]} {
+	for _, v := range []*hostv1.Volume{after, list.GetVolumes()[0]} {
 		if v.GetNodesExpected() != before.GetNodesExpected()+1 || v.GetNodesHealthy() != before.GetNodesHealthy() ||
 			v.GetControllersHealthy() != before.GetControllersHealthy()+1 {
 			t.Errorf("before %v, then %v", before, v)
 		}
 	}
 	// A query waits for its driver, too.
-	_, err = h.client.Volumes.GetVolume(h.ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+	_, err = h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{
 		Id: "mysql", Read: &hostv1.ReadOptions{Index: before.GetModifyIndex()},
-	}))
+	})
 	check.NoError(t, err)
 }

@@ -20,28 +20,27 @@ func TestEventsOfVolumes(t *testing.T) {
 	began := timestamppb.Now()
 	made := h.create(t, spec("mysql"))
 	h.create(t, spec("mysql")) // it exists
-	_, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	_, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.ModifyVolume(h.ctx, request(&hostv1.ModifyVolumeRequest{
+	_, err = h.client.Volumes.ModifyVolume(h.ctx, &hostv1.ModifyVolumeRequest{
 		Id: "mysql", Parameters: map[string]string{"iops": "5"},
-	}))
+	})
 	check.NoError(t, err)
-	taken, err := h.client.Volumes.CreateSnapshot(h.ctx,
-		request(&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "before"}))
+	taken, err := h.client.Volumes.CreateSnapshot(h.ctx, &hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "before"})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{
-		PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId,
-	}))
+	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, &hostv1.DeleteSnapshotRequest{
+		PluginId: "fake", SnapshotId: taken.Snapshot.SnapshotId,
+	})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))
+	_, err = h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
+	_, err = h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{
 		Spec: spec("mysql", func(s *hostv1.VolumeSpec) { s.ExternalId = made.Spec.ExternalId }),
-	}))
+	})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	_, err = h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	_, err = h.client.Volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeNotFound)
 
 	of := func(req *hostv1.EventsRequest) (all []string) {
@@ -53,7 +52,7 @@ func TestEventsOfVolumes(t *testing.T) {
 		}
 		return all
 	}
-	snapshot := taken.Msg.Snapshot.SnapshotId
+	snapshot := taken.Snapshot.SnapshotId
 	volumes := []string{
 		"volume created mysql fake", "volume expanded mysql fake", "volume modified mysql fake",
 		"volume deregistered mysql fake", "volume registered mysql fake", "volume deleted mysql fake",

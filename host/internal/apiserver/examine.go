@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/host/internal/doctor"
 	"github.com/pannier/pannier/internal/errcode"
 	"github.com/pannier/pannier/sdk/api"
@@ -64,16 +62,14 @@ func (e *examination) fresh() bool {
 }
 
 // Examine makes the checks of pannier doctor.
-func (s agentService) Examine(ctx context.Context,
-	req *connect.Request[hostv1.ExamineRequest],
-) (*connect.Response[hostv1.ExamineResponse], error) {
-	if node := req.Msg.GetNode(); s.isOther(node) {
+func (s agentService) Examine(ctx context.Context, req *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
+	if node := req.GetNode(); s.isOther(node) {
 		if callerOf(ctx).bound != nil {
 			return nil, fmt.Errorf("examine node %q: %w", shortened(node), errBoundNode)
 		}
 		return askNode(ctx, s.Server, req, node, examinePatience+nodePatience, nodeClients.Examine)
 	}
-	e, err := s.examine(ctx, req.Header().Get(api.TokenHeader))
+	e, err := s.examine(ctx, secretOf(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +87,7 @@ func (s agentService) Examine(ctx context.Context,
 			Check: f.Check, Status: string(f.Status), Why: f.Why, Command: f.Command, Subject: f.Subject,
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // examine returns the examination for a caller, and begins it if there is none. It goes on if its first caller leaves.

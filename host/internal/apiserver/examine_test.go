@@ -23,13 +23,13 @@ func TestExamineWithTheRightsOfTheCaller(t *testing.T) {
 	})
 	of := func(c *api.Client, name string) []string {
 		t.Helper()
-		resp, err := c.Agent.Examine(h.ctx, request(&hostv1.ExamineRequest{}))
+		resp, err := c.Agent.Examine(h.ctx, &hostv1.ExamineRequest{})
 		check.NoError(t, err)
-		if resp.Msg.GetNode() != "n1" || resp.Msg.GetAt() == nil {
-			t.Errorf("the examination is %v", resp.Msg)
+		if resp.GetNode() != "n1" || resp.GetAt() == nil {
+			t.Errorf("the examination is %v", resp)
 		}
 		var found []string
-		for _, f := range resp.Msg.GetFindings() {
+		for _, f := range resp.GetFindings() {
 			if f.GetCheck() == name {
 				found = append(found, f.GetStatus()+": "+f.GetWhy())
 			}
@@ -58,7 +58,7 @@ func TestExamineWithTheRightsOfTheCaller(t *testing.T) {
 	for name, rules := range map[string]string{
 		"other": `namespace "*" { policy = "write" }`, "denied": `agent { policy = "deny" }`,
 	} {
-		_, err := h.as(t, name, rules).Agent.Examine(h.ctx, request(&hostv1.ExamineRequest{}))
+		_, err := h.as(t, name, rules).Agent.Examine(h.ctx, &hostv1.ExamineRequest{})
 		wantError(t, err, connect.CodePermissionDenied, `policy "read" for agent`)
 	}
 }
@@ -82,12 +82,12 @@ func TestExaminationsAreShared(t *testing.T) {
 	})
 	reader := h.as(t, "reader", `agent { policy = "read" }`)
 	type answer struct {
-		resp *connect.Response[hostv1.ExamineResponse]
+		resp *hostv1.ExamineResponse
 		err  error
 	}
 	answers := make(chan answer)
 	ask := func(ctx context.Context, c *api.Client) {
-		resp, err := c.Agent.Examine(ctx, request(&hostv1.ExamineRequest{}))
+		resp, err := c.Agent.Examine(ctx, &hostv1.ExamineRequest{})
 		answers <- answer{resp, err}
 	}
 	first, leave := context.WithCancel(h.ctx)

@@ -36,7 +36,7 @@ func TestAFrontDoorAsksForMore(t *testing.T) {
 	const list = `namespace "shop" { capabilities = ["csi-list-volume"] }`
 	page, nobody := h.throughPlugin(t, mustCreate(t, h, "page", list)), h.throughPlugin(t, "")
 	for namespace, code := range map[string]connect.Code{"shop": 0, "till": connect.CodePermissionDenied} {
-		_, err := page.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: namespace}))
+		_, err := page.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{Namespace: namespace})
 		if code == 0 {
 			check.NoError(t, err)
 		} else {
@@ -46,27 +46,26 @@ func TestAFrontDoorAsksForMore(t *testing.T) {
 	for name, client := range map[string]*api.Client{"with its token": page, "without one": nobody} {
 		for what, call := range map[string]func() error{
 			"register": func() error {
-				_, err := client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{
+				_, err := client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{
 					Spec: spec("v", inNamespace("shop")),
-				}))
+				})
 				return err
 			},
 			"make a token": func() error {
-				_, err := client.ACL.CreateACLToken(h.ctx, request(&hostv1.CreateACLTokenRequest{Type: "management"}))
+				_, err := client.ACL.CreateACLToken(h.ctx, &hostv1.CreateACLTokenRequest{Type: "management"})
 				return err
 			},
 			"make the first token": func() error {
-				req := request(&hostv1.BootstrapACLRequest{})
-				req.Header().Set(forwardedHeader, "root (uid 0) on n1")
-				_, err := client.ACL.BootstrapACL(h.ctx, req)
+				ctx := withHeader(h.ctx, http.Header{forwardedHeader: {"root (uid 0) on n1"}})
+				_, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
 				return err
 			},
 			"run a file": func() error {
-				_, err := client.Plugins.VerifyPlugin(h.ctx, request(&hostv1.VerifyPluginRequest{Path: "/bin/true"}))
+				_, err := client.Plugins.VerifyPlugin(h.ctx, &hostv1.VerifyPluginRequest{Path: "/bin/true"})
 				return err
 			},
 			"stop the agent": func() error {
-				_, err := client.Agent.Stop(h.ctx, request(&hostv1.StopRequest{}))
+				_, err := client.Agent.Stop(h.ctx, &hostv1.StopRequest{})
 				return err
 			},
 		} {
@@ -74,20 +73,19 @@ func TestAFrontDoorAsksForMore(t *testing.T) {
 		}
 	}
 	// What it passes on for a user counts as the user's.
-	req := request(&hostv1.ListVolumesRequest{Namespace: "till"})
-	req.Header().Set(api.TokenHeader, mustCreate(t, h, "user", `namespace "till" { policy = "read" }`))
-	_, err := page.Volumes.ListVolumes(h.ctx, req)
+	ofUser := withHeader(h.ctx, http.Header{api.TokenHeader: {mustCreate(t, h, "user", `namespace "till" { policy = "read" }`)}})
+	_, err := page.Volumes.ListVolumes(ofUser, &hostv1.ListVolumesRequest{Namespace: "till"})
 	check.NoError(t, err)
 
 	// A user without a token has no part in the door's rights, but in those of everybody.
 	ctx := api.WithCaller(h.ctx, "")
-	_, err = page.Volumes.ListVolumes(ctx, request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+	_, err = page.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: "shop"})
 	wantError(t, err, connect.CodePermissionDenied)
 	_, err = page.Volumes.ListVolumes(api.WithCaller(h.ctx, mustCreate(t, h, "other", `namespace "till" { policy = "read" }`)),
-		request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+		&hostv1.ListVolumesRequest{Namespace: "shop"})
 	wantError(t, err, connect.CodePermissionDenied, "csi-list-volume")
 
 	check.NoError(t, h.Close())
-	_, err = page.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "shop"}))
+	_, err = page.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{Namespace: "shop"})
 	wantError(t, err, connect.CodeUnavailable, "stopping")
 }

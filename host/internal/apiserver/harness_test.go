@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -469,8 +470,8 @@ func openHost(t *testing.T, change ...func(c *Config)) *host {
 	check.NoError(t, err)
 	t.Cleanup(func() { h.client.Close() })
 	check.Eventually(t, "the driver is healthy, and the ledger knows", func() bool {
-		d, err := h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "fake"}))
-		return err == nil && d.Msg.Driver.Healthy && d.Msg.Driver.NodesHealthy == 1
+		d, err := h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "fake"})
+		return err == nil && d.Driver.Healthy && d.Driver.NodesHealthy == 1
 	})
 	return h
 }
@@ -486,7 +487,12 @@ func stopAll(t *testing.T, m *workload.Manager) {
 	}
 }
 
-func request[T any](m *T) *connect.Request[T] { return connect.NewRequest(m) }
+// withHeader is the context of a call with these headers.
+func withHeader(ctx context.Context, header http.Header) context.Context {
+	ctx, call := connect.NewClientContext(ctx)
+	maps.Copy(call.RequestHeader(), header)
+	return ctx
+}
 
 // wantError checks the code of an error, and that its text contains all parts.
 func wantError(t *testing.T, err error, code connect.Code, says ...string) {
@@ -520,9 +526,9 @@ func spec(id string, change ...func(s *hostv1.VolumeSpec)) *hostv1.VolumeSpec {
 
 func (h *host) create(t *testing.T, s *hostv1.VolumeSpec) *hostv1.Volume {
 	t.Helper()
-	resp, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+	resp, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
 	check.NoError(t, err)
-	return resp.Msg.Volume
+	return resp.Volume
 }
 
 // start starts a workload with one volume and returns its steps.
@@ -534,13 +540,13 @@ func (h *host) start(t *testing.T, id, volume string) (*hostv1.Workload, []*host
 }
 
 func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload, steps []*hostv1.Step, err error) {
-	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{
+	stream, err := h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{
 		Spec: &hostv1.WorkloadSpec{Id: id, Volumes: []*hostv1.VolumeRequest{{
 			Name: "data", Source: volume, Destination: "/data",
 			MountOptions: &hostv1.MountOptions{MountFlags: []string{secretFlag}},
 		}}},
 		ReleaseWithCaller: withCaller,
-	}))
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -558,7 +564,7 @@ func (h *host) tryStart(id, volume string, withCaller bool) (w *hostv1.Workload,
 
 func (h *host) stop(t *testing.T, id string) (w *hostv1.Workload, steps []*hostv1.Step) {
 	t.Helper()
-	stream, err := h.client.Workloads.StopWorkload(h.ctx, request(&hostv1.StopWorkloadRequest{Id: id}))
+	stream, err := h.client.Workloads.StopWorkload(h.ctx, &hostv1.StopWorkloadRequest{Id: id})
 	check.NoError(t, err)
 	defer stream.Close()
 	for stream.Receive() {

@@ -44,15 +44,13 @@ func (s memberService) discovery() (Discovery, error) {
 }
 
 // ListMembers lists the agents that this one knows. A host that is in no cluster lists itself.
-func (s memberService) ListMembers(context.Context,
-	*connect.Request[hostv1.ListMembersRequest],
-) (*connect.Response[hostv1.ListMembersResponse], error) {
+func (s memberService) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hostv1.ListMembersResponse, error) {
 	leader := s.leaderName()
 	if s.cfg.Discovery == nil {
-		return connect.NewResponse(&hostv1.ListMembersResponse{Members: []*hostv1.Member{{
+		return &hostv1.ListMembersResponse{Members: []*hostv1.Member{{
 			Name: s.cfg.Name, Status: string(discovery.Alive), Role: string(discovery.Server), Datacenter: s.cfg.Datacenter,
 			Version: s.cfg.Version, Leader: leader == s.cfg.Name,
-		}}}), nil
+		}}}, nil
 	}
 	resp := &hostv1.ListMembersResponse{}
 	for _, m := range s.cfg.Discovery.Members() {
@@ -61,7 +59,7 @@ func (s memberService) ListMembers(context.Context,
 			Datacenter: m.Datacenter, Version: m.Version, Leader: m.Name == leader,
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // leaderName returns the leader's name, as far as this agent knows it.
@@ -78,44 +76,42 @@ func (s *Server) leaderName() string {
 
 // JoinMembers joins agents at their addresses.
 func (s memberService) JoinMembers(_ context.Context,
-	req *connect.Request[hostv1.JoinMembersRequest],
-) (*connect.Response[hostv1.JoinMembersResponse], error) {
+	req *hostv1.JoinMembersRequest,
+) (*hostv1.JoinMembersResponse, error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
 	}
-	if len(req.Msg.GetAddresses()) == 0 {
+	if len(req.GetAddresses()) == 0 {
 		return nil, invalid("join", "addresses", "are missing: at which host:port is another agent?")
 	}
-	n, err := d.Join(req.Msg.GetAddresses()...)
+	n, err := d.Join(req.GetAddresses()...)
 	if n == 0 && err != nil {
 		return nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	return connect.NewResponse(&hostv1.JoinMembersResponse{Joined: int32(n)}), nil
+	return &hostv1.JoinMembersResponse{Joined: int32(n)}, nil
 }
 
 // ForceLeave marks a failed agent as left.
 func (s memberService) ForceLeave(_ context.Context,
-	req *connect.Request[hostv1.ForceLeaveRequest],
-) (*connect.Response[hostv1.ForceLeaveResponse], error) {
+	req *hostv1.ForceLeaveRequest,
+) (*hostv1.ForceLeaveResponse, error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range d.Members() {
-		if m.Name == req.Msg.GetName() && m.Status == discovery.Alive {
+		if m.Name == req.GetName() && m.Status == discovery.Alive {
 			return nil, fmt.Errorf("force %q to leave: %w: it would be back at once; on it: pannier agent leave", m.Name,
 				errAlive)
 		}
 	}
-	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), d.ForceLeave(req.Msg.GetName(), req.Msg.GetPrune())
+	return &hostv1.ForceLeaveResponse{}, d.ForceLeave(req.GetName(), req.GetPrune())
 }
 
 // Leave makes this agent leave the cluster for good and stop. A leader transfers its leadership first, and a server
 // waits until it is removed from raft.
-func (s memberService) Leave(ctx context.Context,
-	_ *connect.Request[hostv1.LeaveRequest],
-) (*connect.Response[hostv1.LeaveResponse], error) {
+func (s memberService) Leave(ctx context.Context, _ *hostv1.LeaveRequest) (*hostv1.LeaveResponse, error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
@@ -143,13 +139,11 @@ func (s memberService) Leave(ctx context.Context,
 		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	s.cfg.Stop(false)
-	return connect.NewResponse(&hostv1.LeaveResponse{Pid: int64(os.Getpid())}), nil
+	return &hostv1.LeaveResponse{Pid: int64(os.Getpid())}, nil
 }
 
 // ListKeys lists the ids of the keys that encrypt gossip.
-func (s memberService) ListKeys(context.Context,
-	*connect.Request[hostv1.ListKeysRequest],
-) (*connect.Response[hostv1.ListKeysResponse], error) {
+func (s memberService) ListKeys(context.Context, *hostv1.ListKeysRequest) (*hostv1.ListKeysResponse, error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
@@ -173,40 +167,34 @@ func (s memberService) ListKeys(context.Context,
 	) int {
 		return cmp.Or(int(b.Primary-a.Primary), cmp.Compare(a.Id, b.Id))
 	})
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // AddKey gives every agent another key to decrypt with.
-func (s memberService) AddKey(_ context.Context,
-	req *connect.Request[hostv1.AddKeyRequest],
-) (*connect.Response[hostv1.AddKeyResponse], error) {
+func (s memberService) AddKey(_ context.Context, req *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
 	d, err := s.discovery()
 	if err != nil {
 		return nil, err
 	}
-	key := req.Msg.GetKey()
+	key := req.GetKey()
 	if raw, err := base64.StdEncoding.DecodeString(key); err != nil || !slices.Contains([]int{16, 24, 32}, len(raw)) {
 		return nil, invalid("gossip key", "key",
 			"must be 16, 24 or 32 bytes in base64, such as of: head -c 32 /dev/urandom | base64")
 	}
 	_, err = d.InstallKey(key)
-	return connect.NewResponse(&hostv1.AddKeyResponse{Id: keyID(key)}), err
+	return &hostv1.AddKeyResponse{Id: keyID(key)}, err
 }
 
 // UseKey makes every agent encrypt with a key.
-func (s memberService) UseKey(_ context.Context,
-	req *connect.Request[hostv1.UseKeyRequest],
-) (*connect.Response[hostv1.UseKeyResponse], error) {
-	err := s.withKey(req.Msg.GetId(), Discovery.UseKey)
-	return connect.NewResponse(&hostv1.UseKeyResponse{}), err
+func (s memberService) UseKey(_ context.Context, req *hostv1.UseKeyRequest) (*hostv1.UseKeyResponse, error) {
+	err := s.withKey(req.GetId(), Discovery.UseKey)
+	return &hostv1.UseKeyResponse{}, err
 }
 
 // RemoveKey removes a key from every agent.
-func (s memberService) RemoveKey(_ context.Context,
-	req *connect.Request[hostv1.RemoveKeyRequest],
-) (*connect.Response[hostv1.RemoveKeyResponse], error) {
-	err := s.withKey(req.Msg.GetId(), Discovery.RemoveKey)
-	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), err
+func (s memberService) RemoveKey(_ context.Context, req *hostv1.RemoveKeyRequest) (*hostv1.RemoveKeyResponse, error) {
+	err := s.withKey(req.GetId(), Discovery.RemoveKey)
+	return &hostv1.RemoveKeyResponse{}, err
 }
 
 // withKey finds a key by its id and passes it to do. Errors contain the id only.

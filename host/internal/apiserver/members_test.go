@@ -54,42 +54,42 @@ func (g *gossip) InstallKey(k string) (discovery.Keys, error) {
 
 func TestMembersAndKeys(t *testing.T) {
 	alone := openHost(t)
-	_, err := alone.client.Members.JoinMembers(alone.ctx, request(&hostv1.JoinMembersRequest{Addresses: []string{"x"}}))
+	_, err := alone.client.Members.JoinMembers(alone.ctx, &hostv1.JoinMembersRequest{Addresses: []string{"x"}})
 	wantError(t, err, connect.CodeFailedPrecondition, "alone", "tls")
-	members, err := alone.client.Members.ListMembers(alone.ctx, request(&hostv1.ListMembersRequest{}))
+	members, err := alone.client.Members.ListMembers(alone.ctx, &hostv1.ListMembersRequest{})
 	check.NoError(t, err)
-	if m := members.Msg.GetMembers(); len(m) != 1 || m[0].GetName() != "n1" {
+	if m := members.GetMembers(); len(m) != 1 || m[0].GetName() != "n1" {
 		t.Errorf("members %v", m)
 	}
 
 	g := &gossip{keys: map[string]int{}}
 	h := openHost(t, func(c *Config) { c.Discovery = g })
-	_, err = h.client.Members.ForceLeave(h.ctx, request(&hostv1.ForceLeaveRequest{Name: "n1"}))
+	_, err = h.client.Members.ForceLeave(h.ctx, &hostv1.ForceLeaveRequest{Name: "n1"})
 	wantError(t, err, connect.CodeFailedPrecondition, "alive")
-	_, err = h.client.Members.ForceLeave(h.ctx, request(&hostv1.ForceLeaveRequest{Name: "n2"}))
+	_, err = h.client.Members.ForceLeave(h.ctx, &hostv1.ForceLeaveRequest{Name: "n2"})
 	check.NoError(t, err)
-	_, err = h.client.Members.Leave(h.ctx, request(&hostv1.LeaveRequest{}))
+	_, err = h.client.Members.Leave(h.ctx, &hostv1.LeaveRequest{})
 	wantError(t, err, connect.CodeFailedPrecondition, "only server")
 	if len(g.did) != 1 || g.did[0] != "force n2" {
 		t.Errorf("it did %q", g.did)
 	}
 	const secret = "c2VjcmV0c2VjcmV0c2VjcmV0IQ=="
 	for _, bad := range []string{"", "no base64!", "c2hvcnQ="} {
-		_, err = h.client.Members.AddKey(h.ctx, request(&hostv1.AddKeyRequest{Key: bad}))
+		_, err = h.client.Members.AddKey(h.ctx, &hostv1.AddKeyRequest{Key: bad})
 		wantError(t, err, connect.CodeInvalidArgument, "key")
 	}
 	const key = "MDEyMzQ1Njc4OWFiY2RlZg=="
-	added, err := h.client.Members.AddKey(h.ctx, request(&hostv1.AddKeyRequest{Key: key}))
+	added, err := h.client.Members.AddKey(h.ctx, &hostv1.AddKeyRequest{Key: key})
 	check.NoError(t, err)
-	list, err := h.client.Members.ListKeys(h.ctx, request(&hostv1.ListKeysRequest{}))
+	list, err := h.client.Members.ListKeys(h.ctx, &hostv1.ListKeysRequest{})
 	check.NoError(t, err)
-	if k := list.Msg.GetKeys(); len(k) != 1 || k[0].GetId() != added.Msg.GetId() || k[0].GetAgents() != 2 ||
-		strings.Contains(list.Msg.String(), key) {
-		t.Errorf("keys %v", list.Msg)
+	if k := list.GetKeys(); len(k) != 1 || k[0].GetId() != added.GetId() || k[0].GetAgents() != 2 ||
+		strings.Contains(list.String(), key) {
+		t.Errorf("keys %v", list)
 	}
-	_, err = h.client.Members.UseKey(h.ctx, request(&hostv1.UseKeyRequest{Id: "unknown"}))
+	_, err = h.client.Members.UseKey(h.ctx, &hostv1.UseKeyRequest{Id: "unknown"})
 	wantError(t, err, connect.CodeNotFound, "keyring list")
-	_, err = h.client.Members.UseKey(h.ctx, request(&hostv1.UseKeyRequest{Id: added.Msg.GetId()}))
+	_, err = h.client.Members.UseKey(h.ctx, &hostv1.UseKeyRequest{Id: added.GetId()})
 	check.NoError(t, err)
 	if g.did[len(g.did)-1] != "use "+key || strings.Contains(h.log.String(), key) ||
 		strings.Contains(h.log.String(), secret) {

@@ -17,13 +17,13 @@ import (
 const monitoredLines = 1024
 
 // Monitor streams what the agent logs from now on.
-func (s agentService) Monitor(ctx context.Context, req *connect.Request[hostv1.MonitorRequest],
+func (s agentService) Monitor(ctx context.Context, req *hostv1.MonitorRequest,
 	stream *connect.ServerStream[hostv1.MonitorResponse],
 ) error {
-	level := hclog.LevelFromString(cmp.Or(req.Msg.GetLogLevel(), "info"))
+	level := hclog.LevelFromString(cmp.Or(req.GetLogLevel(), "info"))
 	if level == hclog.NoLevel || level == hclog.Off {
 		return invalid("monitor", "log_level",
-			fmt.Sprintf("%q is none of trace, debug, info, warn and error", req.Msg.GetLogLevel()))
+			fmt.Sprintf("%q is none of trace, debug, info, warn and error", req.GetLogLevel()))
 	}
 	d, err := s.cfg.Diagnosis()
 	if err != nil {

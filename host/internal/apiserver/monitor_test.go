@@ -26,7 +26,7 @@ func TestMonitor(t *testing.T) {
 			return func() { log.DeregisterSink(sink); following <- 0 }
 		}
 	})
-	stream, err := h.client.Agent.Monitor(h.ctx, request(&hostv1.MonitorRequest{LogLevel: "warn"}))
+	stream, err := h.client.Agent.Monitor(h.ctx, &hostv1.MonitorRequest{LogLevel: "warn"})
 	check.NoError(t, err)
 	if !stream.Receive() || len(stream.Msg().GetSecretFiles()) != 1 || <-following != 1 {
 		t.Fatalf("first %v, %v", stream.Msg(), stream.Err())
@@ -40,7 +40,7 @@ func TestMonitor(t *testing.T) {
 	if <-following != 0 {
 		t.Error("it goes on after its caller has left")
 	}
-	stream, err = h.client.Agent.Monitor(h.ctx, request(&hostv1.MonitorRequest{LogLevel: "loud"}))
+	stream, err = h.client.Agent.Monitor(h.ctx, &hostv1.MonitorRequest{LogLevel: "loud"})
 	check.NoError(t, err)
 	stream.Receive()
 	wantError(t, stream.Err(), connect.CodeInvalidArgument, "loud", "debug")

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
@@ -31,12 +29,10 @@ func (s *Server) heard(node string) (at, keepsTo time.Time) {
 type nodeService struct{ *Server }
 
 // ListNodes lists all nodes that the ledger knows.
-func (s nodeService) ListNodes(ctx context.Context,
-	req *connect.Request[hostv1.ListNodesRequest],
-) (*connect.Response[hostv1.ListNodesResponse], error) {
+func (s nodeService) ListNodes(ctx context.Context, req *hostv1.ListNodesRequest) (*hostv1.ListNodesResponse, error) {
 	resp := &hostv1.ListNodesResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
+	resp.Meta, err = s.read(ctx, req, []state.Topic{state.TopicNodes}, func(tx *state.ReadTx) error {
 		all, err := tx.Nodes()
 		members := s.members()
 		for _, n := range all {
@@ -44,20 +40,18 @@ func (s nodeService) ListNodes(ctx context.Context,
 		}
 		return err
 	})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // GetNode reads a node with its workloads and claims.
-func (s nodeService) GetNode(ctx context.Context,
-	req *connect.Request[hostv1.GetNodeRequest],
-) (*connect.Response[hostv1.GetNodeResponse], error) {
-	name := req.Msg.GetName()
+func (s nodeService) GetNode(ctx context.Context, req *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error) {
+	name := req.GetName()
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("node", "name", err.Error())
 	}
 	resp := &hostv1.GetNodeResponse{}
 	var err error
-	resp.Meta, err = s.read(ctx, req.Msg, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)},
+	resp.Meta, err = s.read(ctx, req, []state.Topic{state.TopicNode(name), state.TopicOnNode(name)},
 		func(tx *state.ReadTx) error {
 			n, err := tx.Node(name)
 			if err != nil {
@@ -77,18 +71,16 @@ func (s nodeService) GetNode(ctx context.Context,
 			}
 			return err
 		})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // DrainNode begins or ends a drain. Both may be repeated.
-func (s nodeService) DrainNode(ctx context.Context,
-	req *connect.Request[hostv1.DrainNodeRequest],
-) (*connect.Response[hostv1.DrainNodeResponse], error) {
-	node, err := s.node(ctx, req.Msg.GetName())
+func (s nodeService) DrainNode(ctx context.Context, req *hostv1.DrainNodeRequest) (*hostv1.DrainNodeResponse, error) {
+	node, err := s.node(ctx, req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	if enable := req.Msg.GetEnable(); enable != (node.Drain != nil) {
+	if enable := req.GetEnable(); enable != (node.Drain != nil) {
 		duty := command.SetNodeDuty{Name: node.Name, StopDrain: !enable}
 		if enable {
 			duty.Drain = &claim.Drain{StartedAt: time.Now().UTC(), By: callerOf(ctx).who()}
@@ -97,35 +89,35 @@ func (s nodeService) DrainNode(ctx context.Context,
 			return nil, err
 		}
 	}
-	return connect.NewResponse(&hostv1.DrainNodeResponse{Node: s.shownNode(node, s.members())}), nil
+	return &hostv1.DrainNodeResponse{Node: s.shownNode(node, s.members())}, nil
 }
 
 // SetNodeEligibility sets whether a node may start workloads.
 func (s nodeService) SetNodeEligibility(ctx context.Context,
-	req *connect.Request[hostv1.SetNodeEligibilityRequest],
-) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
-	node, err := s.node(ctx, req.Msg.GetName())
+	req *hostv1.SetNodeEligibilityRequest,
+) (*hostv1.SetNodeEligibilityResponse, error) {
+	node, err := s.node(ctx, req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	if ineligible := !req.Msg.GetEligible(); ineligible != node.Ineligible {
+	if ineligible := !req.GetEligible(); ineligible != node.Ineligible {
 		if node, err = s.cfg.Ledger.SetNodeDuty(ctx,
 			command.SetNodeDuty{Name: node.Name, Ineligible: &ineligible}); err != nil {
 			return nil, err
 		}
 	}
-	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}), nil
+	return &hostv1.SetNodeEligibilityResponse{Node: s.shownNode(node, s.members())}, nil
 }
 
 // SetNodeNamespaces binds a node to namespaces, or to none.
 func (s nodeService) SetNodeNamespaces(ctx context.Context,
-	req *connect.Request[hostv1.SetNodeNamespacesRequest],
-) (*connect.Response[hostv1.SetNodeNamespacesResponse], error) {
-	node, err := s.node(ctx, req.Msg.GetName())
+	req *hostv1.SetNodeNamespacesRequest,
+) (*hostv1.SetNodeNamespacesResponse, error) {
+	node, err := s.node(ctx, req.GetName())
 	if err != nil {
 		return nil, err
 	}
-	bound := append([]string{}, req.Msg.GetNamespaces()...) // not nil: the command would leave them as they are
+	bound := append([]string{}, req.GetNamespaces()...) // not nil: the command would leave them as they are
 	slices.Sort(bound)
 	bound = slices.Compact(bound)
 	if !slices.Equal(bound, node.Namespaces) {
@@ -133,7 +125,7 @@ func (s nodeService) SetNodeNamespaces(ctx context.Context,
 			return nil, err
 		}
 	}
-	return connect.NewResponse(&hostv1.SetNodeNamespacesResponse{Node: s.shownNode(node, s.members())}), nil
+	return &hostv1.SetNodeNamespacesResponse{Node: s.shownNode(node, s.members())}, nil
 }
 
 // purgeWait bounds how long a forced purge waits for the release of the node's claims.
@@ -143,10 +135,8 @@ const purgeWait = 20 * time.Second
 var errNodeUp = errcode.FailedPrecondition.New("the node is up")
 
 // PurgeNode forgets a node.
-func (s nodeService) PurgeNode(ctx context.Context,
-	req *connect.Request[hostv1.PurgeNodeRequest],
-) (*connect.Response[hostv1.PurgeNodeResponse], error) {
-	node, err := s.node(ctx, req.Msg.GetName())
+func (s nodeService) PurgeNode(ctx context.Context, req *hostv1.PurgeNodeRequest) (*hostv1.PurgeNodeResponse, error) {
+	node, err := s.node(ctx, req.GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +146,7 @@ func (s nodeService) PurgeNode(ctx context.Context,
 			node.Name, errNodeUp, why, node.Name)
 	}
 	resp := &hostv1.PurgeNodeResponse{}
-	if req.Msg.GetForce() {
+	if req.GetForce() {
 		by := callerOf(ctx).who()
 		result, err := s.cfg.Ledger.SetNodeStatus(ctx, node.Name, claim.NodeDown, by)
 		if err != nil {
@@ -169,17 +159,17 @@ func (s nodeService) PurgeNode(ctx context.Context,
 	if node.Status == claim.NodeDown { // its workloads have ended
 		err := s.cfg.Services.Forget(ctx, node.Name)
 		switch {
-		case err != nil && !req.Msg.GetForce():
+		case err != nil && !req.GetForce():
 			return nil, fmt.Errorf("purge node %q: what it has left in Consul cannot be removed: %w; purge it again when Consul "+
 				"answers, or leave that there: pannier node purge -force %s", node.Name, err, node.Name)
 		case err != nil:
 			resp.Left = err.Error()
 		}
 	}
-	if err := s.deleteNode(ctx, node, req.Msg.GetForce()); err != nil {
+	if err := s.deleteNode(ctx, node, req.GetForce()); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // deleteNode removes a node's record. With wait it waits until the claims that it released are freed.

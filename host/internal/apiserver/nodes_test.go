@@ -25,22 +25,21 @@ func (h *host) putNode(t *testing.T, name string) {
 func TestNodes(t *testing.T) {
 	h := openHost(t)
 	h.putNode(t, "n2")
-	list, err := h.client.Nodes.ListNodes(h.ctx, request(&hostv1.ListNodesRequest{}))
+	list, err := h.client.Nodes.ListNodes(h.ctx, &hostv1.ListNodesRequest{})
 	check.NoError(t, err)
-	if n := list.Msg.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" ||
+	if n := list.GetNodes(); len(n) != 2 || n[0].GetName() != "n1" || n[0].GetStatus() != "ready" ||
 		!n[0].GetEligible() || len(n[0].GetDrivers()) != 1 ||
-		n[1].GetAttributes()["k"] != "v" || n[1].GetDrain() != nil || list.Msg.GetMeta().GetIndex() == 0 {
-		t.Errorf("nodes %v", list.Msg)
+		n[1].GetAttributes()["k"] != "v" || n[1].GetDrain() != nil || list.GetMeta().GetIndex() == 0 {
+		t.Errorf("nodes %v", list)
 	}
-	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, request(&hostv1.SetNodeEligibilityRequest{Name: "n2"}))
+	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2"})
 	check.NoError(t, err)
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
 		nil)
 	if !errors.Is(err, claim.ErrIneligible) {
 		t.Errorf("a workload starts on a node that takes none: %v", err)
 	}
-	_, err = h.client.Nodes.SetNodeEligibility(h.ctx,
-		request(&hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true}))
+	_, err = h.client.Nodes.SetNodeEligibility(h.ctx, &hostv1.SetNodeEligibilityRequest{Name: "n2", Eligible: true})
 	check.NoError(t, err)
 	_, err = h.ledger.StartWorkload(h.ctx, claim.Run{Ref: claim.WorkloadRef{Namespace: "default", ID: "w"}, Node: "n2"},
 		nil)
@@ -49,9 +48,9 @@ func TestNodes(t *testing.T) {
 	bind := func(namespaces ...string) []string {
 		t.Helper()
 		resp, err := h.client.Nodes.SetNodeNamespaces(h.ctx,
-			request(&hostv1.SetNodeNamespacesRequest{Name: "n2", Namespaces: namespaces}))
+			&hostv1.SetNodeNamespacesRequest{Name: "n2", Namespaces: namespaces})
 		check.NoError(t, err)
-		return resp.Msg.GetNode().GetNamespaces()
+		return resp.GetNode().GetNamespaces()
 	}
 	if got := bind("shop", "dev", "shop"); !slices.Equal(got, []string{"dev", "shop"}) {
 		t.Errorf("bound to %q", got)
@@ -68,30 +67,26 @@ func TestNodes(t *testing.T) {
 
 	// A second drain returns the first one.
 	for range 2 {
-		drain, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2", Enable: true}))
+		drain, err := h.client.Nodes.DrainNode(h.ctx, &hostv1.DrainNodeRequest{Name: "n2", Enable: true})
 		check.NoError(t, err)
-		if d := drain.Msg.GetNode().GetDrain(); d.GetStartedAt() == nil || d.GetBy() == "" || d.GetDoneAt() != nil {
+		if d := drain.GetNode().GetDrain(); d.GetStartedAt() == nil || d.GetBy() == "" || d.GetDoneAt() != nil {
 			t.Errorf("drain %v", d)
 		}
 	}
-	got, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	got, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	check.NoError(t, err)
-	if w := got.Msg.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" ||
-		got.Msg.GetNode().GetDrain() == nil {
-		t.Errorf("node %v", got.Msg)
+	if w := got.GetWorkloads(); len(w) != 1 || w[0].GetId() != "w" || w[0].GetStatus() != "running" ||
+		got.GetNode().GetDrain() == nil {
+		t.Errorf("node %v", got)
 	}
-	end, err := h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2"}))
+	end, err := h.client.Nodes.DrainNode(h.ctx, &hostv1.DrainNodeRequest{Name: "n2"})
 	check.NoError(t, err)
-	if end.Msg.GetNode().GetDrain() != nil {
-		t.Errorf("it is still drained: %v", end.Msg)
+	if end.GetNode().GetDrain() != nil {
+		t.Errorf("it is still drained: %v", end)
 	}
 
 	purge := func(name string, force bool) (*hostv1.PurgeNodeResponse, error) {
-		resp, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: name, Force: force}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: name, Force: force})
 	}
 	_, err = purge("n1", true)
 	wantError(t, err, connect.CodeFailedPrecondition, `"n1"`, "is up")
@@ -104,9 +99,9 @@ func TestNodes(t *testing.T) {
 	if len(gone.GetEnded()) != 1 || gone.GetEnded()[0] != "default/w" {
 		t.Errorf("purged %v", gone)
 	}
-	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	wantError(t, err, connect.CodeNotFound, `"n2"`)
-	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "a/b"}))
+	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "a/b"})
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 }
 
@@ -115,11 +110,7 @@ func TestNodes(t *testing.T) {
 func TestAPurgeTakesBackWhatIsInConsul(t *testing.T) {
 	h := openHost(t)
 	purge := func(force bool) (*hostv1.PurgeNodeResponse, error) {
-		resp, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n2", Force: force}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: "n2", Force: force})
 	}
 	down := func() {
 		t.Helper()
@@ -132,7 +123,7 @@ func TestAPurgeTakesBackWhatIsInConsul(t *testing.T) {
 	h.consul.forgetErr = errors.New("Consul is away")
 	_, err := purge(false)
 	wantError(t, err, connect.CodeUnknown, "Consul is away", "pannier node purge -force n2")
-	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	check.NoError(t, err)
 	forced, err := purge(true)
 	check.NoError(t, err)
@@ -168,7 +159,7 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	check.NoError(t, err)
 	purged := make(chan error, 1)
 	go func() {
-		_, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n2", Force: true}))
+		_, err := h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: "n2", Force: true})
 		purged <- err
 	}()
 	for down := false; !down; {
@@ -186,7 +177,7 @@ func TestANodeThatComesBackIsNotPurged(t *testing.T) {
 	_, err = h.ledger.AdvanceClaims(h.ctx, "", command.Advance{Volume: volume, Workload: w, To: claim.Freed})
 	check.NoError(t, err)
 	wantError(t, <-purged, connect.CodeFailedPrecondition, `"n2"`, "come back")
-	_, err = h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	_, err = h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	check.NoError(t, err)
 }
 
@@ -204,16 +195,16 @@ func TestANodeThatIsHeardFromIsNotPurged(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Heartbeats = heartbeats{} })
 	for _, name := range []string{"n2", "n3"} {
 		h.putNode(t, name)
-		_, err := h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: name, Force: true}))
+		_, err := h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: name, Force: true})
 		wantError(t, err, connect.CodeFailedPrecondition, "heard from", "pannier node drain")
 	}
 	_, err := h.ledger.SetNodeStatus(h.ctx, "n3", claim.NodeDisconnected, "")
 	check.NoError(t, err)
-	_, err = h.client.Nodes.PurgeNode(h.ctx, request(&hostv1.PurgeNodeRequest{Name: "n3", Force: true}))
+	_, err = h.client.Nodes.PurgeNode(h.ctx, &hostv1.PurgeNodeRequest{Name: "n3", Force: true})
 	check.NoError(t, err)
-	got, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2"}))
+	got, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2"})
 	check.NoError(t, err)
-	if got.Msg.GetNode().GetLastHeard() == nil || got.Msg.GetNode().GetLetGoAt() == nil {
-		t.Errorf("node %v", got.Msg)
+	if got.GetNode().GetLastHeard() == nil || got.GetNode().GetLetGoAt() == nil {
+		t.Errorf("node %v", got)
 	}
 }

@@ -22,14 +22,12 @@ import (
 type operatorService struct{ *Server }
 
 // ListPeers lists the servers that take part in raft.
-func (s operatorService) ListPeers(ctx context.Context,
-	_ *connect.Request[hostv1.ListPeersRequest],
-) (*connect.Response[hostv1.ListPeersResponse], error) {
+func (s operatorService) ListPeers(ctx context.Context, _ *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.ListPeersResponse{Peers: shownPeers(peers)}), nil
+	return &hostv1.ListPeersResponse{Peers: shownPeers(peers)}, nil
 }
 
 func shownPeers(peers []cluster.Peer) []*hostv1.RaftPeer {
@@ -49,26 +47,26 @@ func shownPeers(peers []cluster.Peer) []*hostv1.RaftPeer {
 
 // TransferLeadership makes another server lead.
 func (s operatorService) TransferLeadership(ctx context.Context,
-	req *connect.Request[hostv1.TransferLeadershipRequest],
-) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
-	if err := s.cfg.Raft.TransferLeadership(ctx, req.Msg.GetName()); err != nil {
+	req *hostv1.TransferLeadershipRequest,
+) (*hostv1.TransferLeadershipResponse, error) {
+	if err := s.cfg.Raft.TransferLeadership(ctx, req.GetName()); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.TransferLeadershipResponse{Leader: s.leaderName()}), nil
+	return &hostv1.TransferLeadershipResponse{Leader: s.leaderName()}, nil
 }
 
 // RemovePeer removes a server that is gone for good from raft.
 func (s operatorService) RemovePeer(ctx context.Context,
-	req *connect.Request[hostv1.RemovePeerRequest],
-) (*connect.Response[hostv1.RemovePeerResponse], error) {
-	return connect.NewResponse(&hostv1.RemovePeerResponse{}), s.cfg.Raft.RemovePeer(ctx, req.Msg.GetName())
+	req *hostv1.RemovePeerRequest,
+) (*hostv1.RemovePeerResponse, error) {
+	return &hostv1.RemovePeerResponse{}, s.cfg.Raft.RemovePeer(ctx, req.GetName())
 }
 
 // GetAutopilot reads autopilot's settings.
 func (s operatorService) GetAutopilot(context.Context,
-	*connect.Request[hostv1.GetAutopilotRequest],
-) (*connect.Response[hostv1.GetAutopilotResponse], error) {
-	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(s.cfg.Raft.Autopilot())}), nil
+	*hostv1.GetAutopilotRequest,
+) (*hostv1.GetAutopilotResponse, error) {
+	return &hostv1.GetAutopilotResponse{Autopilot: shownAutopilot(s.cfg.Raft.Autopilot())}, nil
 }
 
 func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
@@ -81,9 +79,9 @@ func shownAutopilot(a claim.Autopilot) *hostv1.Autopilot {
 
 // SetAutopilot changes autopilot's settings in the ledger.
 func (s operatorService) SetAutopilot(ctx context.Context,
-	req *connect.Request[hostv1.SetAutopilotRequest],
-) (*connect.Response[hostv1.SetAutopilotResponse], error) {
-	want, by := req.Msg.GetAutopilot(), claim.AutopilotChange{}
+	req *hostv1.SetAutopilotRequest,
+) (*hostv1.SetAutopilotResponse, error) {
+	want, by := req.GetAutopilot(), claim.AutopilotChange{}
 	if want != nil {
 		by.CleanupDeadServers = want.CleanupDeadServers
 		by.LastContactThreshold, by.ServerStabilizationTime = asDuration(want.GetLastContactThreshold()), asDuration(
@@ -97,7 +95,7 @@ func (s operatorService) SetAutopilot(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}), nil
+	return &hostv1.SetAutopilotResponse{Autopilot: shownAutopilot(now)}, nil
 }
 
 // asDuration returns nil if d is absent. Durations out of range become the longest possible.
@@ -111,8 +109,8 @@ func asDuration(d *durationpb.Duration) *time.Duration {
 
 // AutopilotHealth returns the health of the servers.
 func (s operatorService) AutopilotHealth(ctx context.Context,
-	_ *connect.Request[hostv1.AutopilotHealthRequest],
-) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
+	_ *hostv1.AutopilotHealthRequest,
+) (*hostv1.AutopilotHealthResponse, error) {
 	peers, err := s.cfg.Raft.Peers(ctx)
 	if err != nil {
 		return nil, err
@@ -123,7 +121,7 @@ func (s operatorService) AutopilotHealth(ctx context.Context,
 	for _, p := range peers {
 		resp.Healthy = resp.Healthy && p.Healthy
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // failureTolerance is how many more voters may fail before there is no majority.
@@ -144,7 +142,7 @@ func failureTolerance(peers []cluster.Peer) int {
 const snapshotChunk = 256 << 10
 
 // SaveSnapshot streams a copy of the ledger.
-func (s operatorService) SaveSnapshot(ctx context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest],
+func (s operatorService) SaveSnapshot(ctx context.Context, _ *hostv1.SaveSnapshotRequest,
 	stream *connect.ServerStream[hostv1.SaveSnapshotResponse],
 ) error {
 	info, err := s.cfg.Raft.Save(ctx, chunks(func(chunk []byte) error {
@@ -190,7 +188,7 @@ func (s *Server) nothingClaimed(ctx context.Context) error {
 // RestoreSnapshot replaces the ledger by a snapshot.
 func (s operatorService) RestoreSnapshot(ctx context.Context,
 	stream *connect.ClientStream[hostv1.RestoreSnapshotRequest],
-) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+) (*hostv1.RestoreSnapshotResponse, error) {
 	if err := s.nothingClaimed(ctx); err != nil {
 		return nil, err
 	}
@@ -205,7 +203,7 @@ func (s operatorService) RestoreSnapshot(ctx context.Context,
 				"until the agent is started again: %w", err)
 		}
 	}
-	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: snapshotInfo(info)}), nil
+	return &hostv1.RestoreSnapshotResponse{Snapshot: snapshotInfo(info)}, nil
 }
 
 // received reads the chunks of a stream.
@@ -244,8 +242,8 @@ var errNoKeys = errors.New("this agent is no server: it has no ledger and no key
 
 // GetSecretsStatus lists the keys that encrypt secrets.
 func (s secretsService) GetSecretsStatus(ctx context.Context,
-	_ *connect.Request[hostv1.GetSecretsStatusRequest],
-) (*connect.Response[hostv1.GetSecretsStatusResponse], error) {
+	_ *hostv1.GetSecretsStatusRequest,
+) (*hostv1.GetSecretsStatusResponse, error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
 	}
@@ -259,13 +257,13 @@ func (s secretsService) GetSecretsStatus(ctx context.Context,
 			Id: k.ID, Active: k.ID == status.Active, AddedAt: timestamp(k.AddedAt), Sealed: int64(k.Sealed), Here: k.Here,
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // RotateSecretsKey makes a new key the one that encrypts secrets.
 func (s secretsService) RotateSecretsKey(ctx context.Context,
-	_ *connect.Request[hostv1.RotateSecretsKeyRequest],
-) (*connect.Response[hostv1.RotateSecretsKeyResponse], error) {
+	_ *hostv1.RotateSecretsKeyRequest,
+) (*hostv1.RotateSecretsKeyResponse, error) {
 	if s.cfg.SecretsKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
 	}
@@ -273,7 +271,7 @@ func (s secretsService) RotateSecretsKey(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.RotateSecretsKeyResponse{Id: id}), nil
+	return &hostv1.RotateSecretsKeyResponse{Id: id}, nil
 }
 
 // SigningKeys are the keys that sign JWTs (*tokens.Authority).
@@ -284,19 +282,19 @@ type SigningKeys interface {
 
 // GetSigningKeys tells which key signs JWTs, and how far its rotation is.
 func (s secretsService) GetSigningKeys(ctx context.Context,
-	_ *connect.Request[hostv1.GetSigningKeysRequest],
-) (*connect.Response[hostv1.GetSigningKeysResponse], error) {
+	_ *hostv1.GetSigningKeysRequest,
+) (*hostv1.GetSigningKeysResponse, error) {
 	keys, err := s.signingKeys(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetSigningKeysResponse{Keys: keys}), nil
+	return &hostv1.GetSigningKeysResponse{Keys: keys}, nil
 }
 
 // RotateSigningKey begins to replace the key that signs JWTs.
 func (s secretsService) RotateSigningKey(ctx context.Context,
-	_ *connect.Request[hostv1.RotateSigningKeyRequest],
-) (*connect.Response[hostv1.RotateSigningKeyResponse], error) {
+	_ *hostv1.RotateSigningKeyRequest,
+) (*hostv1.RotateSigningKeyResponse, error) {
 	if s.cfg.SigningKeys == nil {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoKeys)
 	}
@@ -307,7 +305,7 @@ func (s secretsService) RotateSigningKey(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.RotateSigningKeyResponse{Keys: keys}), nil
+	return &hostv1.RotateSigningKeyResponse{Keys: keys}, nil
 }
 
 func (s secretsService) signingKeys(ctx context.Context) (*hostv1.SigningKeys, error) {
@@ -342,13 +340,13 @@ type systemService struct{ *Server }
 
 // CollectGarbage collects garbage now.
 func (s systemService) CollectGarbage(ctx context.Context,
-	req *connect.Request[hostv1.CollectGarbageRequest],
-) (*connect.Response[hostv1.CollectGarbageResponse], error) {
+	req *hostv1.CollectGarbageRequest,
+) (*hostv1.CollectGarbageResponse, error) {
 	// Only the leader decides which records are garbage.
 	if err := s.cfg.Ledger.ReadLatest(ctx, func(*state.ReadTx) error { return nil }); err != nil {
 		return nil, err
 	}
-	found, err := s.cfg.Watcher.Collect(ctx, req.Msg.GetDryRun())
+	found, err := s.cfg.Watcher.Collect(ctx, req.GetDryRun())
 	if err != nil {
 		return nil, err
 	}
@@ -358,5 +356,5 @@ func (s systemService) CollectGarbage(ctx context.Context,
 			Kind: string(g.Kind), Namespace: g.Namespace, Id: g.ID, Reason: g.Reason, Since: timestamp(g.Since),
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }

@@ -17,48 +17,50 @@ import (
 
 func TestGarbageIsTold(t *testing.T) {
 	h := openHost(t)
-	resp, err := h.client.System.CollectGarbage(h.ctx, request(&hostv1.CollectGarbageRequest{DryRun: true}))
+	resp, err := h.client.System.CollectGarbage(h.ctx, &hostv1.CollectGarbageRequest{DryRun: true})
 	check.NoError(t, err)
-	if len(resp.Msg.GetGarbage()) != 0 {
-		t.Errorf("garbage %v", resp.Msg)
+	if len(resp.GetGarbage()) != 0 {
+		t.Errorf("garbage %v", resp)
 	}
 }
 
 func TestRaftOfOne(t *testing.T) {
 	h := openHost(t)
-	peers, err := h.client.Operator.ListPeers(h.ctx, request(&hostv1.ListPeersRequest{}))
+	peers, err := h.client.Operator.ListPeers(h.ctx, &hostv1.ListPeersRequest{})
 	check.NoError(t, err)
-	if p := peers.Msg.GetPeers(); len(p) != 1 || !p[0].GetLeader() || !p[0].GetVoter() {
+	if p := peers.GetPeers(); len(p) != 1 || !p[0].GetLeader() || !p[0].GetVoter() {
 		t.Errorf("peers %v", p)
 	}
-	_, err = h.client.Operator.RemovePeer(h.ctx, request(&hostv1.RemovePeerRequest{Name: "nobody"}))
+	_, err = h.client.Operator.RemovePeer(h.ctx, &hostv1.RemovePeerRequest{Name: "nobody"})
 	wantError(t, err, connect.CodeNotFound, "nobody")
-	_, err = h.client.Operator.RemovePeer(h.ctx,
-		request(&hostv1.RemovePeerRequest{Name: peers.Msg.GetPeers()[0].GetName()}))
+	_, err = h.client.Operator.RemovePeer(h.ctx, &hostv1.RemovePeerRequest{Name: peers.GetPeers()[0].GetName()})
 	wantError(t, err, connect.CodeFailedPrecondition, "alive")
-	health, err := h.client.Operator.AutopilotHealth(h.ctx, request(&hostv1.AutopilotHealthRequest{}))
+	health, err := h.client.Operator.AutopilotHealth(h.ctx, &hostv1.AutopilotHealthRequest{})
 	check.NoError(t, err)
-	if !health.Msg.GetHealthy() || health.Msg.GetFailureTolerance() != 0 {
-		t.Errorf("health %v", health.Msg)
+	if !health.GetHealthy() || health.GetFailureTolerance() != 0 {
+		t.Errorf("health %v", health)
 	}
 	quorum := uint32(5)
 	_, err = h.client.Operator.SetAutopilot(h.ctx,
-		request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{MinQuorum: &quorum}}))
+		&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{MinQuorum: &quorum}})
 	check.NoError(t, err)
-	got, err := h.client.Operator.GetAutopilot(h.ctx, request(&hostv1.GetAutopilotRequest{}))
+	got, err := h.client.Operator.GetAutopilot(h.ctx, &hostv1.GetAutopilotRequest{})
 	check.NoError(t, err)
-	if a := got.Msg.GetAutopilot(); a.GetMinQuorum() != 5 || !a.GetCleanupDeadServers() ||
+	if a := got.GetAutopilot(); a.GetMinQuorum() != 5 || !a.GetCleanupDeadServers() ||
 		a.GetLastContactThreshold().AsDuration() <= 0 {
 		t.Errorf("autopilot %v", a)
 	}
 	_, err = h.client.Operator.SetAutopilot(h.ctx,
-		request(&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{LastContactThreshold: durationpb.New(-1)}}))
+		&hostv1.SetAutopilotRequest{Autopilot: &hostv1.Autopilot{LastContactThreshold: durationpb.New(-1)}})
 	wantError(t, err, connect.CodeInvalidArgument, "last_contact_threshold")
 }
 
 // restore sends a snapshot in small parts.
 func (h *host) restore(data []byte) (*hostv1.RestoreSnapshotResponse, error) {
-	stream := h.client.Operator.RestoreSnapshot(h.ctx)
+	stream, err := h.client.Operator.RestoreSnapshot(h.ctx)
+	if err != nil {
+		return nil, err
+	}
 	for len(data) > 0 {
 		n := min(1000, len(data))
 		if err := stream.Send(&hostv1.RestoreSnapshotRequest{Chunk: data[:n]}); errors.Is(err, io.EOF) {
@@ -68,17 +70,13 @@ func (h *host) restore(data []byte) (*hostv1.RestoreSnapshotResponse, error) {
 		}
 		data = data[n:]
 	}
-	resp, err := stream.CloseAndReceive()
-	if err != nil {
-		return nil, err
-	}
-	return resp.Msg, nil
+	return stream.CloseAndReceive()
 }
 
 func TestSaveAndRestoreTheLedger(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("kept"))
-	stream, err := h.client.Operator.SaveSnapshot(h.ctx, request(&hostv1.SaveSnapshotRequest{}))
+	stream, err := h.client.Operator.SaveSnapshot(h.ctx, &hostv1.SaveSnapshotRequest{})
 	check.NoError(t, err)
 	var saved bytes.Buffer
 	var info *hostv1.SnapshotInfo
@@ -105,7 +103,7 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	damaged[len(damaged)/2] ^= 0xff
 	_, err = h.restore(damaged)
 	wantError(t, err, connect.CodeInvalidArgument, "bad backup")
-	if _, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "lost"})); err != nil {
+	if _, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "lost"}); err != nil {
 		t.Errorf("a damaged snapshot has changed the ledger: %v", err)
 	}
 	held := claim.WorkloadRef{Namespace: "default", ID: "db"}
@@ -126,8 +124,8 @@ func TestSaveAndRestoreTheLedger(t *testing.T) {
 	if back.GetSnapshot().GetChecksum() != b.SHA256 {
 		t.Errorf("restored %v", back)
 	}
-	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "kept"}))
+	_, err = h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "kept"})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "lost"}))
+	_, err = h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "lost"})
 	wantError(t, err, connect.CodeNotFound, "lost")
 }

@@ -79,7 +79,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	e := &elsewhere{socket: leader.cfg.Socket}
 	h := openHost(t, func(c *Config) { c.Leader = e.route() })
 	get := func(read *hostv1.ReadOptions) error {
-		_, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "known-to-the-leader", Read: read}))
+		_, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "known-to-the-leader", Read: read})
 		return err
 	}
 	check.NoError(t, get(nil))
@@ -87,12 +87,12 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 		t.Errorf("it was passed on for %q", by)
 	}
 	// Errors of the leader are returned unchanged.
-	_, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "nobody"}))
+	_, err := h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "nobody"})
 	wantError(t, err, connect.CodeNotFound, "nobody")
 	// This server answers stale queries itself, and those about its own node.
 	wantError(t, get(&hostv1.ReadOptions{Stale: true}), connect.CodeNotFound, "known-to-the-leader")
 	asked := len(e.asked)
-	_, err = h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	_, err = h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	check.NoError(t, err)
 	if len(e.asked) != asked {
 		t.Error("the node's own was passed on")
@@ -114,7 +114,7 @@ func TestRequestsForTheLedgerGoToTheLeader(t *testing.T) {
 	// Streams are forwarded.
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.System.Watch(ctx, request(&hostv1.WatchRequest{Topics: []string{"nodes"}}))
+	stream, err := h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}})
 	check.NoError(t, err)
 	for _, name := range []string{"", "another"} {
 		if name != "" {
@@ -139,7 +139,7 @@ func TestNoRequestGoesRound(t *testing.T) {
 	first.socket, second.socket = b.cfg.Socket, a.cfg.Socket
 	done := make(chan error, 1)
 	go func() {
-		_, err := a.client.Nodes.ListNodes(a.ctx, request(&hostv1.ListNodesRequest{}))
+		_, err := a.client.Nodes.ListNodes(a.ctx, &hostv1.ListNodesRequest{})
 		done <- err
 	}()
 	check.Eventually(t, "the other was asked more than once", func() bool {
@@ -159,7 +159,7 @@ func TestARequestThatIsTooLargeIsNotPassedOn(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Leader = e.route() })
 	s := spec("v")
 	s.Parameters = map[string]string{"big": strings.Repeat("x", maxRequest+1)}
-	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
 	wantError(t, err, connect.CodeResourceExhausted, "bytes")
 	if len(e.asked) > 0 {
 		t.Error("it was passed on")

@@ -30,24 +30,24 @@ type pluginService struct{ *Server }
 
 // ListPlugins lists the plugin processes.
 func (s pluginService) ListPlugins(ctx context.Context,
-	req *connect.Request[hostv1.ListPluginsRequest],
-) (*connect.Response[hostv1.ListPluginsResponse], error) {
-	if node := req.Msg.GetNode(); s.isOther(node) {
+	req *hostv1.ListPluginsRequest,
+) (*hostv1.ListPluginsResponse, error) {
+	if node := req.GetNode(); s.isOther(node) {
 		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.ListPlugins)
 	}
-	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}), nil
+	return &hostv1.ListPluginsResponse{Plugins: s.shownPlugins()}, nil
 }
 
 // SwapPlugin replaces a plugin's processes by the binary in the plugin directory, or gives that a part of the calls.
 func (s pluginService) SwapPlugin(ctx context.Context,
-	req *connect.Request[hostv1.SwapPluginRequest],
-) (*connect.Response[hostv1.SwapPluginResponse], error) {
+	req *hostv1.SwapPluginRequest,
+) (*hostv1.SwapPluginResponse, error) {
 	swap := s.cfg.Plugins.Swap
-	if percent := req.Msg.GetCanaryPercent(); percent != 0 {
+	if percent := req.GetCanaryPercent(); percent != 0 {
 		if percent < 1 || percent > 99 {
 			return nil, invalid("plugin", "canary_percent", "must be 1 to 99, or 0 for a swap")
 		}
-		if name := req.Msg.GetName(); slices.ContainsFunc(s.cfg.Plugins.Status(), func(p supervisor.Status) bool {
+		if name := req.GetName(); slices.ContainsFunc(s.cfg.Plugins.Status(), func(p supervisor.Status) bool {
 			return p.Name == name && p.Kind == frontend.Kind
 		}) {
 			return nil, connect.NewError(connect.CodeFailedPrecondition,
@@ -57,35 +57,35 @@ func (s pluginService) SwapPlugin(ctx context.Context,
 			return s.cfg.Plugins.Canary(ctx, name, int(percent))
 		}
 	}
-	p, err := s.orderWithin(ctx, req.Msg, swap)
-	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
+	p, err := s.orderWithin(ctx, req, swap)
+	return &hostv1.SwapPluginResponse{Plugin: p}, err
 }
 
 // RestartPlugin replaces a plugin's process by a new one of the same binary.
 func (s pluginService) RestartPlugin(ctx context.Context,
-	req *connect.Request[hostv1.RestartPluginRequest],
-) (*connect.Response[hostv1.RestartPluginResponse], error) {
-	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Restart)
-	return connect.NewResponse(&hostv1.RestartPluginResponse{Plugin: p}), err
+	req *hostv1.RestartPluginRequest,
+) (*hostv1.RestartPluginResponse, error) {
+	p, err := s.orderWithin(ctx, req, s.cfg.Plugins.Restart)
+	return &hostv1.RestartPluginResponse{Plugin: p}, err
 }
 
 // PromotePlugin lets a plugin's canary serve.
 func (s pluginService) PromotePlugin(ctx context.Context,
-	req *connect.Request[hostv1.PromotePluginRequest],
-) (*connect.Response[hostv1.PromotePluginResponse], error) {
-	p, err := s.orderWithin(ctx, req.Msg, s.cfg.Plugins.Promote)
-	return connect.NewResponse(&hostv1.PromotePluginResponse{Plugin: p}), err
+	req *hostv1.PromotePluginRequest,
+) (*hostv1.PromotePluginResponse, error) {
+	p, err := s.orderWithin(ctx, req, s.cfg.Plugins.Promote)
+	return &hostv1.PromotePluginResponse{Plugin: p}, err
 }
 
 // RollbackPlugin returns to the binary that served before, or to another one that is kept.
 func (s pluginService) RollbackPlugin(ctx context.Context,
-	req *connect.Request[hostv1.RollbackPluginRequest],
-) (*connect.Response[hostv1.RollbackPluginResponse], error) {
-	p, err := s.orderWithin(ctx, req.Msg,
+	req *hostv1.RollbackPluginRequest,
+) (*hostv1.RollbackPluginResponse, error) {
+	p, err := s.orderWithin(ctx, req,
 		func(ctx context.Context, name string, grace *time.Duration) (supervisor.Status, error) {
-			return s.cfg.Plugins.Rollback(ctx, name, req.Msg.GetTo(), grace)
+			return s.cfg.Plugins.Rollback(ctx, name, req.GetTo(), grace)
 		})
-	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
+	return &hostv1.RollbackPluginResponse{Plugin: p}, err
 }
 
 // maxGrace is the longest grace that an operator may give.
@@ -111,33 +111,31 @@ func (s *Server) orderWithin(ctx context.Context, req interface {
 }
 
 // PinPlugin pins a plugin to one copy of its binary.
-func (s pluginService) PinPlugin(ctx context.Context,
-	req *connect.Request[hostv1.PinPluginRequest],
-) (*connect.Response[hostv1.PinPluginResponse], error) {
-	p, err := s.order(ctx, req.Msg.GetName(), func(ctx context.Context, name string) (supervisor.Status, error) {
-		return s.cfg.Plugins.Pin(ctx, name, req.Msg.GetSha256())
+func (s pluginService) PinPlugin(ctx context.Context, req *hostv1.PinPluginRequest) (*hostv1.PinPluginResponse, error) {
+	p, err := s.order(ctx, req.GetName(), func(ctx context.Context, name string) (supervisor.Status, error) {
+		return s.cfg.Plugins.Pin(ctx, name, req.GetSha256())
 	})
-	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), err
+	return &hostv1.PinPluginResponse{Plugin: p}, err
 }
 
 // UnpinPlugin lets the binary in the plugin directory serve again.
 func (s pluginService) UnpinPlugin(ctx context.Context,
-	req *connect.Request[hostv1.UnpinPluginRequest],
-) (*connect.Response[hostv1.UnpinPluginResponse], error) {
-	p, err := s.order(ctx, req.Msg.GetName(), s.cfg.Plugins.Unpin)
-	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
+	req *hostv1.UnpinPluginRequest,
+) (*hostv1.UnpinPluginResponse, error) {
+	p, err := s.order(ctx, req.GetName(), s.cfg.Plugins.Unpin)
+	return &hostv1.UnpinPluginResponse{Plugin: p}, err
 }
 
 // RemovePlugin ends a plugin whose file is gone, or removes its files first, which only root and the agent's own user
 // may do. It is refused while workloads of this host depend on the plugin: they could not be released.
 func (s pluginService) RemovePlugin(ctx context.Context,
-	req *connect.Request[hostv1.RemovePluginRequest],
-) (*connect.Response[hostv1.RemovePluginResponse], error) {
-	name := req.Msg.GetName()
+	req *hostv1.RemovePluginRequest,
+) (*hostv1.RemovePluginResponse, error) {
+	name := req.GetName()
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid("plugin", "name", err.Error())
 	}
-	if c := callerOf(ctx); req.Msg.GetFiles() && !c.isRoot(s.access) {
+	if c := callerOf(ctx); req.GetFiles() && !c.isRoot(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not have the agent remove files: do it as root, on the agent's own machine", c.who()))
 	}
@@ -146,13 +144,13 @@ func (s pluginService) RemovePlugin(ctx context.Context,
 			"plugin %q: workloads depend on it: %s: stop them first, or put a file of the plugin back", name,
 			strings.Join(users, ", ")))
 	}
-	if req.Msg.GetFiles() {
+	if req.GetFiles() {
 		if err := s.cfg.Plugins.RemoveFiles(name); err != nil {
 			return nil, err
 		}
 	}
 	err := s.cfg.Plugins.Remove(ctx, name)
-	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err
+	return &hostv1.RemovePluginResponse{}, err
 }
 
 // dependents names what of this host's workloads needs a plugin: volumes and services that it alone serves, and its
@@ -216,23 +214,23 @@ func isPluginError(err error) bool {
 // VerifyPlugin tests whether a file could serve. It runs the file as the agent's user, so over the socket only that
 // user and root may call it.
 func (s pluginService) VerifyPlugin(ctx context.Context,
-	req *connect.Request[hostv1.VerifyPluginRequest],
-) (*connect.Response[hostv1.VerifyPluginResponse], error) {
+	req *hostv1.VerifyPluginRequest,
+) (*hostv1.VerifyPluginResponse, error) {
 	if c := callerOf(ctx); !c.isRoot(s.access) {
 		return nil, connect.NewError(connect.CodePermissionDenied,
 			fmt.Errorf("%s may not have the agent run a file: run it as root, on the agent's own machine", c.who()))
 	}
-	path := req.Msg.GetPath()
+	path := req.GetPath()
 	if !filepath.IsAbs(path) {
 		return nil, invalid("plugin", "path", "must be absolute")
 	}
 	v, err := s.cfg.Plugins.Verify(ctx, path)
 	switch {
 	case err == nil:
-		return connect.NewResponse(&hostv1.VerifyPluginResponse{
+		return &hostv1.VerifyPluginResponse{
 			Name: v.Name, Known: v.Known, Kind: v.Kind, Version: v.Version, Sha256: v.SHA256, Healthy: v.Healthy,
 			Message: v.Message,
-		}), nil
+		}, nil
 	case isPluginError(err) || ctx.Err() != nil:
 		return nil, err
 	case errors.Is(err, fs.ErrNotExist):
@@ -303,10 +301,10 @@ func shownSide(s supervisor.Side) *hostv1.PluginGeneration {
 }
 
 // PluginLog streams what a plugin's processes printed.
-func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv1.PluginLogRequest],
+func (s pluginService) PluginLog(ctx context.Context, req *hostv1.PluginLogRequest,
 	stream *connect.ServerStream[hostv1.PluginLogResponse],
 ) error {
-	name, recent := req.Msg.GetName(), int(req.Msg.GetRecent())
+	name, recent := req.GetName(), int(req.GetRecent())
 	if err := claim.CheckID(name); err != nil {
 		return invalid("plugin", "name", err.Error())
 	}
@@ -317,7 +315,7 @@ func (s pluginService) PluginLog(ctx context.Context, req *connect.Request[hostv
 	if err != nil {
 		return err
 	}
-	err = streamLog(ctx, path, recent, req.Msg.GetFollow(), func() error { return stream.Send(nil) },
+	err = streamLog(ctx, path, recent, req.GetFollow(), func() error { return stream.Send(nil) },
 		func(line string) error { return stream.Send(&hostv1.PluginLogResponse{Line: line}) })
 	if err != nil {
 		return fmt.Errorf("read the log of plugin %q: %w", name, err)

@@ -74,13 +74,13 @@ func (p *pluginHost) await(what string, ok func(*hostv1.Plugin) bool) *hostv1.Pl
 	p.t.Helper()
 	var found *hostv1.Plugin
 	check.Eventually(p.t, what, func() bool {
-		list, err := p.client.Plugins.ListPlugins(p.ctx, request(&hostv1.ListPluginsRequest{}))
+		list, err := p.client.Plugins.ListPlugins(p.ctx, &hostv1.ListPluginsRequest{})
 		check.NoError(p.t, err)
-		n := slices.IndexFunc(list.Msg.Plugins, func(p *hostv1.Plugin) bool { return p.Name == "fixture" })
+		n := slices.IndexFunc(list.Plugins, func(p *hostv1.Plugin) bool { return p.Name == "fixture" })
 		if n < 0 {
 			return false
 		}
-		found = list.Msg.Plugins[n]
+		found = list.Plugins[n]
 		return ok(found)
 	})
 	return found
@@ -95,9 +95,9 @@ func TestPluginsLife(t *testing.T) {
 		len(first.Swaps) != 0 {
 		t.Errorf("at first: %v", first)
 	}
-	_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	_, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "nothing to swap to", "runs already")
-	_, err = plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	_, err = plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "there is no earlier version to go back to")
 
 	p.install("fixture", "good", "1.1.0")
@@ -109,86 +109,86 @@ func TestPluginsLife(t *testing.T) {
 		t.Errorf("after a swap: %v", second)
 	}
 
-	back, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	back, err := plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
 	check.NoError(t, err)
-	if b := back.Msg.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback ||
+	if b := back.Plugin; b.Sha256 != first.Sha256 || !b.Swaps[1].Rollback ||
 		b.Refused[second.Sha256] != "rolled back by an operator" {
 		t.Errorf("rolled back: %v", b)
 	}
-	again, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	again, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
 	check.NoError(t, err)
-	if again.Msg.Plugin.Version != "1.1.0" || len(again.Msg.Plugin.Refused) != 0 {
-		t.Errorf("swapped to what was refused: %v", again.Msg)
+	if again.Plugin.Version != "1.1.0" || len(again.Plugin.Refused) != 0 {
+		t.Errorf("swapped to what was refused: %v", again)
 	}
-	pinned, err := plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: first.Sha256}))
+	pinned, err := plugins.PinPlugin(p.ctx, &hostv1.PinPluginRequest{Name: "fixture", Sha256: first.Sha256})
 	check.NoError(t, err)
-	if pinned.Msg.Plugin.Pinned != first.Sha256 || pinned.Msg.Plugin.Version != "1.0.0" {
-		t.Errorf("pinned: %v", pinned.Msg)
+	if pinned.Plugin.Pinned != first.Sha256 || pinned.Plugin.Version != "1.0.0" {
+		t.Errorf("pinned: %v", pinned)
 	}
-	_, err = plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	_, err = plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "is pinned", "pannier plugin unpin fixture")
-	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: strings.Repeat("0", 64)}))
+	_, err = plugins.PinPlugin(p.ctx, &hostv1.PinPluginRequest{Name: "fixture", Sha256: strings.Repeat("0", 64)})
 	wantError(t, err, connect.CodeFailedPrecondition, "neither in "+p.dir)
-	_, err = plugins.PinPlugin(p.ctx, request(&hostv1.PinPluginRequest{Name: "fixture", Sha256: "../../etc"}))
+	_, err = plugins.PinPlugin(p.ctx, &hostv1.PinPluginRequest{Name: "fixture", Sha256: "../../etc"})
 	wantError(t, err, connect.CodeFailedPrecondition, "neither a version, nor the first 6 digits")
-	_, err = plugins.RestartPlugin(p.ctx, request(&hostv1.RestartPluginRequest{
+	_, err = plugins.RestartPlugin(p.ctx, &hostv1.RestartPluginRequest{
 		Name: "fixture", Grace: durationpb.New(-time.Second),
-	}))
+	})
 	wantError(t, err, connect.CodeInvalidArgument, "grace must be from 0s to 1h")
-	restarted, err := plugins.RestartPlugin(p.ctx, request(&hostv1.RestartPluginRequest{
+	restarted, err := plugins.RestartPlugin(p.ctx, &hostv1.RestartPluginRequest{
 		Name: "fixture", Grace: durationpb.New(0),
-	}))
+	})
 	check.NoError(t, err)
-	if r := restarted.Msg.Plugin; r.Pid == pinned.Msg.Plugin.Pid || r.Sha256 != first.Sha256 ||
+	if r := restarted.Plugin; r.Pid == pinned.Plugin.Pid || r.Sha256 != first.Sha256 ||
 		!r.Swaps[len(r.Swaps)-1].Restart || len(r.Versions) != 2 || !r.Versions[0].Waits || !r.Versions[1].Kept ||
 		r.Versions[1].Version != "1.0.0" || r.Versions[1].ServedFrom == nil {
 		t.Errorf("restarted: %v", r)
 	}
 	for _, percent := range []int32{-1, 100} {
-		_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: percent}))
+		_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: percent})
 		wantError(t, err, connect.CodeInvalidArgument, "canary_percent must be 1 to 99")
 	}
-	_, err = plugins.PromotePlugin(p.ctx, request(&hostv1.PromotePluginRequest{Name: "fixture"}))
+	_, err = plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "canary: there is none", "swap -canary")
-	tried, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30}))
+	tried, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30})
 	check.NoError(t, err)
-	if c := tried.Msg.Plugin.Canary; c.GetPercent() != 30 || c.Generation.GetVersion() != "1.1.0" || c.Pid == 0 ||
-		c.StartedAt == nil || tried.Msg.Plugin.Version != "1.0.0" {
-		t.Errorf("a canary: %v", tried.Msg)
+	if c := tried.Plugin.Canary; c.GetPercent() != 30 || c.Generation.GetVersion() != "1.1.0" || c.Pid == 0 ||
+		c.StartedAt == nil || tried.Plugin.Version != "1.0.0" {
+		t.Errorf("a canary: %v", tried)
 	}
-	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "plugin promote fixture")
-	ended, err := plugins.RollbackPlugin(p.ctx, request(&hostv1.RollbackPluginRequest{Name: "fixture"}))
+	ended, err := plugins.RollbackPlugin(p.ctx, &hostv1.RollbackPluginRequest{Name: "fixture"})
 	check.NoError(t, err)
-	if e := ended.Msg.Plugin; e.Canary != nil || e.Version != "1.0.0" || e.Swaps[len(e.Swaps)-1].CanaryPercent != 30 {
+	if e := ended.Plugin; e.Canary != nil || e.Version != "1.0.0" || e.Swaps[len(e.Swaps)-1].CanaryPercent != 30 {
 		t.Errorf("rolled back: %v", e)
 	}
-	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30}))
+	_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture", CanaryPercent: 30})
 	check.NoError(t, err)
-	promoted, err := plugins.PromotePlugin(p.ctx, request(&hostv1.PromotePluginRequest{Name: "fixture"}))
+	promoted, err := plugins.PromotePlugin(p.ctx, &hostv1.PromotePluginRequest{Name: "fixture"})
 	check.NoError(t, err)
-	if now := promoted.Msg.Plugin; now.Version != "1.1.0" || now.Pinned != second.Sha256 || now.Canary != nil {
+	if now := promoted.Plugin; now.Version != "1.1.0" || now.Pinned != second.Sha256 || now.Canary != nil {
 		t.Errorf("promoted: %v", now)
 	}
-	free, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "fixture"}))
+	free, err := plugins.UnpinPlugin(p.ctx, &hostv1.UnpinPluginRequest{Name: "fixture"})
 	check.NoError(t, err)
-	if free.Msg.Plugin.Pinned != "" || free.Msg.Plugin.Version != "1.1.0" {
-		t.Errorf("unpinned: %v", free.Msg)
+	if free.Plugin.Pinned != "" || free.Plugin.Version != "1.1.0" {
+		t.Errorf("unpinned: %v", free)
 	}
 	for _, call := range []func() error{
 		func() error {
-			_, err := plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "nobody"}))
+			_, err := plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "nobody"})
 			return err
 		},
 		func() error {
-			_, err := plugins.UnpinPlugin(p.ctx, request(&hostv1.UnpinPluginRequest{Name: "nobody"}))
+			_, err := plugins.UnpinPlugin(p.ctx, &hostv1.UnpinPluginRequest{Name: "nobody"})
 			return err
 		},
 		func() error { _, err := p.lines(t, &hostv1.PluginLogRequest{Name: "nobody"}); return err },
 	} {
 		wantError(t, call(), connect.CodeNotFound, `"nobody"`)
 	}
-	_, err = plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "../x"}))
+	_, err = plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "../x"})
 	wantError(t, err, connect.CodeInvalidArgument, "name")
 	if log := p.log.String(); !strings.Contains(log, "PinPlugin object=fixture") {
 		t.Errorf("a pin is not logged:\n%s", log)
@@ -205,7 +205,7 @@ func (front) Status() []supervisor.Status {
 // A front door has no calls of which a canary could get a part.
 func TestAFrontDoorHasNoCanary(t *testing.T) {
 	h := openHost(t, func(c *Config) { c.Plugins = front{} })
-	_, err := h.client.Plugins.SwapPlugin(h.ctx, request(&hostv1.SwapPluginRequest{Name: "page", CanaryPercent: 10}))
+	_, err := h.client.Plugins.SwapPlugin(h.ctx, &hostv1.SwapPluginRequest{Name: "page", CanaryPercent: 10})
 	wantError(t, err, connect.CodeFailedPrecondition, "a front door can have no canary")
 }
 
@@ -214,7 +214,7 @@ func TestRemovePlugin(t *testing.T) {
 	needsRoot(t)
 	p := openPluginHost(t)
 	remove := func(name string) error {
-		_, err := p.client.Plugins.RemovePlugin(p.ctx, request(&hostv1.RemovePluginRequest{Name: name}))
+		_, err := p.client.Plugins.RemovePlugin(p.ctx, &hostv1.RemovePluginRequest{Name: name})
 		return err
 	}
 	path := filepath.Join(p.dir, "fixture")
@@ -251,7 +251,7 @@ func TestSwapThatFails(t *testing.T) {
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
 	p.install("fixture", "exit", "2.0.0")
 	p.await("the refusal", func(p *hostv1.Plugin) bool { return len(p.Refused) == 1 })
-	_, err := p.client.Plugins.SwapPlugin(p.ctx, request(&hostv1.SwapPluginRequest{Name: "fixture"}))
+	_, err := p.client.Plugins.SwapPlugin(p.ctx, &hostv1.SwapPluginRequest{Name: "fixture"})
 	wantError(t, err, connect.CodeFailedPrecondition, "the disk is on fire", "callers keep generation 1 (version 1.0.0)")
 	now := p.await("the plugin", func(*hostv1.Plugin) bool { return true })
 	if now.Pid != first.Pid || len(now.Swaps) != 2 || !strings.Contains(now.Swaps[1].Error, "the disk is on fire") ||
@@ -265,11 +265,7 @@ func TestVerifyPlugin(t *testing.T) {
 	first := p.await("the plugin", func(p *hostv1.Plugin) bool { return p.State == "running" })
 	check.NoError(t, os.Mkdir(filepath.Join(filepath.Dir(p.dir), "new"), 0o755))
 	verify := func(path string) (*hostv1.VerifyPluginResponse, error) {
-		resp, err := p.client.Plugins.VerifyPlugin(p.ctx, request(&hostv1.VerifyPluginRequest{Path: path}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return p.client.Plugins.VerifyPlugin(p.ctx, &hostv1.VerifyPluginRequest{Path: path})
 	}
 	v, err := verify(p.install("../new/fixture_v3.0.0", "good", "3.0.0"))
 	check.NoError(t, err)
@@ -294,7 +290,7 @@ func TestVerifyPlugin(t *testing.T) {
 		p.access.self: connect.CodeNotFound, 0: connect.CodeNotFound,
 	} {
 		ctx := withCaller(p.ctx, &caller{peer: peer{uid: uid}})
-		_, err := pluginService{p.Server}.VerifyPlugin(ctx, request(&hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"}))
+		_, err := pluginService{p.Server}.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: "/nowhere/at-all"})
 		wantError(t, err, want)
 	}
 	if now := p.await("the plugin", func(*hostv1.Plugin) bool { return true }); now.Pid != first.Pid ||
@@ -306,7 +302,7 @@ func TestVerifyPlugin(t *testing.T) {
 // lines returns the lines of a log's stream.
 func (p *pluginHost) lines(t *testing.T, req *hostv1.PluginLogRequest) (all []string, err error) {
 	t.Helper()
-	stream, err := p.client.Plugins.PluginLog(p.ctx, request(req))
+	stream, err := p.client.Plugins.PluginLog(p.ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -341,8 +337,7 @@ func TestPluginLog(t *testing.T) {
 	// Following continues when the host truncates the file.
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
-	stream, err := p.client.Plugins.PluginLog(ctx,
-		request(&hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true}))
+	stream, err := p.client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: "fixture", Recent: 1, Follow: true})
 	check.NoError(t, err)
 	defer stream.Close()
 	next := func(want string) {

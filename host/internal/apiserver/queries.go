@@ -78,11 +78,11 @@ var watched = map[string][]state.Topic{
 
 // Watch sends a message at once, and whenever one of the topics may have changed. Changes while a message is sent are
 // reported by one message.
-func (s systemService) Watch(ctx context.Context, req *connect.Request[hostv1.WatchRequest],
+func (s systemService) Watch(ctx context.Context, req *hostv1.WatchRequest,
 	stream *connect.ServerStream[hostv1.WatchResponse],
 ) error {
 	var topics []state.Topic
-	for _, name := range req.Msg.GetTopics() {
+	for _, name := range req.GetTopics() {
 		if watched[name] == nil {
 			return invalid("watch", "topics",
 				fmt.Sprintf("has %q, which is none of %s", shortened(name), strings.Join(slices.Sorted(maps.Keys(watched)), ", ")))

@@ -16,11 +16,7 @@ func TestQueriesWaitForAChange(t *testing.T) {
 	h := openHost(t)
 	h.putNode(t, "n2")
 	get := func(read *hostv1.ReadOptions) (*hostv1.GetNodeResponse, error) {
-		resp, err := h.client.Nodes.GetNode(h.ctx, request(&hostv1.GetNodeRequest{Name: "n2", Read: read}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.Nodes.GetNode(h.ctx, &hostv1.GetNodeRequest{Name: "n2", Read: read})
 	}
 	now, err := get(nil)
 	check.NoError(t, err)
@@ -38,7 +34,7 @@ func TestQueriesWaitForAChange(t *testing.T) {
 		t.Errorf("answered without a change: %v", resp)
 	case <-time.After(30 * time.Millisecond):
 	}
-	_, err = h.client.Nodes.DrainNode(h.ctx, request(&hostv1.DrainNodeRequest{Name: "n2", Enable: true}))
+	_, err = h.client.Nodes.DrainNode(h.ctx, &hostv1.DrainNodeRequest{Name: "n2", Enable: true})
 	check.NoError(t, err)
 	if resp := <-changed; resp.GetNode().GetDrain() == nil || resp.GetMeta().GetIndex() <= now.GetMeta().GetIndex() {
 		t.Errorf("got %v", resp)
@@ -52,19 +48,19 @@ func TestQueriesWaitForAChange(t *testing.T) {
 		_, err = get(&hostv1.ReadOptions{Index: 1, Wait: durationpb.New(wait)})
 		wantError(t, err, connect.CodeInvalidArgument, "read.wait")
 	}
-	volumes, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	volumes, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
 	check.NoError(t, err)
-	tokens, err := h.client.Tokens.ListTokens(h.ctx, request(&hostv1.ListTokensRequest{}))
+	tokens, err := h.client.Tokens.ListTokens(h.ctx, &hostv1.ListTokensRequest{})
 	check.NoError(t, err)
-	if volumes.Msg.GetMeta().GetIndex() == 0 || tokens.Msg.GetMeta().GetIndex() == 0 {
-		t.Errorf("answers without an index: %v, %v", volumes.Msg, tokens.Msg)
+	if volumes.GetMeta().GetIndex() == 0 || tokens.GetMeta().GetIndex() == 0 {
+		t.Errorf("answers without an index: %v, %v", volumes, tokens)
 	}
 }
 
 func TestWatch(t *testing.T) {
 	h := openHost(t)
 	for _, topics := range [][]string{nil, {"volumes", "weather"}} {
-		stream, err := h.client.System.Watch(h.ctx, request(&hostv1.WatchRequest{Topics: topics}))
+		stream, err := h.client.System.Watch(h.ctx, &hostv1.WatchRequest{Topics: topics})
 		check.NoError(t, err)
 		stream.Receive()
 		wantError(t, stream.Err(), connect.CodeInvalidArgument, "topics", "volumes")
@@ -72,7 +68,7 @@ func TestWatch(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.System.Watch(ctx, request(&hostv1.WatchRequest{Topics: []string{"nodes"}}))
+	stream, err := h.client.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"nodes"}})
 	check.NoError(t, err)
 	last := uint64(0)
 	for _, name := range []string{"", "n2", "n3"} {

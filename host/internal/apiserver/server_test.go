@@ -52,8 +52,8 @@ func call(socket string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, err = client.Agent.Status(ctx, request(&hostv1.StatusRequest{}))
-	stream, streamErr := client.Agent.Events(ctx, request(&hostv1.EventsRequest{Recent: 1}))
+	_, err = client.Agent.Status(ctx, &hostv1.StatusRequest{})
+	stream, streamErr := client.Agent.Events(ctx, &hostv1.EventsRequest{Recent: 1})
 	if streamErr == nil {
 		for stream.Receive() {
 		}
@@ -145,9 +145,9 @@ func TestUnhealthy(t *testing.T) {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	http.DefaultClient.CloseIdleConnections()
-	s, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
-	if check.NoError(t, err); s.Msg.Ready || s.Msg.Message != "no storage plugin; no leader" {
-		t.Errorf("%v", s.Msg)
+	s, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
+	if check.NoError(t, err); s.Ready || s.Message != "no storage plugin; no leader" {
+		t.Errorf("%v", s)
 	}
 }
 
@@ -303,8 +303,7 @@ func TestCloseCutsOffWhatDoesNotEnd(t *testing.T) {
 	h.create(t, spec("mysql"))
 	answered := make(chan error, 1)
 	go func() {
-		_, err := h.client.Volumes.CreateSnapshot(h.ctx,
-			request(&hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "hangs"}))
+		_, err := h.client.Volumes.CreateSnapshot(h.ctx, &hostv1.CreateSnapshotRequest{VolumeId: "mysql", Name: "hangs"})
 		answered <- err
 	}()
 	check.Eventually(t, "the call is at the driver",

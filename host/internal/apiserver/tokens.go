@@ -5,8 +5,6 @@ import (
 	"context"
 	"slices"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/consul/tokens"
@@ -18,9 +16,9 @@ type tokenService struct{ *Server }
 
 // ListTokens lists the ledger's tokens by workload and service.
 func (s tokenService) ListTokens(ctx context.Context,
-	req *connect.Request[hostv1.ListTokensRequest],
-) (*connect.Response[hostv1.ListTokensResponse], error) {
-	namespace, workload := allOr(req.Msg.GetNamespace()), req.Msg.GetWorkload()
+	req *hostv1.ListTokensRequest,
+) (*hostv1.ListTokensResponse, error) {
+	namespace, workload := allOr(req.GetNamespace()), req.GetWorkload()
 	for field, id := range map[string]string{"namespace": namespace, "workload": workload} {
 		if id == "" {
 			continue
@@ -34,7 +32,7 @@ func (s tokenService) ListTokens(ctx context.Context,
 		return nil, err
 	}
 	// The list is read afterwards, so it is at least as new.
-	meta, err := s.read(ctx, req.Msg, topics, func(*state.ReadTx) error { return nil })
+	meta, err := s.read(ctx, req, topics, func(*state.ReadTx) error { return nil })
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +48,7 @@ func (s tokenService) ListTokens(ctx context.Context,
 	for _, t := range all {
 		resp.Tokens = append(resp.Tokens, shownToken(t.Token, t.Orphan))
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // tokenTopics change with every token: it is recorded when its workload starts, and changes on its node.
@@ -68,9 +66,9 @@ func (s *Server) tokenTopics(ctx context.Context) ([]state.Topic, error) {
 
 // SweepTokens revokes the tokens whose workload is gone.
 func (s tokenService) SweepTokens(ctx context.Context,
-	req *connect.Request[hostv1.SweepTokensRequest],
-) (*connect.Response[hostv1.SweepTokensResponse], error) {
-	report, err := s.cfg.Tokens.Sweep(ctx, req.Msg.GetDryRun())
+	req *hostv1.SweepTokensRequest,
+) (*hostv1.SweepTokensResponse, error) {
+	report, err := s.cfg.Tokens.Sweep(ctx, req.GetDryRun())
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +83,7 @@ func (s tokenService) SweepTokens(ctx context.Context,
 	for _, err := range report.Problems {
 		resp.Problems = append(resp.Problems, err.Error())
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 func shownToken(t claim.Token, orphan bool) *hostv1.Token {

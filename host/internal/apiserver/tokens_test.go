@@ -39,13 +39,12 @@ func TestListTokens(t *testing.T) {
 		{Token: token("prod", "db", "db", 1)}, {Token: token("default", "web", "web", 3), Orphan: true}, {Token: login},
 	}
 	list := func(namespace, workload string) (ids []string, all []*hostv1.Token) {
-		resp, err := h.client.Tokens.ListTokens(h.ctx,
-			request(&hostv1.ListTokensRequest{Namespace: namespace, Workload: workload}))
+		resp, err := h.client.Tokens.ListTokens(h.ctx, &hostv1.ListTokensRequest{Namespace: namespace, Workload: workload})
 		check.NoError(t, err)
-		for _, s := range resp.Msg.Tokens {
+		for _, s := range resp.Tokens {
 			ids = append(ids, s.Id)
 		}
-		return ids, resp.Msg.Tokens
+		return ids, resp.Tokens
 	}
 	ids, all := list("*", "")
 	if !slices.Equal(ids, []string{"default-web-api", "default-web-web", "prod-db-db"}) {
@@ -66,7 +65,7 @@ func TestListTokens(t *testing.T) {
 		t.Errorf("of web %q", ids)
 	}
 	for _, req := range []*hostv1.ListTokensRequest{{Namespace: "a/b"}, {Workload: "a/b"}} {
-		_, err := h.client.Tokens.ListTokens(h.ctx, request(req))
+		_, err := h.client.Tokens.ListTokens(h.ctx, req)
 		wantError(t, err, connect.CodeInvalidArgument, "a/b")
 	}
 	if strings.Contains(h.log.String(), "ListTokens") {
@@ -83,9 +82,8 @@ func TestSweepTokens(t *testing.T) {
 		},
 		Problems: []error{errors.New("no list of east")},
 	}
-	resp, err := h.client.Tokens.SweepTokens(h.ctx, request(&hostv1.SweepTokensRequest{DryRun: true}))
+	got, err := h.client.Tokens.SweepTokens(h.ctx, &hostv1.SweepTokensRequest{DryRun: true})
 	check.NoError(t, err)
-	got := resp.Msg
 	if len(got.Tokens) != 2 || !got.Tokens[0].Revoked || got.Tokens[0].Reason != "it has ended" ||
 		got.Tokens[0].Error != "" || !got.Tokens[0].Token.Orphan {
 		t.Errorf("swept %v", got.Tokens)
@@ -97,7 +95,7 @@ func TestSweepTokens(t *testing.T) {
 		t.Errorf("problems %q", got.Problems)
 	}
 	h.consul.err = driverSays(codes.Unavailable, "no leader")
-	_, err = h.client.Tokens.SweepTokens(h.ctx, request(&hostv1.SweepTokensRequest{}))
+	_, err = h.client.Tokens.SweepTokens(h.ctx, &hostv1.SweepTokensRequest{})
 	wantError(t, err, connect.CodeUnavailable, "no leader")
 	if !slices.Equal(h.consul.dry, []bool{true, false}) {
 		t.Errorf("dry runs: %v", h.consul.dry)

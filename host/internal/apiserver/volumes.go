@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
@@ -23,17 +21,15 @@ import (
 type volumeService struct{ *Server }
 
 // GetVolume reads one volume with its claims, its usage where it is mounted, and its condition.
-func (s volumeService) GetVolume(ctx context.Context,
-	req *connect.Request[hostv1.GetVolumeRequest],
-) (*connect.Response[hostv1.GetVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+func (s volumeService) GetVolume(ctx context.Context, req *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
 	if err != nil {
 		return nil, err
 	}
 	var v claim.Volume
 	var claims []claim.Claim
 	var driver claim.Driver
-	meta, err := s.read(ctx, req.Msg, []state.Topic{
+	meta, err := s.read(ctx, req, []state.Topic{
 		state.TopicVolume(ref), state.TopicClaims(ref), state.TopicDrivers,
 	}, func(tx *state.ReadTx) (err error) {
 		if v, claims, err = volumeAndClaims(tx, ref); err == nil {
@@ -45,10 +41,10 @@ func (s volumeService) GetVolume(ctx context.Context,
 		return nil, err
 	}
 	seen := s.look(ctx, v, claims)
-	return connect.NewResponse(&hostv1.GetVolumeResponse{
+	return &hostv1.GetVolumeResponse{
 		Volume: showDriver(s.shownVolume(v, claims), driver), Usage: seen.usage(), Conditions: seen.conditions(),
 		Meta: meta,
-	}), nil
+	}, nil
 }
 
 // driverOf reads the driver of a volume; empty: no node has it.
@@ -100,13 +96,13 @@ func (s *Server) checkDriver(ctx context.Context, tx *state.ReadTx, id string) e
 
 // ListExternal lists a page of the volumes at a driver, registered or not.
 func (s volumeService) ListExternal(ctx context.Context,
-	req *connect.Request[hostv1.ListExternalRequest],
-) (*connect.Response[hostv1.ListExternalResponse], error) {
-	page, err := driverPage("list external volumes", req.Msg)
+	req *hostv1.ListExternalRequest,
+) (*hostv1.ListExternalResponse, error) {
+	page, err := driverPage("list external volumes", req)
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.cfg.Controllers.List(ctx, req.Msg.GetPluginId(), page)
+	list, err := s.cfg.Controllers.List(ctx, req.GetPluginId(), page)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +117,7 @@ func (s volumeService) ListExternal(ctx context.Context,
 		}
 		resp.Volumes = append(resp.Volumes, shown)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // readVolume reads a volume and its claims.

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/secrets"
@@ -25,9 +23,9 @@ const volumeType = "csi"
 
 // RegisterVolume registers a volume that exists at its driver, or changes the definition of a registered one.
 func (s volumeService) RegisterVolume(ctx context.Context,
-	req *connect.Request[hostv1.RegisterVolumeRequest],
-) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
-	v, err := s.definition(req.Msg.GetSpec())
+	req *hostv1.RegisterVolumeRequest,
+) (*hostv1.RegisterVolumeResponse, error) {
+	v, err := s.definition(req.GetSpec())
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +65,7 @@ func (s volumeService) RegisterVolume(ctx context.Context,
 	}
 	s.volumeEvent("registered", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
-	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}), err
+	return &hostv1.RegisterVolumeResponse{Volume: shown, Warnings: warnings}, err
 }
 
 // keepPlace keeps what the driver returned at a volume's creation, or was told since, when it is registered anew. Where
@@ -89,9 +87,9 @@ func keepPlace(before, v claim.Volume) (claim.Volume, error) {
 // CreateVolume makes a volume at its driver and registers it. If it exists with the same definition it is returned;
 // an interrupted creation is finished.
 func (s volumeService) CreateVolume(ctx context.Context,
-	req *connect.Request[hostv1.CreateVolumeRequest],
-) (*connect.Response[hostv1.CreateVolumeResponse], error) {
-	v, err := s.creation(ctx, req.Msg.GetSpec())
+	req *hostv1.CreateVolumeRequest,
+) (*hostv1.CreateVolumeResponse, error) {
+	v, err := s.creation(ctx, req.GetSpec())
 	if err != nil {
 		return nil, err
 	}
@@ -110,14 +108,14 @@ func (s volumeService) CreateVolume(ctx context.Context,
 		}
 	}
 	shown, err := s.shownNow(ctx, v.VolumeRef)
-	return connect.NewResponse(&hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}), err
+	return &hostv1.CreateVolumeResponse{Volume: shown, Warnings: warnings}, err
 }
 
 // CheckVolume does all that CreateVolume does before it asks the driver for the volume.
 func (s volumeService) CheckVolume(ctx context.Context,
-	req *connect.Request[hostv1.CheckVolumeRequest],
-) (*connect.Response[hostv1.CheckVolumeResponse], error) {
-	v, err := s.creation(ctx, req.Msg.GetSpec())
+	req *hostv1.CheckVolumeRequest,
+) (*hostv1.CheckVolumeResponse, error) {
+	v, err := s.creation(ctx, req.GetSpec())
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +124,7 @@ func (s volumeService) CheckVolume(ctx context.Context,
 	if err == nil && !exists {
 		resp.DriverName, err = s.cfg.Controllers.CheckCreate(ctx, v)
 	}
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // creation converts and checks the spec of a volume to create.
@@ -353,27 +351,27 @@ func sameTopologies(a, b []claim.Topology) bool {
 
 // DeregisterVolume removes a volume from the ledger and leaves it at its driver.
 func (s volumeService) DeregisterVolume(ctx context.Context,
-	req *connect.Request[hostv1.DeregisterVolumeRequest],
-) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
-	ref, unlock, err := s.lockRef(ctx, req.Msg)
+	req *hostv1.DeregisterVolumeRequest,
+) (*hostv1.DeregisterVolumeResponse, error) {
+	ref, unlock, err := s.lockRef(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	result, err := s.cfg.Ledger.DeregisterVolume(ctx, ref, req.Msg.GetForce())
+	result, err := s.cfg.Ledger.DeregisterVolume(ctx, ref, req.GetForce())
 	if err != nil {
 		return nil, err
 	}
 	s.volumeEvent("deregistered", result.Volume)
-	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}), nil
+	return &hostv1.DeregisterVolumeResponse{LeftBehind: shownClaims(result.LeftBehind)}, nil
 }
 
 // DeleteVolume deletes a volume at its driver, then from the ledger. It can be repeated if it was interrupted:
 // drivers accept a second delete.
 func (s volumeService) DeleteVolume(ctx context.Context,
-	req *connect.Request[hostv1.DeleteVolumeRequest],
-) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
-	ref, unlock, err := s.lockRef(ctx, req.Msg)
+	req *hostv1.DeleteVolumeRequest,
+) (*hostv1.DeleteVolumeResponse, error) {
+	ref, unlock, err := s.lockRef(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -382,7 +380,7 @@ func (s volumeService) DeleteVolume(ctx context.Context,
 	if errors.Is(err, claim.ErrVolumeNotFound) && callerOf(ctx).call != "" {
 		// An earlier attempt of this call may have deleted it: the ledger then returns that attempt's result.
 		_, err = s.cfg.Ledger.DeregisterVolume(ctx, ref, false)
-		return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), err
+		return &hostv1.DeleteVolumeResponse{}, err
 	}
 	if err != nil {
 		return nil, err
@@ -390,7 +388,7 @@ func (s volumeService) DeleteVolume(ctx context.Context,
 	if len(claims) > 0 {
 		return nil, inUse(v, claims, "cannot be deleted while claims stand")
 	}
-	if err := s.cfg.Controllers.Delete(ctx, v, req.Msg.GetSecrets()); err != nil {
+	if err := s.cfg.Controllers.Delete(ctx, v, req.GetSecrets()); err != nil {
 		return nil, err
 	}
 	failpoint.Here("volume", "deleted")
@@ -399,7 +397,7 @@ func (s volumeService) DeleteVolume(ctx context.Context,
 			v.VolumeRef, v.PluginID, err)
 	}
 	s.volumeEvent("deleted", v)
-	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+	return &hostv1.DeleteVolumeResponse{}, nil
 }
 
 // inUse returns a refusal that names the holders.

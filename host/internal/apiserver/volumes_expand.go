@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/controllers"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -16,14 +14,14 @@ import (
 // ExpandVolume grows a volume at its driver, then wherever it is mounted. It can be repeated with the same size if it
 // was interrupted.
 func (s volumeService) ExpandVolume(ctx context.Context,
-	req *connect.Request[hostv1.ExpandVolumeRequest],
-) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
-	v, claims, unlock, err := s.lockVolume(ctx, req.Msg)
+	req *hostv1.ExpandVolumeRequest,
+) (*hostv1.ExpandVolumeResponse, error) {
+	v, claims, unlock, err := s.lockVolume(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	minBytes, maxBytes := req.Msg.GetCapacityMin(), req.Msg.GetCapacityMax()
+	minBytes, maxBytes := req.GetCapacityMin(), req.GetCapacityMax()
 	if err := checkGrowth(v, minBytes, maxBytes); err != nil {
 		return nil, err
 	}
@@ -49,7 +47,7 @@ func (s volumeService) ExpandVolume(ctx context.Context,
 	}
 	s.volumeEvent("expanded", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
-	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: shown}), err
+	return &hostv1.ExpandVolumeResponse{Volume: shown}, err
 }
 
 // expandMounted grows the mounts of a volume. If a node cannot be reached the others are still grown.
@@ -106,16 +104,16 @@ func checkGrowth(v claim.Volume, minBytes, maxBytes int64) error {
 
 // DetachVolume releases every claim of a volume on a node.
 func (s volumeService) DetachVolume(ctx context.Context,
-	req *connect.Request[hostv1.DetachVolumeRequest],
-) (*connect.Response[hostv1.DetachVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	req *hostv1.DetachVolumeRequest,
+) (*hostv1.DetachVolumeResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
 	if err != nil {
 		return nil, err
 	}
-	if err := claim.CheckID(req.Msg.GetNode()); err != nil {
+	if err := claim.CheckID(req.GetNode()); err != nil {
 		return nil, invalid(fmt.Sprintf("detach volume %q", ref), "node", err.Error())
 	}
-	done, err := s.cfg.Watcher.Detach(ctx, ref, req.Msg.GetNode(), req.Msg.GetForce(), callerOf(ctx).who())
+	done, err := s.cfg.Watcher.Detach(ctx, ref, req.GetNode(), req.GetForce(), callerOf(ctx).who())
 	if err != nil {
 		return nil, err
 	}
@@ -124,5 +122,5 @@ func (s volumeService) DetachVolume(ctx context.Context,
 		resp.Claims = append(resp.Claims,
 			&hostv1.DetachedClaim{Claim: shownClaim(d.Claim), Released: d.Released, Message: d.Message})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }

@@ -59,23 +59,23 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 
 	check.NoError(t, err)
 
-	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
-	if u := got.Msg.Usage; u.GetBytesUsed() != 7 || u.GetBytesTotal() != 100 {
+	if u := got.Usage; u.GetBytesUsed() != 7 || u.GetBytesTotal() != 100 {
 		t.Errorf("usage on n2: %v", u)
 	}
-	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
 	check.NoError(t, err)
 	if want := fmt.Sprint("n2 mysql ", 2<<20); len(others.grown) != 1 || others.grown[0] != want {
 		t.Errorf("asked for %q, want %q", others.grown, want)
 	}
 
 	others.set(errors.New("no way there"))
-	if got, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil ||
-		got.Msg.Usage != nil {
-		t.Errorf("usage of a node that does not answer: %v, %v", got.Msg.Usage, err)
+	if got, err = h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"}); err != nil ||
+		got.Usage != nil {
+		t.Errorf("usage of a node that does not answer: %v, %v", got.Usage, err)
 	}
-	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 3 << 20}))
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 3 << 20})
 	wantError(t, err, connect.CodeUnknown, `on node "n2"`, "no way there", "expand it again")
 
 	// A node without claims is not asked.
@@ -86,7 +86,7 @@ func TestVolumeMountedElsewhere(t *testing.T) {
 			To: claim.NodeDetached,
 		})
 	check.NoError(t, err)
-	_, err = h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20}))
+	_, err = h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 4 << 20})
 	check.NoError(t, err)
 	if len(others.grown) > 0 {
 		t.Errorf("asked for %q after the release", others.grown)

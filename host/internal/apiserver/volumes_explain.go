@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
@@ -31,9 +29,9 @@ type held struct {
 
 // ExplainVolume returns who holds a volume and what its claims wait for.
 func (s volumeService) ExplainVolume(ctx context.Context,
-	req *connect.Request[hostv1.ExplainVolumeRequest],
-) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetId())
+	req *hostv1.ExplainVolumeRequest,
+) (*hostv1.ExplainVolumeResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +83,7 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 		}
 		resp.Summary += fmt.Sprintf("; it is one at its driver with %s, so only one of them can have claims: deregister the other", name)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // heldBy returns a volume's claims with their nodes and workloads.

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/storage"
@@ -20,9 +18,9 @@ const maxGroup = 64
 // CreateGroupSnapshot takes snapshots of several volumes as of one moment, or returns the existing ones of that name.
 // Without a name the group gets one that contains the time.
 func (s volumeService) CreateGroupSnapshot(ctx context.Context,
-	req *connect.Request[hostv1.CreateGroupSnapshotRequest],
-) (*connect.Response[hostv1.CreateGroupSnapshotResponse], error) {
-	name := req.Msg.GetName()
+	req *hostv1.CreateGroupSnapshotRequest,
+) (*hostv1.CreateGroupSnapshotResponse, error) {
+	name := req.GetName()
 	if name == "" {
 		name = time.Now().UTC().Format("20060102-150405.000")
 	}
@@ -30,13 +28,13 @@ func (s volumeService) CreateGroupSnapshot(ctx context.Context,
 	if err := claim.CheckID(name); err != nil {
 		return nil, invalid(object, "name", err.Error())
 	}
-	ids := slices.Compact(slices.Sorted(slices.Values(req.Msg.GetVolumeIds())))
+	ids := slices.Compact(slices.Sorted(slices.Values(req.GetVolumeIds())))
 	if len(ids) == 0 || len(ids) > maxGroup {
 		return nil, invalid(object, "volume_ids", fmt.Sprintf("are %d volumes: give 1 to %d", len(ids), maxGroup))
 	}
 	var volumes []claim.Volume
 	for _, id := range ids {
-		ref, err := volumeRef(req.Msg.GetNamespace(), id)
+		ref, err := volumeRef(req.GetNamespace(), id)
 		if err != nil {
 			return nil, err
 		}
@@ -50,43 +48,43 @@ func (s volumeService) CreateGroupSnapshot(ctx context.Context,
 		}
 		volumes = append(volumes, v)
 	}
-	taken, err := s.cfg.Controllers.CreateGroupSnapshot(ctx, volumes, name, req.Msg.GetParameters(), req.Msg.GetSecrets())
+	taken, err := s.cfg.Controllers.CreateGroupSnapshot(ctx, volumes, name, req.GetParameters(), req.GetSecrets())
 	if err != nil {
 		return nil, err
 	}
 	s.snapshotEvent("group-created", volumes[0].PluginID, taken.ID, joined(volumes))
 	shown, err := s.shownGroup(ctx, volumes[0].PluginID, taken)
-	return connect.NewResponse(&hostv1.CreateGroupSnapshotResponse{Group: shown}), err
+	return &hostv1.CreateGroupSnapshotResponse{Group: shown}, err
 }
 
 // GetGroupSnapshot reads a group with its snapshots from its driver.
 func (s volumeService) GetGroupSnapshot(ctx context.Context,
-	req *connect.Request[hostv1.GetGroupSnapshotRequest],
-) (*connect.Response[hostv1.GetGroupSnapshotResponse], error) {
-	named, err := groupRequest(req.Msg)
+	req *hostv1.GetGroupSnapshotRequest,
+) (*hostv1.GetGroupSnapshotResponse, error) {
+	named, err := groupRequest(req)
 	if err != nil {
 		return nil, err
 	}
-	got, err := s.cfg.Controllers.GetGroupSnapshot(ctx, req.Msg.GetPluginId(), named)
+	got, err := s.cfg.Controllers.GetGroupSnapshot(ctx, req.GetPluginId(), named)
 	if err != nil {
 		return nil, err
 	}
-	shown, err := s.shownGroup(ctx, req.Msg.GetPluginId(), got)
-	return connect.NewResponse(&hostv1.GetGroupSnapshotResponse{Group: shown}), err
+	shown, err := s.shownGroup(ctx, req.GetPluginId(), got)
+	return &hostv1.GetGroupSnapshotResponse{Group: shown}, err
 }
 
 // DeleteGroupSnapshot deletes a group with its snapshots at its driver. It may be repeated.
 func (s volumeService) DeleteGroupSnapshot(ctx context.Context,
-	req *connect.Request[hostv1.DeleteGroupSnapshotRequest],
-) (*connect.Response[hostv1.DeleteGroupSnapshotResponse], error) {
-	named, err := groupRequest(req.Msg)
+	req *hostv1.DeleteGroupSnapshotRequest,
+) (*hostv1.DeleteGroupSnapshotResponse, error) {
+	named, err := groupRequest(req)
 	if err == nil {
-		err = s.cfg.Controllers.DeleteGroupSnapshot(ctx, req.Msg.GetPluginId(), named)
+		err = s.cfg.Controllers.DeleteGroupSnapshot(ctx, req.GetPluginId(), named)
 	}
 	if err == nil {
-		s.snapshotEvent("group-deleted", req.Msg.GetPluginId(), named.ID, "")
+		s.snapshotEvent("group-deleted", req.GetPluginId(), named.ID, "")
 	}
-	return connect.NewResponse(&hostv1.DeleteGroupSnapshotResponse{}), err
+	return &hostv1.DeleteGroupSnapshotResponse{}, err
 }
 
 // joined lists the volumes' names.

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/apiserver/acl"
@@ -23,9 +21,8 @@ var volumeStates = []string{"free", "taken", "releasing"}
 // ListVolumes lists volumes by namespace, driver, node or state, with their claims. Only those that are in the answer
 // are read: a page of a long list costs little more than the names of all.
 func (s volumeService) ListVolumes(ctx context.Context,
-	req *connect.Request[hostv1.ListVolumesRequest],
-) (*connect.Response[hostv1.ListVolumesResponse], error) {
-	m := req.Msg
+	m *hostv1.ListVolumesRequest,
+) (*hostv1.ListVolumesResponse, error) {
 	namespace := allOr(m.GetNamespace())
 	for field, id := range map[string]string{"namespace": namespace, "plugin_id": m.GetPluginId(), "node": m.GetNode()} {
 		if id == "" {
@@ -80,7 +77,7 @@ func (s volumeService) ListVolumes(ctx context.Context,
 		}
 		return nil
 	})
-	return connect.NewResponse(resp), err
+	return resp, err
 }
 
 // selected keeps the volumes that a list is asked for.

@@ -32,18 +32,18 @@ func TestPagesOfVolumes(t *testing.T) {
 		{&hostv1.ListVolumesRequest{Search: "A-"}, []string{"a-1", "a-2", "a-3"}, 3},
 		{&hostv1.ListVolumesRequest{Search: "-1", PerPage: 1, Page: 2}, []string{"b-1"}, 2},
 	} {
-		got, err := shop.Volumes.ListVolumes(h.ctx, request(tc.query))
+		got, err := shop.Volumes.ListVolumes(h.ctx, tc.query)
 		check.NoError(t, err)
 		var ids []string
-		for _, v := range got.Msg.GetVolumes() {
+		for _, v := range got.GetVolumes() {
 			ids = append(ids, v.GetSpec().GetId())
 		}
-		if !slices.Equal(ids, tc.want) || got.Msg.GetTotal() != tc.total {
-			t.Errorf("%v: %q of %d, want %q of %d", tc.query, ids, got.Msg.GetTotal(), tc.want, tc.total)
+		if !slices.Equal(ids, tc.want) || got.GetTotal() != tc.total {
+			t.Errorf("%v: %q of %d, want %q of %d", tc.query, ids, got.GetTotal(), tc.want, tc.total)
 		}
 	}
 	for _, query := range []*hostv1.ListVolumesRequest{{State: "mine"}, {PerPage: -1}, {PerPage: 1001}, {Page: -1}} {
-		if _, err := shop.Volumes.ListVolumes(h.ctx, request(query)); connect.CodeOf(err) != connect.CodeInvalidArgument {
+		if _, err := shop.Volumes.ListVolumes(h.ctx, query); connect.CodeOf(err) != connect.CodeInvalidArgument {
 			t.Errorf("%v: %v", query, err)
 		}
 	}
@@ -67,10 +67,10 @@ func TestVolumesByState(t *testing.T) {
 		if state == "taken" || state == "releasing" {
 			query.Node = "n1"
 		}
-		got, err := h.client.Volumes.ListVolumes(h.ctx, request(query))
+		got, err := h.client.Volumes.ListVolumes(h.ctx, query)
 		check.NoError(t, err)
 		var ids []string
-		for _, v := range got.Msg.GetVolumes() {
+		for _, v := range got.GetVolumes() {
 			ids = append(ids, v.GetSpec().GetId())
 		}
 		if !slices.Equal(ids, want) {

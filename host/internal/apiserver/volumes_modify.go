@@ -5,26 +5,24 @@ import (
 	"fmt"
 	"maps"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
 // ModifyVolume changes mutable parameters of a volume at its driver, which decides which there are, and records them.
 // It can be repeated if it was interrupted.
 func (s volumeService) ModifyVolume(ctx context.Context,
-	req *connect.Request[hostv1.ModifyVolumeRequest],
-) (*connect.Response[hostv1.ModifyVolumeResponse], error) {
-	v, _, unlock, err := s.lockVolume(ctx, req.Msg)
+	req *hostv1.ModifyVolumeRequest,
+) (*hostv1.ModifyVolumeResponse, error) {
+	v, _, unlock, err := s.lockVolume(ctx, req)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	parameters := req.Msg.GetParameters()
+	parameters := req.GetParameters()
 	if len(parameters) == 0 {
 		return nil, invalid(fmt.Sprintf("volume %q", v.VolumeRef), "parameters", "are missing: what should change?")
 	}
-	if err := s.cfg.Controllers.Modify(ctx, v, parameters, req.Msg.GetSecrets()); err != nil {
+	if err := s.cfg.Controllers.Modify(ctx, v, parameters, req.GetSecrets()); err != nil {
 		return nil, err
 	}
 	if v.MutableParameters == nil {
@@ -37,5 +35,5 @@ func (s volumeService) ModifyVolume(ctx context.Context,
 	}
 	s.volumeEvent("modified", v)
 	shown, err := s.shownNow(ctx, v.VolumeRef)
-	return connect.NewResponse(&hostv1.ModifyVolumeResponse{Volume: shown}), err
+	return &hostv1.ModifyVolumeResponse{Volume: shown}, err
 }

@@ -17,13 +17,13 @@ func TestModifyVolume(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("mysql"))
 	modify := func(parameters map[string]string) (*hostv1.Volume, error) {
-		resp, err := h.client.Volumes.ModifyVolume(h.ctx, request(&hostv1.ModifyVolumeRequest{
+		resp, err := h.client.Volumes.ModifyVolume(h.ctx, &hostv1.ModifyVolumeRequest{
 			Id: "mysql", Parameters: parameters, Secrets: map[string]string{"key": "s"},
-		}))
+		})
 		if err != nil {
 			return nil, err
 		}
-		return resp.Msg.GetVolume(), nil
+		return resp.GetVolume(), nil
 	}
 	if _, err := modify(map[string]string{"iops": "100", "tier": "a"}); err != nil {
 		t.Fatal(err)
@@ -43,12 +43,12 @@ func TestModifyVolume(t *testing.T) {
 	_, err = modify(map[string]string{"colour": "red"})
 	wantError(t, err, connect.CodeInvalidArgument, "no such parameter", "mysql")
 	again := spec("mysql", func(s *hostv1.VolumeSpec) { s.ExternalId, s.Name = v.GetSpec().GetExternalId(), "renamed" })
-	resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: again}))
-	if check.NoError(t, err); !maps.Equal(resp.Msg.GetVolume().GetMutableParameters(), want) {
-		t.Errorf("defined again, it has %v", resp.Msg.GetVolume().GetMutableParameters())
+	resp, err := h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: again})
+	if check.NoError(t, err); !maps.Equal(resp.GetVolume().GetMutableParameters(), want) {
+		t.Errorf("defined again, it has %v", resp.GetVolume().GetMutableParameters())
 	}
 	_, err = h.client.Volumes.ModifyVolume(h.ctx,
-		request(&hostv1.ModifyVolumeRequest{Id: "none", Parameters: map[string]string{"k": "v"}}))
+		&hostv1.ModifyVolumeRequest{Id: "none", Parameters: map[string]string{"k": "v"}})
 	wantError(t, err, connect.CodeNotFound, "none")
 }
 
@@ -59,14 +59,14 @@ func TestConditions(t *testing.T) {
 	h.create(t, spec("mysql"))
 	conditions := func() []*hostv1.VolumeCondition {
 		t.Helper()
-		got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+		got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 		check.NoError(t, err)
-		explained, err := h.client.Volumes.ExplainVolume(h.ctx, request(&hostv1.ExplainVolumeRequest{Id: "mysql"}))
+		explained, err := h.client.Volumes.ExplainVolume(h.ctx, &hostv1.ExplainVolumeRequest{Id: "mysql"})
 		check.NoError(t, err)
-		if a, b := got.Msg.GetConditions(), explained.Msg.GetConditions(); len(a) != len(b) {
+		if a, b := got.GetConditions(), explained.GetConditions(); len(a) != len(b) {
 			t.Errorf("the status has %v, the explanation %v", a, b)
 		}
-		return got.Msg.GetConditions()
+		return got.GetConditions()
 	}
 	h.fake.setFailure("get", driverSays(codes.Unimplemented, "no"))
 	if got := conditions(); len(got) != 0 {

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -18,13 +16,13 @@ import (
 // CreateSnapshot takes a snapshot, or returns the volume's existing one of that name. Without a name it gets one that
 // contains the time.
 func (s volumeService) CreateSnapshot(ctx context.Context,
-	req *connect.Request[hostv1.CreateSnapshotRequest],
-) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
-	ref, err := volumeRef(req.Msg.GetNamespace(), req.Msg.GetVolumeId())
+	req *hostv1.CreateSnapshotRequest,
+) (*hostv1.CreateSnapshotResponse, error) {
+	ref, err := volumeRef(req.GetNamespace(), req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	name := req.Msg.GetName()
+	name := req.GetName()
 	if name == "" {
 		name = time.Now().UTC().Format("20060102-150405.000")
 	}
@@ -44,7 +42,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 				err, known.PluginID, named.Name)
 		}
 	}
-	taken, err := s.cfg.Controllers.CreateSnapshot(ctx, v, name, req.Msg.GetParameters(), req.Msg.GetSecrets())
+	taken, err := s.cfg.Controllers.CreateSnapshot(ctx, v, name, req.GetParameters(), req.GetSecrets())
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +58,7 @@ func (s volumeService) CreateSnapshot(ctx context.Context,
 	if put.Changed {
 		s.snapshotEvent("created", v.PluginID, taken.ID, v.String())
 	}
-	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}), nil
+	return &hostv1.CreateSnapshotResponse{Snapshot: shown, Warnings: taken.Warnings}, nil
 }
 
 // findSnapshot reads the snapshot of a name, which may not exist.
@@ -88,22 +86,22 @@ func (s *Server) snapshotID(ctx context.Context, namespace, driver, given string
 
 // DeleteSnapshot deletes a snapshot at its driver. An unknown one is an error, if the driver lists its snapshots.
 func (s volumeService) DeleteSnapshot(ctx context.Context,
-	req *connect.Request[hostv1.DeleteSnapshotRequest],
-) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
-	if err := claim.CheckID(req.Msg.GetPluginId()); err != nil {
+	req *hostv1.DeleteSnapshotRequest,
+) (*hostv1.DeleteSnapshotResponse, error) {
+	if err := claim.CheckID(req.GetPluginId()); err != nil {
 		return nil, invalid("delete snapshot", "plugin_id", err.Error())
 	}
-	if req.Msg.GetSnapshotId() == "" {
+	if req.GetSnapshotId() == "" {
 		return nil, invalid("delete snapshot", "snapshot_id", "is missing")
 	}
-	driver := req.Msg.GetPluginId()
-	id, named, err := s.snapshotID(ctx, namespaceOr(req.Msg.GetNamespace()), driver, req.Msg.GetSnapshotId())
+	driver := req.GetPluginId()
+	id, named, err := s.snapshotID(ctx, namespaceOr(req.GetNamespace()), driver, req.GetSnapshotId())
 	if err != nil {
 		return nil, err
 	}
-	unknown := !named && s.unknownSnapshot(ctx, driver, id, req.Msg.GetSecrets())
+	unknown := !named && s.unknownSnapshot(ctx, driver, id, req.GetSecrets())
 	if !unknown {
-		if err := s.cfg.Controllers.DeleteSnapshot(ctx, driver, id, req.Msg.GetSecrets()); err != nil {
+		if err := s.cfg.Controllers.DeleteSnapshot(ctx, driver, id, req.GetSecrets()); err != nil {
 			return nil, err
 		}
 	}
@@ -114,10 +112,10 @@ func (s volumeService) DeleteSnapshot(ctx context.Context,
 			"finish", id, driver, err)
 	case unknown && len(removed) == 0: // no earlier attempt of this call has deleted it either
 		return nil, fmt.Errorf("snapshot %q %w: driver %q has none with this id, and the namespace %q none with this name",
-			id, claim.ErrSnapshotNotFound, driver, namespaceOr(req.Msg.GetNamespace()))
+			id, claim.ErrSnapshotNotFound, driver, namespaceOr(req.GetNamespace()))
 	}
 	s.snapshotEvent("deleted", driver, id, "")
-	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
+	return &hostv1.DeleteSnapshotResponse{}, nil
 }
 
 // unknownSnapshot reports whether a driver lists its snapshots, and not this one. Drivers answer the deletion of an
@@ -131,19 +129,19 @@ func (s *Server) unknownSnapshot(ctx context.Context, driver, id string, secrets
 
 // ListSnapshots lists a page of a driver's snapshots, with the registered volumes that they were taken of.
 func (s volumeService) ListSnapshots(ctx context.Context,
-	req *connect.Request[hostv1.ListSnapshotsRequest],
-) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
-	page, err := driverPage("list snapshots", req.Msg)
+	req *hostv1.ListSnapshotsRequest,
+) (*hostv1.ListSnapshotsResponse, error) {
+	page, err := driverPage("list snapshots", req)
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.cfg.Controllers.ListSnapshots(ctx, req.Msg.GetPluginId(),
-		storage.ListSnapshotsRequest{Page: page, Secrets: req.Msg.GetSecrets()})
+	list, err := s.cfg.Controllers.ListSnapshots(ctx, req.GetPluginId(),
+		storage.ListSnapshotsRequest{Page: page, Secrets: req.GetSecrets()})
 	if err != nil {
 		return nil, err
 	}
-	shown, err := s.shownSnapshots(ctx, req.Msg.GetPluginId(), list.Snapshots)
-	return connect.NewResponse(&hostv1.ListSnapshotsResponse{Snapshots: shown, NextToken: list.Next}), err
+	shown, err := s.shownSnapshots(ctx, req.GetPluginId(), list.Snapshots)
+	return &hostv1.ListSnapshotsResponse{Snapshots: shown, NextToken: list.Next}, err
 }
 
 // shownSnapshots returns a driver's snapshots with their names, and those of the registered volumes that they were

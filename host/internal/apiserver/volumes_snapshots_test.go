@@ -16,13 +16,13 @@ func TestSnapshotsByName(t *testing.T) {
 	h.create(t, spec("a"))
 	h.create(t, spec("b"))
 	take := func(namespace, volume string) (*hostv1.Snapshot, error) {
-		resp, err := h.client.Volumes.CreateSnapshot(h.ctx, request(&hostv1.CreateSnapshotRequest{
+		resp, err := h.client.Volumes.CreateSnapshot(h.ctx, &hostv1.CreateSnapshotRequest{
 			Namespace: namespace, VolumeId: volume, Name: "before",
-		}))
+		})
 		if err != nil {
 			return nil, err
 		}
-		return resp.Msg.GetSnapshot(), nil
+		return resp.GetSnapshot(), nil
 	}
 	first, err := take("", "a")
 	if check.NoError(t, err); first.GetName() != "before" {
@@ -38,17 +38,17 @@ func TestSnapshotsByName(t *testing.T) {
 	if len(h.fake.snapshots) != 1 {
 		t.Errorf("the driver was asked for a refused snapshot: %v", h.fake.snapshots)
 	}
-	list, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
-	if check.NoError(t, err); len(list.Msg.GetSnapshots()) != 1 || list.Msg.GetSnapshots()[0].GetName() != "before" {
-		t.Errorf("listed %v", list.Msg)
+	list, err := h.client.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"})
+	if check.NoError(t, err); len(list.GetSnapshots()) != 1 || list.GetSnapshots()[0].GetName() != "before" {
+		t.Errorf("listed %v", list)
 	}
 
 	restored := spec("c")
 	restored.SnapshotId = "before"
 	for range 2 { // it exists with the same definition
-		made, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: restored}))
+		made, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: restored})
 		check.NoError(t, err)
-		if got := made.Msg.GetVolume().GetSpec(); got.GetSnapshotId() != "before" ||
+		if got := made.GetVolume().GetSpec(); got.GetSnapshotId() != "before" ||
 			h.fake.volumes[got.GetExternalId()].SnapshotID != first.GetSnapshotId() {
 			t.Errorf("restored %v from %q", got, h.fake.volumes[got.GetExternalId()].SnapshotID)
 		}
@@ -56,7 +56,7 @@ func TestSnapshotsByName(t *testing.T) {
 
 	remove := func(snapshot string) error {
 		_, err := h.client.Volumes.DeleteSnapshot(h.ctx,
-			request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: snapshot}))
+			&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: snapshot})
 		return err
 	}
 	wantError(t, remove("after"), connect.CodeNotFound, `"after"`, `"fake"`)
@@ -75,10 +75,10 @@ func TestSnapshotsByName(t *testing.T) {
 func TestListVolumesOfAnUnknownDriver(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
-	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "nosuch"}))
+	_, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{PluginId: "nosuch"})
 	wantError(t, err, connect.CodeNotFound, `"nosuch"`, `there is "fake"`)
-	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "fake"}))
-	if check.NoError(t, err); len(list.Msg.GetVolumes()) != 0 {
-		t.Errorf("listed %v", list.Msg)
+	list, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{PluginId: "fake"})
+	if check.NoError(t, err); len(list.GetVolumes()) != 0 {
+		t.Errorf("listed %v", list)
 	}
 }

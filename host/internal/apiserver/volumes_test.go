@@ -23,11 +23,11 @@ func TestMountFlagsOfADefinition(t *testing.T) {
 		"vers": {"noatime", "vers=4\nro"},
 	} {
 		s := spec("mysql", func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = flags })
-		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+		_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
 		says := []string{`volume "mysql"`, `"` + name + `"`, `driver "fake"`, "allowed_mount_flags"}
 		wantError(t, err, connect.CodeFailedPrecondition, says...)
 		s.ExternalId = "vol-1"
-		_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		_, err = h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: s})
 		wantError(t, err, connect.CodeFailedPrecondition, says...)
 	}
 	if len(h.fake.volumes) > 0 {
@@ -42,17 +42,17 @@ func TestMountFlagsOfADefinition(t *testing.T) {
 func TestCheckVolume(t *testing.T) {
 	needsRoot(t)
 	h := openHost(t)
-	check := func(s *hostv1.VolumeSpec) (*connect.Response[hostv1.CheckVolumeResponse], error) {
-		return h.client.Volumes.CheckVolume(h.ctx, request(&hostv1.CheckVolumeRequest{Spec: s}))
+	check := func(s *hostv1.VolumeSpec) (*hostv1.CheckVolumeResponse, error) {
+		return h.client.Volumes.CheckVolume(h.ctx, &hostv1.CheckVolumeRequest{Spec: s})
 	}
 	named := spec("mysql", func(s *hostv1.VolumeSpec) { s.Name = "The database" })
 	resp, err := check(named)
-	if err != nil || resp.Msg.GetExists() || !strings.HasPrefix(resp.Msg.GetDriverName(), "The-database-") {
+	if err != nil || resp.GetExists() || !strings.HasPrefix(resp.GetDriverName(), "The-database-") {
 		t.Fatalf("%v, %v", resp, err)
 	}
-	if list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{})); err != nil ||
-		len(list.Msg.GetVolumes())+len(h.fake.volumes) > 0 {
-		t.Errorf("the check left %v and %v, %v", list.Msg.GetVolumes(), h.fake.volumes, err)
+	if list, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{}); err != nil ||
+		len(list.GetVolumes())+len(h.fake.volumes) > 0 {
+		t.Errorf("the check left %v and %v, %v", list.GetVolumes(), h.fake.volumes, err)
 	}
 	for says, change := range map[string]func(*hostv1.VolumeSpec){
 		"external_id":         func(s *hostv1.VolumeSpec) { s.ExternalId = "vol-1" },
@@ -65,7 +65,7 @@ func TestCheckVolume(t *testing.T) {
 		}
 	}
 	h.create(t, named)
-	if resp, err := check(named); err != nil || !resp.Msg.GetExists() {
+	if resp, err := check(named); err != nil || !resp.GetExists() {
 		t.Errorf("of a created one: %v, %v", resp, err)
 	}
 	_, err = check(spec("mysql"))
@@ -94,34 +94,34 @@ func TestAVolumesLife(t *testing.T) {
 	}
 
 	w, _ := h.start(t, "db", "mysql")
-	got, err := volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	got, err := volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
-	v := got.Msg.Volume
+	v := got.Volume
 	if len(v.Claims) != 1 || v.Claims[0].Workload != "db" || v.Claims[0].Node != "n1" || v.Claims[0].State != "taken" ||
 		v.Claims[0].Index == 0 || v.AccessMode != "single-node-writer" {
 		t.Errorf("claimed: %v", v)
 	}
-	if u := got.Msg.Usage; u.GetBytesUsed() != 4 || u.GetInodesTotal() != 3 || u.GetCondition() != "fine" {
+	if u := got.Usage; u.GetBytesUsed() != 4 || u.GetInodesTotal() != 3 || u.GetCondition() != "fine" {
 		t.Errorf("usage %v", u)
 	}
 	h.fake.setFailure("stats", errors.New("slow"))
-	if got, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"})); err != nil ||
-		got.Msg.Usage != nil {
-		t.Errorf("usage that the driver does not tell: %v, %v", got.Msg.Usage, err)
+	if got, err = volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"}); err != nil ||
+		got.Usage != nil {
+		t.Errorf("usage that the driver does not tell: %v, %v", got.Usage, err)
 	}
 
-	grown, err := volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	grown, err := volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
 	check.NoError(t, err)
-	if grown.Msg.Volume.Capacity != 2<<20 || grown.Msg.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 ||
+	if grown.Volume.Capacity != 2<<20 || grown.Volume.Spec.CapacityMin != 2<<20 || len(h.fake.expanded) != 1 ||
 		h.fake.expanded[0].VolumePath != w.Mounts[0].HostPath {
-		t.Errorf("grown %v, mounts %v", grown.Msg.Volume, h.fake.expanded)
+		t.Errorf("grown %v, mounts %v", grown.Volume, h.fake.expanded)
 	}
 	// The grown volume still fits the first definition.
 	h.create(t, spec("mysql"))
 
-	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	_, err = volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeFailedPrecondition, `workload "db" on node "n1"`, "cannot be deleted")
-	_, err = volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))
+	_, err = volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeFailedPrecondition, `workload "db" on node "n1"`)
 	if len(h.fake.deleted) > 0 {
 		t.Errorf("deleted at the driver while in use: %v", h.fake.deleted)
@@ -129,16 +129,16 @@ func TestAVolumesLife(t *testing.T) {
 
 	h.stop(t, "db")
 	h.fake.setFailure("delete", driverSays(codes.FailedPrecondition, "a snapshot needs it"))
-	_, err = volumes.DeleteVolume(h.ctx, request(&hostv1.DeleteVolumeRequest{Id: "mysql"}))
+	_, err = volumes.DeleteVolume(h.ctx, &hostv1.DeleteVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeFailedPrecondition, "a snapshot needs it", `delete volume "mysql"`, `driver "fake"`)
 	h.fake.setFailure("delete", nil)
 	_, err = volumes.DeleteVolume(h.ctx,
-		request(&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}}))
+		&hostv1.DeleteVolumeRequest{Id: "mysql", Secrets: map[string]string{"password": "new"}})
 	check.NoError(t, err)
 	if len(h.fake.volumes) != 0 || h.fake.secrets["password"] != "new" {
 		t.Errorf("deleted: %v, with %v", h.fake.volumes, h.fake.secrets)
 	}
-	_, err = volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	_, err = volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeNotFound, "mysql")
 }
 
@@ -156,7 +156,7 @@ func TestCreateRefusesAnotherDefinition(t *testing.T) {
 		"snapshot_id":      func(s *hostv1.VolumeSpec) { s.SnapshotId = "s" },
 		"topology_request": func(s *hostv1.VolumeSpec) { s.TopologyRequest = topologyRequest("r1") },
 	} {
-		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql", change)}))
+		_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql", change)})
 		wantError(t, err, connect.CodeAlreadyExists, "mysql", field)
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("a secret is in %q", err)
@@ -181,7 +181,7 @@ func TestCreateIsFinishedByRepeatingIt(t *testing.T) {
 		c.Ledger = broken
 	})
 	broken.failNext = true
-	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: spec("mysql")}))
+	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: spec("mysql")})
 	wantError(t, err, connect.CodeUnavailable, `exists at driver "fake" as "ext-default-mysql-`, "create it again")
 	h.create(t, spec("mysql"))
 	if len(h.fake.volumes) != 1 {
@@ -206,11 +206,7 @@ func TestCreateFromAVolume(t *testing.T) {
 func TestRegister(t *testing.T) {
 	h := openHost(t)
 	register := func(s *hostv1.VolumeSpec) (*hostv1.RegisterVolumeResponse, error) {
-		resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: s})
 	}
 	existing := func(s *hostv1.VolumeSpec) { s.ExternalId = "vol-7" }
 	h.fake.warnings = []string{"the driver did not confirm"}
@@ -235,7 +231,7 @@ func TestRegister(t *testing.T) {
 	if check.NoError(t, err); resp.Volume.Capacity != made.Capacity {
 		t.Errorf("its capacity is %d now", resp.Volume.Capacity)
 	}
-	_, err = h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "gone"}))
+	_, err = h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "gone"})
 	wantError(t, err, connect.CodeNotFound)
 }
 
@@ -256,21 +252,21 @@ func TestMalformedDefinitionsChangeNothing(t *testing.T) {
 		"mount_flags":  func(s *hostv1.VolumeSpec) { s.MountOptions.MountFlags = []string{redacted} },
 	} {
 		s := spec("mysql", change)
-		_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{Spec: s}))
+		_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{Spec: s})
 		wantError(t, err, connect.CodeInvalidArgument, field)
 		s.ExternalId = "vol-1"
-		_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
+		_, err = h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: s})
 		wantError(t, err, connect.CodeInvalidArgument, field)
 	}
-	_, err := h.client.Volumes.CreateVolume(h.ctx, request(&hostv1.CreateVolumeRequest{}))
+	_, err := h.client.Volumes.CreateVolume(h.ctx, &hostv1.CreateVolumeRequest{})
 	wantError(t, err, connect.CodeInvalidArgument, "id")
 	_, err = h.client.Volumes.CreateVolume(h.ctx,
-		request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.ExternalId = "e" })}))
+		&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.ExternalId = "e" })})
 	wantError(t, err, connect.CodeInvalidArgument, "external_id", "register")
-	_, err = h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: spec("x")}))
+	_, err = h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: spec("x")})
 	wantError(t, err, connect.CodeInvalidArgument, "external_id")
 	_, err = h.client.Volumes.CreateVolume(h.ctx,
-		request(&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.PluginId = "other" })}))
+		&hostv1.CreateVolumeRequest{Spec: spec("x", func(s *hostv1.VolumeSpec) { s.PluginId = "other" })})
 	wantError(t, err, connect.CodeNotFound, `"other"`, "pannier driver register")
 	if len(h.fake.volumes) != 0 {
 		t.Errorf("the driver made %v", h.fake.volumes)
@@ -287,11 +283,7 @@ func TestRegisteredTopology(t *testing.T) {
 			s.TopologyRequest.Required = append(s.TopologyRequest.Required,
 				&hostv1.Topology{Segments: map[string]string{"rack": rack}})
 		}
-		resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: s}))
-		if err != nil {
-			return nil, err
-		}
-		return resp.Msg, nil
+		return h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: s})
 	}
 	for _, racks := range [][]string{{"R1", "R2"}, nil, {"R1", "R2"}} {
 		resp, err := register(racks...)
@@ -312,9 +304,9 @@ func TestRegisteredCapacity(t *testing.T) {
 	larger := spec("mysql", func(s *hostv1.VolumeSpec) {
 		s.ExternalId, s.CapacityMin, s.CapacityMax = made.Spec.ExternalId, 1<<40, 1<<41
 	})
-	resp, err := h.client.Volumes.RegisterVolume(h.ctx, request(&hostv1.RegisterVolumeRequest{Spec: larger}))
+	resp, err := h.client.Volumes.RegisterVolume(h.ctx, &hostv1.RegisterVolumeRequest{Spec: larger})
 	check.NoError(t, err)
-	if w := resp.Msg.GetWarnings(); len(w) != 1 || !strings.Contains(w[0], "pannier volume expand") {
+	if w := resp.GetWarnings(); len(w) != 1 || !strings.Contains(w[0], "pannier volume expand") {
 		t.Errorf("warnings %q", w)
 	}
 }
@@ -331,21 +323,20 @@ func TestExpandRefuses(t *testing.T) {
 		"is above capacity_max": {CapacityMin: 9 << 20, CapacityMax: 5 << 20},
 	} {
 		req.Id = "mysql"
-		_, err := h.client.Volumes.ExpandVolume(h.ctx, request(req))
+		_, err := h.client.Volumes.ExpandVolume(h.ctx, req)
 		wantError(t, err, connect.CodeInvalidArgument, says)
 	}
 	h.start(t, "db", "mysql")
 	h.fake.setFailure("expand node", driverSays(codes.Internal, "resize2fs failed"))
-	_, err := h.client.Volumes.ExpandVolume(h.ctx, request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
+	_, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
 	wantError(t, err, connect.CodeInternal, "resize2fs failed", "expand it again")
 	if v, _, err := h.readVolume(h.ctx, volumeOf("mysql")); err != nil || v.Capacity != 2<<20 {
 		t.Errorf("at its driver it has grown, the ledger says %d, %v", v.Capacity, err)
 	}
 	h.fake.setFailure("expand node", nil)
-	again, err := h.client.Volumes.ExpandVolume(h.ctx,
-		request(&hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20}))
-	if check.NoError(t, err); again.Msg.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
-		t.Errorf("grown to %d", again.Msg.Volume.Capacity)
+	again, err := h.client.Volumes.ExpandVolume(h.ctx, &hostv1.ExpandVolumeRequest{Id: "mysql", CapacityMin: 2 << 20})
+	if check.NoError(t, err); again.Volume.Capacity != 2<<20 || len(h.fake.expanded) != 1 {
+		t.Errorf("grown to %d", again.Volume.Capacity)
 	}
 }
 
@@ -362,13 +353,13 @@ func TestSecretsDoNotReadBack(t *testing.T) {
 	if w.Spec.Volumes[0].MountOptions.MountFlags[0] != redacted {
 		t.Errorf("shown as %v", w.Spec)
 	}
-	got, err := h.client.Volumes.GetVolume(h.ctx, request(&hostv1.GetVolumeRequest{Id: "mysql"}))
+	got, err := h.client.Volumes.GetVolume(h.ctx, &hostv1.GetVolumeRequest{Id: "mysql"})
 	check.NoError(t, err)
-	list, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{}))
+	list, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{})
 	check.NoError(t, err)
-	workloads, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{}))
+	workloads, err := h.client.Workloads.ListWorkloads(h.ctx, &hostv1.ListWorkloadsRequest{})
 	check.NoError(t, err)
-	for _, m := range []proto.Message{made, w, got.Msg, list.Msg, workloads.Msg} {
+	for _, m := range []proto.Message{made, w, got, list, workloads} {
 		if text := protojson.Format(m); strings.Contains(text, "hunter2") {
 			t.Errorf("a secret is in %s", text)
 		}
@@ -395,9 +386,9 @@ func TestLists(t *testing.T) {
 	c := h.create(t, spec("c", func(s *hostv1.VolumeSpec) { s.Namespace = "prod" }))
 	h.start(t, "db", "a")
 	ids := func(req *hostv1.ListVolumesRequest) (out string) {
-		resp, err := h.client.Volumes.ListVolumes(h.ctx, request(req))
+		resp, err := h.client.Volumes.ListVolumes(h.ctx, req)
 		check.NoError(t, err)
-		for _, v := range resp.Msg.Volumes {
+		for _, v := range resp.Volumes {
 			out += v.Spec.Id
 		}
 		return out
@@ -409,34 +400,32 @@ func TestLists(t *testing.T) {
 			t.Errorf("%v: %q, want %q", req, got, want)
 		}
 	}
-	_, err := h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{Namespace: "a/b"}))
+	_, err := h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{Namespace: "a/b"})
 	wantError(t, err, connect.CodeInvalidArgument, "namespace")
-	_, err = h.client.Volumes.ListVolumes(h.ctx, request(&hostv1.ListVolumesRequest{PluginId: "other"}))
+	_, err = h.client.Volumes.ListVolumes(h.ctx, &hostv1.ListVolumesRequest{PluginId: "other"})
 	wantError(t, err, connect.CodeNotFound, `there is "fake"`)
 
-	external, err := h.client.Volumes.ListExternal(h.ctx,
-		request(&hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"}))
-	if check.NoError(t, err); len(external.Msg.Volumes) != 3 || external.Msg.NextToken != "next of p1" ||
-		!external.Msg.Volumes[0].Abnormal {
-		t.Errorf("external: %v", external.Msg)
+	external, err := h.client.Volumes.ListExternal(h.ctx, &hostv1.ListExternalRequest{PluginId: "fake", PageToken: "p1"})
+	if check.NoError(t, err); len(external.Volumes) != 3 || external.NextToken != "next of p1" ||
+		!external.Volumes[0].Abnormal {
+		t.Errorf("external: %v", external)
 	}
-	_, err = h.client.Volumes.ListExternal(h.ctx, request(&hostv1.ListExternalRequest{PluginId: "fake", PerPage: -1}))
+	_, err = h.client.Volumes.ListExternal(h.ctx, &hostv1.ListExternalRequest{PluginId: "fake", PerPage: -1})
 	wantError(t, err, connect.CodeInvalidArgument, "per_page")
 
-	taken, err := h.client.Volumes.CreateSnapshot(h.ctx,
-		request(&hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"}))
-	if check.NoError(t, err); taken.Msg.Snapshot.Volume != "prod/c" || !taken.Msg.Snapshot.Ready ||
-		taken.Msg.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
-		t.Errorf("snapshot %v", taken.Msg)
+	taken, err := h.client.Volumes.CreateSnapshot(h.ctx, &hostv1.CreateSnapshotRequest{Namespace: "prod", VolumeId: "c"})
+	if check.NoError(t, err); taken.Snapshot.Volume != "prod/c" || !taken.Snapshot.Ready ||
+		taken.Snapshot.ExternalVolumeId != c.Spec.ExternalId {
+		t.Errorf("snapshot %v", taken)
 	}
-	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, request(&hostv1.ListSnapshotsRequest{PluginId: "fake"}))
-	if check.NoError(t, err); snapshots.Msg.Snapshots[0].Volume != "prod/c" || snapshots.Msg.NextToken != "more" {
-		t.Errorf("snapshots %v", snapshots.Msg)
+	snapshots, err := h.client.Volumes.ListSnapshots(h.ctx, &hostv1.ListSnapshotsRequest{PluginId: "fake"})
+	if check.NoError(t, err); snapshots.Snapshots[0].Volume != "prod/c" || snapshots.NextToken != "more" {
+		t.Errorf("snapshots %v", snapshots)
 	}
-	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, request(&hostv1.DeleteSnapshotRequest{PluginId: "fake"}))
+	_, err = h.client.Volumes.DeleteSnapshot(h.ctx, &hostv1.DeleteSnapshotRequest{PluginId: "fake"})
 	wantError(t, err, connect.CodeInvalidArgument, "snapshot_id")
 	_, err = h.client.Volumes.DeleteSnapshot(h.ctx,
-		request(&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Msg.Snapshot.SnapshotId}))
+		&hostv1.DeleteSnapshotRequest{PluginId: "fake", SnapshotId: taken.Snapshot.SnapshotId})
 	if check.NoError(t, err); len(h.fake.snapshots) != 0 {
 		t.Error("the snapshot is still there")
 	}
@@ -447,22 +436,21 @@ func TestDetachAndForcedDeregistration(t *testing.T) {
 	h := openHost(t)
 	h.create(t, spec("mysql"))
 	h.start(t, "db", "mysql")
-	_, err := h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql", Node: "n2"}))
+	_, err := h.client.Volumes.DetachVolume(h.ctx, &hostv1.DetachVolumeRequest{Id: "mysql", Node: "n2"})
 	wantError(t, err, connect.CodeNotFound, "n2")
-	_, err = h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql"}))
+	_, err = h.client.Volumes.DetachVolume(h.ctx, &hostv1.DetachVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeInvalidArgument, "node")
-	done, err := h.client.Volumes.DetachVolume(h.ctx, request(&hostv1.DetachVolumeRequest{Id: "mysql", Node: "n1"}))
+	done, err := h.client.Volumes.DetachVolume(h.ctx, &hostv1.DetachVolumeRequest{Id: "mysql", Node: "n1"})
 	check.NoError(t, err)
-	if c := done.Msg.Claims; len(c) != 1 || !c[0].Released || c[0].Claim.Workload != "db" || c[0].Message == "" {
+	if c := done.Claims; len(c) != 1 || !c[0].Released || c[0].Claim.Workload != "db" || c[0].Message == "" {
 		t.Errorf("detached %v", c)
 	}
 
 	h.start(t, "db2", "mysql")
-	left, err := h.client.Volumes.DeregisterVolume(h.ctx,
-		request(&hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true}))
-	if check.NoError(t, err); len(left.Msg.LeftBehind) != 1 || left.Msg.LeftBehind[0].Workload != "db2" {
-		t.Errorf("left behind: %v", left.Msg)
+	left, err := h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql", Force: true})
+	if check.NoError(t, err); len(left.LeftBehind) != 1 || left.LeftBehind[0].Workload != "db2" {
+		t.Errorf("left behind: %v", left)
 	}
-	_, err = h.client.Volumes.DeregisterVolume(h.ctx, request(&hostv1.DeregisterVolumeRequest{Id: "mysql"}))
+	_, err = h.client.Volumes.DeregisterVolume(h.ctx, &hostv1.DeregisterVolumeRequest{Id: "mysql"})
 	wantError(t, err, connect.CodeNotFound)
 }

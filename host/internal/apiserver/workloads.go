@@ -19,7 +19,6 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/servicesteps"
 	"github.com/pannier/pannier/host/internal/workload/volumesteps"
-	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/service"
 )
@@ -28,22 +27,22 @@ import (
 type workloadService struct{ *Server }
 
 // StartWorkload starts a workload and streams its steps.
-func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request[hostv1.StartWorkloadRequest],
+func (s workloadService) StartWorkload(ctx context.Context, req *hostv1.StartWorkloadRequest,
 	stream *connect.ServerStream[hostv1.StartWorkloadResponse],
 ) error {
-	spec, err := workloadSpec(req.Msg.GetSpec())
+	spec, err := workloadSpec(req.GetSpec())
 	if err != nil {
 		return err
 	}
-	opts := workload.Options{Token: req.Header().Get(api.TokenHeader), Update: req.Msg.GetUpdate()}
-	if req.Msg.GetReleaseWithCaller() {
+	opts := workload.Options{Token: secretOf(ctx), Update: req.GetUpdate()}
+	if req.GetReleaseWithCaller() {
 		if opts.Owner = peerOf(ctx).pid; opts.Owner == 0 {
 			return connect.NewError(connect.CodeFailedPrecondition,
 				errors.New(
 					"release_with_caller: the calling process is in a pid namespace that the agent cannot see: call without it, and stop the workload"))
 		}
 	}
-	if at := req.Msg.GetMountedAt(); at != "" {
+	if at := req.GetMountedAt(); at != "" {
 		if opts.Owner == 0 || !filepath.IsAbs(at) || filepath.Clean(at) != at || len(at) >= unix.PathMax {
 			return invalid(fmt.Sprintf("workload %q", spec.WorkloadRef), "mounted_at",
 				"it must be an absolute, clean path, and release_with_caller be set")
@@ -71,9 +70,9 @@ func (s workloadService) StartWorkload(ctx context.Context, req *connect.Request
 }
 
 // CheckWorkload says what StartWorkload would do on this node.
-func (s workloadService) CheckWorkload(ctx context.Context, req *connect.Request[hostv1.CheckWorkloadRequest],
-) (*connect.Response[hostv1.CheckWorkloadResponse], error) {
-	spec, err := workloadSpec(req.Msg.GetSpec())
+func (s workloadService) CheckWorkload(ctx context.Context, req *hostv1.CheckWorkloadRequest,
+) (*hostv1.CheckWorkloadResponse, error) {
+	spec, err := workloadSpec(req.GetSpec())
 	if err != nil {
 		return nil, err
 	}
@@ -95,14 +94,14 @@ func (s workloadService) CheckWorkload(ctx context.Context, req *connect.Request
 	for _, problem := range found.Problems {
 		resp.Problems = append(resp.Problems, problem.Error())
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // StopWorkload stops a workload and streams its steps until nothing is left.
-func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[hostv1.StopWorkloadRequest],
+func (s workloadService) StopWorkload(ctx context.Context, req *hostv1.StopWorkloadRequest,
 	stream *connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
-	ref, err := workloadRef(req.Msg)
+	ref, err := workloadRef(req)
 	if err != nil {
 		return err
 	}
@@ -114,7 +113,7 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 			leave(err)
 		}
 	}
-	if req.Msg.GetForce() {
+	if req.GetForce() {
 		if err := s.cfg.Workloads.Force(ref, callerOf(ctx).who()); err != nil {
 			return err
 		}
@@ -132,14 +131,14 @@ func (s workloadService) StopWorkload(ctx context.Context, req *connect.Request[
 
 // RunningWorkload records which process is the workload.
 func (s workloadService) RunningWorkload(ctx context.Context,
-	req *connect.Request[hostv1.RunningWorkloadRequest],
-) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
-	ref, err := workloadRef(req.Msg)
+	req *hostv1.RunningWorkloadRequest,
+) (*hostv1.RunningWorkloadResponse, error) {
+	ref, err := workloadRef(req)
 	if err != nil {
 		return nil, err
 	}
 	const maxPID = 1 << 22 // proc(5), pid_max
-	pid := req.Msg.GetPid()
+	pid := req.GetPid()
 	if pid < 1 || pid > maxPID {
 		return nil, invalid(fmt.Sprintf("workload %q", ref), "pid", fmt.Sprintf("%d is no process id", pid))
 	}
@@ -147,17 +146,17 @@ func (s workloadService) RunningWorkload(ctx context.Context,
 	if caller == 0 {
 		return nil, fmt.Errorf("workload %q: %w: call over the agent's unix socket, on its host", ref, workload.ErrNotOwner)
 	}
-	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), s.cfg.Workloads.Running(ref, int(pid), caller)
+	return &hostv1.RunningWorkloadResponse{}, s.cfg.Workloads.Running(ref, int(pid), caller)
 }
 
 // GetWorkload reads one workload.
 func (s workloadService) GetWorkload(ctx context.Context,
-	req *connect.Request[hostv1.GetWorkloadRequest],
-) (*connect.Response[hostv1.GetWorkloadResponse], error) {
-	if node := req.Msg.GetNode(); s.isOther(node) {
+	req *hostv1.GetWorkloadRequest,
+) (*hostv1.GetWorkloadResponse, error) {
+	if node := req.GetNode(); s.isOther(node) {
 		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.GetWorkload)
 	}
-	ref, err := workloadRef(req.Msg)
+	ref, err := workloadRef(req)
 	if err != nil {
 		return nil, err
 	}
@@ -170,13 +169,13 @@ func (s workloadService) GetWorkload(ctx context.Context,
 		return nil, err
 	}
 	resp := &hostv1.GetWorkloadResponse{Workload: shown}
-	if req.Msg.GetTokens() {
+	if req.GetTokens() {
 		if resp.Tokens, err = s.inspectTokens(ctx, ref); err != nil {
 			return nil, err
 		}
 	}
-	if !req.Msg.GetHolders() {
-		return connect.NewResponse(resp), nil
+	if !req.GetHolders() {
+		return resp, nil
 	}
 	held, err := s.cfg.Workloads.Holders(ref)
 	if err != nil {
@@ -188,7 +187,7 @@ func (s workloadService) GetWorkload(ctx context.Context,
 			Owner: owner.Of(h.PID, h.Group).Name, Stop: h.Stop(),
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 func (s workloadService) inspectTokens(ctx context.Context, ref claim.WorkloadRef) (all []*hostv1.InspectedToken,
@@ -207,12 +206,12 @@ func (s workloadService) inspectTokens(ctx context.Context, ref claim.WorkloadRe
 
 // ListWorkloads lists the workloads of this node, including those that ended recently.
 func (s workloadService) ListWorkloads(ctx context.Context,
-	req *connect.Request[hostv1.ListWorkloadsRequest],
-) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
-	if node := req.Msg.GetNode(); s.isOther(node) {
+	req *hostv1.ListWorkloadsRequest,
+) (*hostv1.ListWorkloadsResponse, error) {
+	if node := req.GetNode(); s.isOther(node) {
 		return askNode(ctx, s.Server, req, node, nodePatience, nodeClients.ListWorkloads)
 	}
-	namespace := allOr(req.Msg.GetNamespace())
+	namespace := allOr(req.GetNamespace())
 	if namespace != "" {
 		if err := claim.CheckID(namespace); err != nil {
 			return nil, invalid("list workloads", "namespace", err.Error())
@@ -229,7 +228,7 @@ func (s workloadService) ListWorkloads(ctx context.Context,
 		}
 		resp.Workloads = append(resp.Workloads, shown)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // workloadRef returns the workload that a request names.

@@ -30,9 +30,9 @@ func TestCheckWorkload(t *testing.T) {
 	}
 	find := func(s *hostv1.WorkloadSpec) *hostv1.CheckWorkloadResponse {
 		t.Helper()
-		resp, err := h.client.Workloads.CheckWorkload(h.ctx, request(&hostv1.CheckWorkloadRequest{Spec: s}))
+		resp, err := h.client.Workloads.CheckWorkload(h.ctx, &hostv1.CheckWorkloadRequest{Spec: s})
 		check.NoError(t, err)
-		return resp.Msg
+		return resp
 	}
 	for range 2 { // the first one leaves nothing
 		got := find(spec())
@@ -66,9 +66,9 @@ func TestCheckWorkload(t *testing.T) {
 			t.Errorf("%s: %q", says, got.GetProblems())
 		}
 	}
-	_, err := h.client.Workloads.CheckWorkload(h.ctx, request(&hostv1.CheckWorkloadRequest{
+	_, err := h.client.Workloads.CheckWorkload(h.ctx, &hostv1.CheckWorkloadRequest{
 		Spec: spec(func(s *hostv1.WorkloadSpec) { s.Id = "../w" }),
-	}))
+	})
 	wantError(t, err, connect.CodeInvalidArgument, "id")
 	check.NoError(t, h.ledger.Read(h.ctx, func(tx *state.ReadTx) error {
 		claims, err := tx.AllClaims()
@@ -78,9 +78,9 @@ func TestCheckWorkload(t *testing.T) {
 		}
 		return err
 	}))
-	list, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{}))
-	if check.NoError(t, err); len(list.Msg.GetWorkloads()) > 0 {
-		t.Errorf("left on the node: %v", list.Msg)
+	list, err := h.client.Workloads.ListWorkloads(h.ctx, &hostv1.ListWorkloadsRequest{})
+	if check.NoError(t, err); len(list.GetWorkloads()) > 0 {
+		t.Errorf("left on the node: %v", list)
 	}
 
 	h.start(t, "w", "data")

@@ -86,9 +86,9 @@ func TestWorkloadStreams(t *testing.T) {
 	wantError(t, err, connect.CodePermissionDenied, "mount: no")
 	h.fake.setFailure("publish", nil)
 
-	got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
-	if check.NoError(t, err); got.Msg.Workload.State != "running" || got.Msg.Workload.Spec.Volumes[0].Source != "mysql" {
-		t.Errorf("got %v", got.Msg)
+	got, err := h.client.Workloads.GetWorkload(h.ctx, &hostv1.GetWorkloadRequest{Id: "db"})
+	if check.NoError(t, err); got.Workload.State != "running" || got.Workload.Spec.Volumes[0].Source != "mysql" {
+		t.Errorf("got %v", got)
 	}
 	ended, undone := h.stop(t, "db")
 	if ended.State != "stopped" || ended.EndedAt == nil || !strings.Contains(ended.Message, "stopped by root") {
@@ -102,15 +102,15 @@ func TestWorkloadStreams(t *testing.T) {
 	if len(undone) == 0 {
 		t.Error("no step of the stop was told")
 	}
-	list, err := h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{Namespace: "default"}))
-	if check.NoError(t, err); len(list.Msg.Workloads) == 0 {
+	list, err := h.client.Workloads.ListWorkloads(h.ctx, &hostv1.ListWorkloadsRequest{Namespace: "default"})
+	if check.NoError(t, err); len(list.Workloads) == 0 {
 		t.Error("nothing is listed")
 	}
-	list, err = h.client.Workloads.ListWorkloads(h.ctx, request(&hostv1.ListWorkloadsRequest{Namespace: "prod"}))
-	if check.NoError(t, err); len(list.Msg.Workloads) != 0 {
-		t.Errorf("listed %v", list.Msg)
+	list, err = h.client.Workloads.ListWorkloads(h.ctx, &hostv1.ListWorkloadsRequest{Namespace: "prod"})
+	if check.NoError(t, err); len(list.Workloads) != 0 {
+		t.Errorf("listed %v", list)
 	}
-	_, err = h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "nobody"}))
+	_, err = h.client.Workloads.GetWorkload(h.ctx, &hostv1.GetWorkloadRequest{Id: "nobody"})
 	wantError(t, err, connect.CodeNotFound, "nobody")
 }
 
@@ -122,7 +122,7 @@ func TestReleaseWithCallerTakesThePeersPID(t *testing.T) {
 	if check.NoError(t, err); w.OwnerPid != int64(os.Getpid()) {
 		t.Errorf("it belongs to %d, this is %d", w.OwnerPid, os.Getpid())
 	}
-	_, err = h.client.Workloads.RunningWorkload(h.ctx, request(&hostv1.RunningWorkloadRequest{Id: "db", Pid: -1}))
+	_, err = h.client.Workloads.RunningWorkload(h.ctx, &hostv1.RunningWorkloadRequest{Id: "db", Pid: -1})
 	wantError(t, err, connect.CodeInvalidArgument, "pid")
 }
 
@@ -148,11 +148,10 @@ func TestOnlyTheOwnerNamesItsProcess(t *testing.T) {
 	check.NoError(t, child.Start())
 	t.Cleanup(func() { _, _ = child.Process.Kill(), child.Wait() })
 	for id, pid := range map[string]int{"owned": victim, "free": child.Process.Pid} {
-		_, err = h.client.Workloads.RunningWorkload(h.ctx, request(&hostv1.RunningWorkloadRequest{Id: id, Pid: int64(pid)}))
+		_, err = h.client.Workloads.RunningWorkload(h.ctx, &hostv1.RunningWorkloadRequest{Id: id, Pid: int64(pid)})
 		wantError(t, err, connect.CodePermissionDenied, "only the process that started")
 	}
-	_, err = h.client.Workloads.RunningWorkload(h.ctx, request(
-		&hostv1.RunningWorkloadRequest{Id: "owned", Pid: int64(child.Process.Pid)}))
+	_, err = h.client.Workloads.RunningWorkload(h.ctx, &hostv1.RunningWorkloadRequest{Id: "owned", Pid: int64(child.Process.Pid)})
 	check.NoError(t, err)
 }
 
@@ -165,7 +164,7 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	h.fake.setFailure("unpublish", driverSays(codes.Internal, "the driver is away"))
 	ctx, cancel := context.WithCancel(h.ctx)
 	defer cancel()
-	stream, err := h.client.Workloads.StopWorkload(ctx, request(&hostv1.StopWorkloadRequest{Id: "db"}))
+	stream, err := h.client.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: "db"})
 	check.NoError(t, err)
 	for stream.Receive() {
 		if s := stream.Msg().GetStep(); s.GetState() == "waiting" && strings.Contains(s.GetError(), "the driver is away") {
@@ -174,9 +173,9 @@ func TestAStopThatWaitsCanBeLeft(t *testing.T) {
 	}
 	stream.Close()
 	check.Eventually(t, "it says what it waits for", func() bool {
-		got, err := h.client.Workloads.GetWorkload(h.ctx, request(&hostv1.GetWorkloadRequest{Id: "db"}))
+		got, err := h.client.Workloads.GetWorkload(h.ctx, &hostv1.GetWorkloadRequest{Id: "db"})
 		check.NoError(t, err)
-		w := got.Msg.Workload
+		w := got.Workload
 		if w.State != "stopping" {
 			t.Fatalf("while it waits: %v", w)
 		}
@@ -192,26 +191,24 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 	h := openHost(t)
 	socket := "unix:///nowhere/at-all.sock"
 	added, err := h.client.Drivers.RegisterDriver(h.ctx,
-		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: socket, HealthTimeoutMs: 60000}))
-	if check.NoError(t, err); added.Msg.Driver.Source != "registered" || !added.Msg.Driver.Healthy ||
-		added.Msg.Driver.Type != "monolith" {
-		t.Errorf("registered %v", added.Msg)
+		&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: socket, HealthTimeoutMs: 60000})
+	if check.NoError(t, err); added.Driver.Source != "registered" || !added.Driver.Healthy ||
+		added.Driver.Type != "monolith" {
+		t.Errorf("registered %v", added)
 	}
 	_, err = h.client.Drivers.RegisterDriver(h.ctx,
-		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "tcp://x"}))
+		&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "tcp://x"})
 	wantError(t, err, connect.CodeInvalidArgument, "endpoint")
-	_, err = h.client.Drivers.RegisterDriver(h.ctx,
-		request(&hostv1.RegisterDriverRequest{Id: "extra", HealthTimeoutMs: -1}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx, &hostv1.RegisterDriverRequest{Id: "extra", HealthTimeoutMs: -1})
 	wantError(t, err, connect.CodeInvalidArgument, "health_timeout_ms")
-	_, err = h.client.Drivers.RegisterDriver(h.ctx,
-		request(&hostv1.RegisterDriverRequest{Id: "fake", Endpoint: socket + "2"}))
+	_, err = h.client.Drivers.RegisterDriver(h.ctx, &hostv1.RegisterDriverRequest{Id: "fake", Endpoint: socket + "2"})
 	wantError(t, err, connect.CodeFailedPrecondition, "csi_driver")
 
-	list, err := h.client.Drivers.ListDrivers(h.ctx, request(&hostv1.ListDriversRequest{}))
-	if check.NoError(t, err); len(list.Msg.Drivers) != 2 || list.Msg.Drivers[0].Id != "extra" {
-		t.Fatalf("drivers %v", list.Msg)
+	list, err := h.client.Drivers.ListDrivers(h.ctx, &hostv1.ListDriversRequest{})
+	if check.NoError(t, err); len(list.Drivers) != 2 || list.Drivers[0].Id != "extra" {
+		t.Fatalf("drivers %v", list)
 	}
-	d := list.Msg.Drivers[1]
+	d := list.Drivers[1]
 	if d.NodeId != "fake-n1" || d.MaxVolumes != 9 || d.Topology["rack"] != "r1" || d.NodesExpected != 1 ||
 		d.ControllersHealthy != 1 ||
 		strings.Join(d.NodeCapabilities, ",") != "GET_VOLUME_STATS" ||
@@ -219,21 +216,21 @@ func TestDriversPluginsAndStatus(t *testing.T) {
 			",") != "CREATE_DELETE_VOLUME,LIST_VOLUMES,CREATE_DELETE_SNAPSHOT,LIST_SNAPSHOTS,EXPAND_VOLUME" {
 		t.Errorf("driver %v", d)
 	}
-	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "fake"}))
+	_, err = h.client.Drivers.DeregisterDriver(h.ctx, &hostv1.DeregisterDriverRequest{Id: "fake"})
 	wantError(t, err, connect.CodeFailedPrecondition, "csi_driver")
-	_, err = h.client.Drivers.DeregisterDriver(h.ctx, request(&hostv1.DeregisterDriverRequest{Id: "extra"}))
+	_, err = h.client.Drivers.DeregisterDriver(h.ctx, &hostv1.DeregisterDriverRequest{Id: "extra"})
 	check.NoError(t, err)
-	_, err = h.client.Drivers.GetDriver(h.ctx, request(&hostv1.GetDriverRequest{Id: "never"}))
+	_, err = h.client.Drivers.GetDriver(h.ctx, &hostv1.GetDriverRequest{Id: "never"})
 	wantError(t, err, connect.CodeNotFound, "never")
 
-	plugins, err := h.client.Plugins.ListPlugins(h.ctx, request(&hostv1.ListPluginsRequest{}))
-	if check.NoError(t, err); plugins.Msg.Plugins[0].State != "running" || plugins.Msg.Plugins[0].Pid != 7 {
-		t.Errorf("plugins %v", plugins.Msg)
+	plugins, err := h.client.Plugins.ListPlugins(h.ctx, &hostv1.ListPluginsRequest{})
+	if check.NoError(t, err); plugins.Plugins[0].State != "running" || plugins.Plugins[0].Pid != 7 {
+		t.Errorf("plugins %v", plugins)
 	}
 	h.create(t, spec("mysql"))
-	now, err := h.client.Agent.Status(h.ctx, request(&hostv1.StatusRequest{}))
+	now, err := h.client.Agent.Status(h.ctx, &hostv1.StatusRequest{})
 	check.NoError(t, err)
-	if s := now.Msg; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 ||
+	if s := now; s.Name != "n1" || !s.Leader || !s.Ready || s.Volumes != 1 || s.Claims != 0 || s.RaftIndex == 0 ||
 		s.Pid != int64(os.Getpid()) ||
 		s.HttpAddress != h.HTTPAddress() || s.Leftovers[0] != "/left" || len(s.Plugins) != 1 || s.Workloads["running"] != 0 {
 		t.Errorf("status %v", s)
@@ -249,13 +246,13 @@ func TestEvents(t *testing.T) {
 		t.Fatal("no event of the driver's start")
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
-	stream, err := h.client.Agent.Events(ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
+	stream, err := h.client.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Recent: 1})
 	check.NoError(t, err)
 	if !stream.Receive() || stream.Msg().Event.Seq < all[len(all)-1].Seq {
 		t.Fatal(stream.Msg(), stream.Err())
 	}
 	_, err = h.client.Drivers.RegisterDriver(h.ctx,
-		request(&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "unix:///nowhere/e.sock"}))
+		&hostv1.RegisterDriverRequest{Id: "extra", Endpoint: "unix:///nowhere/e.sock"})
 	check.NoError(t, err)
 	for last := stream.Msg().Event.Seq; ; last++ {
 		if !stream.Receive() || stream.Msg().Event.Seq != last+1 || stream.Msg().Event.Time == nil {
@@ -269,7 +266,7 @@ func TestEvents(t *testing.T) {
 	stream.Close()
 
 	// A follower does not keep the server from closing, and learns why it ended.
-	stream, err = h.client.Agent.Events(h.ctx, request(&hostv1.EventsRequest{Follow: true, Recent: 1}))
+	stream, err = h.client.Agent.Events(h.ctx, &hostv1.EventsRequest{Follow: true, Recent: 1})
 	check.NoError(t, err)
 	if !stream.Receive() {
 		t.Fatal(stream.Err())
@@ -289,7 +286,7 @@ func TestEvents(t *testing.T) {
 }
 
 func receive(h *host, req *hostv1.EventsRequest) (all []*hostv1.Event, err error) {
-	stream, err := h.client.Agent.Events(h.ctx, request(req))
+	stream, err := h.client.Agent.Events(h.ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -404,7 +401,7 @@ func TestShownServices(t *testing.T) {
 func TestStartWithServices(t *testing.T) {
 	var asked []workload.Spec
 	h := openHost(t, func(c *Config) { c.Workloads = startOnly{c.Workloads, &asked} })
-	stream, err := h.client.Workloads.StartWorkload(h.ctx, request(&hostv1.StartWorkloadRequest{Spec: meshed(t)}))
+	stream, err := h.client.Workloads.StartWorkload(h.ctx, &hostv1.StartWorkloadRequest{Spec: meshed(t)})
 	check.NoError(t, err)
 	defer stream.Close()
 	var w *hostv1.Workload

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -28,11 +27,11 @@ read it. When all management tokens are lost, the error says how to make another
 		Example: "pannier acl bootstrap",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.BootstrapACL(ctx, connect.NewRequest(&hostv1.BootstrapACLRequest{}))
+			resp, err := client.ACL.BootstrapACL(ctx, &hostv1.BootstrapACLRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showNewToken(resp.Msg.GetToken(), resp.Msg.GetSecret()) })
+			return a.print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 }
@@ -120,11 +119,11 @@ standard input. The policy "anonymous" applies to calls without a token.`,
 				return err
 			}
 			resp, err := client.ACL.PutACLPolicy(ctx,
-				connect.NewRequest(&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules}))
+				&hostv1.PutACLPolicyRequest{Name: args[0], Description: description, Rules: rules})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				a.note("policy %q is applied; give it to a token: pannier acl token create -policy %s", args[0], args[0])
 				return nil
 			})
@@ -152,11 +151,11 @@ func readPolicy(path string) (string, error) {
 }
 
 var policyNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLPolicy, error) {
-	resp, err := client.ACL.ListACLPolicies(ctx, connect.NewRequest(&hostv1.ListACLPoliciesRequest{}))
+	resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	return resp.Msg.GetPolicies(), nil
+	return resp.GetPolicies(), nil
 }, (*hostv1.ACLPolicy).GetName)
 
 func (a *app) aclPolicyList() *cobra.Command {
@@ -165,17 +164,17 @@ func (a *app) aclPolicyList() *cobra.Command {
 		Example: "pannier acl policy list",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLPolicies(ctx, connect.NewRequest(&hostv1.ListACLPoliciesRequest{}))
+			resp, err := client.ACL.ListACLPolicies(ctx, &hostv1.ListACLPoliciesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				if len(resp.Msg.GetPolicies()) == 0 {
+			return a.print(resp, func() error {
+				if len(resp.GetPolicies()) == 0 {
 					a.note("no policies; add one: pannier acl policy apply NAME FILE")
 					return nil
 				}
 				t := newTable("NAME", "DESCRIPTION", "CHANGED")
-				for _, p := range resp.Msg.GetPolicies() {
+				for _, p := range resp.GetPolicies() {
 					t.row(p.GetName(), p.GetDescription(), age(p.GetModifiedAt()))
 				}
 				return a.show(t)
@@ -190,12 +189,12 @@ func (a *app) aclPolicyRead() *cobra.Command {
 		Example: "pannier acl policy read developers",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLPolicy(ctx, connect.NewRequest(&hostv1.GetACLPolicyRequest{Name: args[0]}))
+			resp, err := client.ACL.GetACLPolicy(ctx, &hostv1.GetACLPolicyRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp.Msg, func() error {
-				for line := range strings.Lines(resp.Msg.GetPolicy().GetRules()) {
+			return a.print(resp, func() error {
+				for line := range strings.Lines(resp.GetPolicy().GetRules()) {
 					fmt.Fprintln(a.out, printable(strings.TrimSuffix(line, "\n")))
 				}
 				return nil
@@ -210,11 +209,11 @@ func (a *app) aclPolicyDelete() *cobra.Command {
 		Example: "pannier acl policy delete developers",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(policyNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLPolicy(ctx, connect.NewRequest(&hostv1.DeleteACLPolicyRequest{Name: args[0]}))
+			resp, err := client.ACL.DeleteACLPolicy(ctx, &hostv1.DeleteACLPolicyRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp.Msg, func() error { a.note("policy %q is deleted", args[0]); return nil })
+			return a.print(resp, func() error { a.note("policy %q is deleted", args[0]); return nil })
 		}),
 	}
 }
@@ -232,13 +231,13 @@ func (a *app) aclRoleApply() *cobra.Command {
 		Example: "pannier acl role apply on-call -policy developers -policy operators",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.PutACLRole(ctx, connect.NewRequest(&hostv1.PutACLRoleRequest{
+			resp, err := client.ACL.PutACLRole(ctx, &hostv1.PutACLRoleRequest{
 				Name: args[0], Description: description, Policies: policies,
-			}))
+			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list lists the policies")
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				a.note("role %q is applied; give it to a token: pannier acl token create -role %s", args[0], args[0])
 				return nil
 			})
@@ -252,11 +251,11 @@ func (a *app) aclRoleApply() *cobra.Command {
 }
 
 var roleNames = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLRole, error) {
-	resp, err := client.ACL.ListACLRoles(ctx, connect.NewRequest(&hostv1.ListACLRolesRequest{}))
+	resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	return resp.Msg.GetRoles(), nil
+	return resp.GetRoles(), nil
 }, (*hostv1.ACLRole).GetName)
 
 func (a *app) aclRoleList() *cobra.Command {
@@ -265,17 +264,17 @@ func (a *app) aclRoleList() *cobra.Command {
 		Example: "pannier acl role list",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLRoles(ctx, connect.NewRequest(&hostv1.ListACLRolesRequest{}))
+			resp, err := client.ACL.ListACLRoles(ctx, &hostv1.ListACLRolesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				if len(resp.Msg.GetRoles()) == 0 {
+			return a.print(resp, func() error {
+				if len(resp.GetRoles()) == 0 {
 					a.note("no roles; add one: pannier acl role apply NAME -policy POLICY")
 					return nil
 				}
 				t := newTable("NAME", "POLICIES", "DESCRIPTION", "CHANGED")
-				for _, r := range resp.Msg.GetRoles() {
+				for _, r := range resp.GetRoles() {
 					t.row(r.GetName(), listed(r.GetPolicies()), r.GetDescription(), age(r.GetModifiedAt()))
 				}
 				return a.show(t)
@@ -290,12 +289,12 @@ func (a *app) aclRoleRead() *cobra.Command {
 		Example: "pannier acl role read on-call",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLRole(ctx, connect.NewRequest(&hostv1.GetACLRoleRequest{Name: args[0]}))
+			resp, err := client.ACL.GetACLRole(ctx, &hostv1.GetACLRoleRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
 			}
-			return a.print(resp.Msg, func() error {
-				r, t := resp.Msg.GetRole(), newTable()
+			return a.print(resp, func() error {
+				r, t := resp.GetRole(), newTable()
 				t.row("Name", r.GetName())
 				t.row("Description", r.GetDescription())
 				t.row("Policies", listed(r.GetPolicies()))
@@ -312,11 +311,11 @@ func (a *app) aclRoleDelete() *cobra.Command {
 		Example: "pannier acl role delete on-call",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(roleNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLRole(ctx, connect.NewRequest(&hostv1.DeleteACLRoleRequest{Name: args[0]}))
+			resp, err := client.ACL.DeleteACLRole(ctx, &hostv1.DeleteACLRoleRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl role list lists the roles")
 			}
-			return a.print(resp.Msg, func() error { a.note("role %q is deleted", args[0]); return nil })
+			return a.print(resp, func() error { a.note("role %q is deleted", args[0]); return nil })
 		}),
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -32,11 +31,11 @@ func (a *app) aclTokenCreate() *cobra.Command {
 			if ttl > 0 {
 				req.Ttl = durationpb.New(ttl)
 			}
-			resp, err := client.ACL.CreateACLToken(ctx, connect.NewRequest(req))
+			resp, err := client.ACL.CreateACLToken(ctx, req)
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl policy list and pannier acl role list list what there is")
 			}
-			return a.print(resp.Msg, func() error { return a.showNewToken(resp.Msg.GetToken(), resp.Msg.GetSecret()) })
+			return a.print(resp, func() error { return a.showNewToken(resp.GetToken(), resp.GetSecret()) })
 		}),
 	}
 	flags := cmd.Flags()
@@ -51,11 +50,11 @@ func (a *app) aclTokenCreate() *cobra.Command {
 }
 
 var tokenAccessors = aclNames(func(ctx context.Context, client *api.Client) ([]*hostv1.ACLToken, error) {
-	resp, err := client.ACL.ListACLTokens(ctx, connect.NewRequest(&hostv1.ListACLTokensRequest{}))
+	resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
 	if err != nil {
 		return nil, err
 	}
-	return resp.Msg.GetTokens(), nil
+	return resp.GetTokens(), nil
 }, (*hostv1.ACLToken).GetAccessor)
 
 func (a *app) aclTokenList() *cobra.Command {
@@ -64,17 +63,17 @@ func (a *app) aclTokenList() *cobra.Command {
 		Example: "pannier acl token list",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.ListACLTokens(ctx, connect.NewRequest(&hostv1.ListACLTokensRequest{}))
+			resp, err := client.ACL.ListACLTokens(ctx, &hostv1.ListACLTokensRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				if len(resp.Msg.GetTokens()) == 0 {
+			return a.print(resp, func() error {
+				if len(resp.GetTokens()) == 0 {
 					a.note("no tokens; make the first: pannier acl bootstrap")
 					return nil
 				}
 				t := newTable("ACCESSOR", "NAME", "TYPE", "POLICIES", "ROLES", "AGE", "EXPIRES")
-				for _, k := range resp.Msg.GetTokens() {
+				for _, k := range resp.GetTokens() {
 					t.row(k.GetAccessor(), k.GetName(), k.GetType(), listed(k.GetPolicies()), listed(k.GetRoles()),
 						age(k.GetCreatedAt()), expires(k))
 				}
@@ -98,11 +97,11 @@ func (a *app) aclTokenRead() *cobra.Command {
 		Example: "pannier acl token read 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
 		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.GetACLToken(ctx, connect.NewRequest(&hostv1.GetACLTokenRequest{Accessor: args[0]}))
+			resp, err := client.ACL.GetACLToken(ctx, &hostv1.GetACLTokenRequest{Accessor: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
 			}
-			return a.print(resp.Msg, func() error { return a.show(a.aclTokenTable(resp.Msg.GetToken())) })
+			return a.print(resp, func() error { return a.show(a.aclTokenTable(resp.GetToken())) })
 		}),
 	}
 }
@@ -113,11 +112,11 @@ func (a *app) aclTokenDelete() *cobra.Command {
 		Example: "pannier acl token delete 2fa9d2ab-9707-4bbe-8a11-c7dc30fc76d8",
 		Args:    exactly("ACCESSOR"), ValidArgsFunction: a.completeIDs(tokenAccessors),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.ACL.DeleteACLToken(ctx, connect.NewRequest(&hostv1.DeleteACLTokenRequest{Accessor: args[0]}))
+			resp, err := client.ACL.DeleteACLToken(ctx, &hostv1.DeleteACLTokenRequest{Accessor: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier acl token list lists the tokens")
 			}
-			return a.print(resp.Msg, func() error { a.note("token %s is deleted", args[0]); return nil })
+			return a.print(resp, func() error { a.note("token %s is deleted", args[0]); return nil })
 		}),
 	}
 }
@@ -128,11 +127,11 @@ func (a *app) aclTokenSelf() *cobra.Command {
 		Example: "pannier acl token self",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.ACL.GetACLSelf(ctx, connect.NewRequest(&hostv1.GetACLSelfRequest{}))
+			resp, err := client.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showSelf(resp.Msg) })
+			return a.print(resp, func() error { return a.showSelf(resp) })
 		}),
 	}
 }

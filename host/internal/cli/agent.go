@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -57,14 +56,14 @@ func (a *app) stopAgent(ctx context.Context, plugins bool) error {
 	if process != nil {
 		defer process.Close()
 	}
-	resp, err := client.Agent.Stop(ctx, connect.NewRequest(&hostv1.StopRequest{Plugins: plugins}))
+	resp, err := client.Agent.Stop(ctx, &hostv1.StopRequest{Plugins: plugins})
 	if err != nil {
 		return err
 	}
-	a.note("the agent is stopping (pid %d)", resp.Msg.GetPid())
+	a.note("the agent is stopping (pid %d)", resp.GetPid())
 	ctx, cancel := context.WithTimeout(ctx, stopPatience)
 	defer cancel()
-	if process != nil && int64(pid) == resp.Msg.GetPid() {
+	if process != nil && int64(pid) == resp.GetPid() {
 		err = awaitEnd(ctx, process)
 	} else { // the agent is in another pid namespace
 		err = awaitSilence(ctx, client)
@@ -75,8 +74,8 @@ func (a *app) stopAgent(ctx context.Context, plugins bool) error {
 			"its log says what it waits for",
 		}
 	}
-	return a.print(resp.Msg, func() error {
-		_, err := fmt.Fprintln(a.out, afterStop(resp.Msg))
+	return a.print(resp, func() error {
+		_, err := fmt.Fprintln(a.out, afterStop(resp))
 		return err
 	})
 }
@@ -143,22 +142,21 @@ says why. Workloads, plugins and drivers are not touched. The configuration is r
 }
 
 func (a *app) upgradeAgent(ctx context.Context, client *api.Client) error {
-	began, err := client.Agent.Upgrade(ctx, connect.NewRequest(&hostv1.UpgradeRequest{}))
+	began, err := client.Agent.Upgrade(ctx, &hostv1.UpgradeRequest{})
 	if err != nil {
 		return err
 	}
-	a.note("the agent (pid %d) is being upgraded from %s to %s", began.Msg.GetPid(), began.Msg.GetFrom(),
-		began.Msg.GetTo())
+	a.note("the agent (pid %d) is being upgraded from %s to %s", began.GetPid(), began.GetFrom(), began.GetTo())
 	ctx, cancel := context.WithTimeout(ctx, upgradePatience)
 	defer cancel()
 	tick := time.NewTicker(upgradeInterval)
 	defer tick.Stop()
 	for {
-		status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
 		if err != nil {
 			return &hintError{fmt.Errorf("the agent's upgrade began, and its outcome is not known: %w", err), "its log has it"}
 		}
-		if done := status.Msg.GetUpgrade(); done.GetAttempt() == began.Msg.GetAttempt() {
+		if done := status.GetUpgrade(); done.GetAttempt() == began.GetAttempt() {
 			if done.GetError() != "" {
 				return fmt.Errorf("the agent was not upgraded, and goes on with %s: %s", done.GetFrom(), done.GetError())
 			}
@@ -192,11 +190,11 @@ func listener(ctx context.Context, client *api.Client, address string) (pidfd *o
 	}
 	pid = int(cred.Pid)
 	if pid == 1 { // systemd has opened the socket, and runs the agent in its own pid namespace
-		status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
 		if err != nil {
 			return nil, 0
 		}
-		pid = int(status.Msg.GetPid())
+		pid = int(status.GetPid())
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -226,7 +224,7 @@ func awaitSilence(ctx context.Context, client *api.Client) error {
 	tick := time.NewTicker(stopInterval)
 	defer tick.Stop()
 	for {
-		_, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		_, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
 		if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
 			return nil
 		}
@@ -246,11 +244,11 @@ have volumes: drain the node first.`,
 		Example: "pannier agent leave",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Members.Leave(ctx, connect.NewRequest(&hostv1.LeaveRequest{}))
+			resp, err := client.Members.Leave(ctx, &hostv1.LeaveRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				return a.say(
 					"the agent has left the cluster and is stopping; to forget its node, run pannier node purge on a server")
 			})

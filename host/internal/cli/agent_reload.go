@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -24,17 +23,17 @@ configuration has a mistake, nothing is changed.`,
 		Example: "pannier agent reload",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Agent.Reload(ctx, connect.NewRequest(&hostv1.ReloadRequest{}))
+			resp, err := client.Agent.Reload(ctx, &hostv1.ReloadRequest{})
 			if err != nil {
 				return err
 			}
-			printed := a.print(resp.Msg, func() (err error) {
-				for _, line := range reloaded(resp.Msg) {
+			printed := a.print(resp, func() (err error) {
+				for _, line := range reloaded(resp) {
 					err = errors.Join(err, a.say(line))
 				}
 				return err
 			})
-			return errors.Join(printed, refusedBlocks(resp.Msg))
+			return errors.Join(printed, refusedBlocks(resp))
 		}),
 	}
 }

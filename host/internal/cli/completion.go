@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -79,36 +78,36 @@ func (a *app) ids(cmd *cobra.Command, list lister, typed string) []string {
 }
 
 func driverIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
-	resp, err := client.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
+	resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
-	for _, d := range resp.Msg.GetDrivers() {
+	for _, d := range resp.GetDrivers() {
 		ids = append(ids, d.GetId())
 	}
 	return ids, nil
 }
 
 func nodeIDs(ctx context.Context, client *api.Client, _ string) ([]string, error) {
-	resp, err := client.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{}))
+	resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
-	for _, n := range resp.Msg.GetNodes() {
+	for _, n := range resp.GetNodes() {
 		ids = append(ids, n.GetName())
 	}
 	return ids, nil
 }
 
 func volumeIDs(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{Namespace: namespace}))
+	resp, err := client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: namespace})
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
-	for _, v := range resp.Msg.GetVolumes() {
+	for _, v := range resp.GetVolumes() {
 		ids = append(ids, v.GetSpec().GetId())
 	}
 	return ids, nil
@@ -121,13 +120,12 @@ func workloadIDs(ctx context.Context, client *api.Client, namespace string) ([]s
 // workloadIDsOf lists the workloads of the node that a flag names.
 func workloadIDsOf(node *string) lister {
 	return func(ctx context.Context, client *api.Client, namespace string) ([]string, error) {
-		resp, err := client.Workloads.ListWorkloads(ctx,
-			connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace, Node: *node}))
+		resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace, Node: *node})
 		if err != nil {
 			return nil, err
 		}
 		var ids []string
-		for _, w := range resp.Msg.GetWorkloads() {
+		for _, w := range resp.GetWorkloads() {
 			ids = append(ids, w.GetSpec().GetId())
 		}
 		return ids, nil

@@ -185,7 +185,7 @@ func (c *collection) diagnose(ctx context.Context, during time.Duration) {
 	if during > 0 {
 		req.Cpu = durationpb.New(during)
 	}
-	stream, err := c.client.Agent.Diagnose(ctx, connect.NewRequest(req))
+	stream, err := c.client.Agent.Diagnose(ctx, req)
 	if err != nil {
 		c.Missing("the agent's own files", err)
 		return
@@ -214,18 +214,18 @@ func collectAnswer[Req, Resp any, M interface {
 	*Resp
 	proto.Message
 }](ctx context.Context, c *collection, name string,
-	call func(context.Context, *connect.Request[Req]) (*connect.Response[Resp], error), req *Req,
+	call func(context.Context, *Req) (*Resp, error), req *Req,
 ) M {
 	ctx, cancel := context.WithTimeout(ctx, debugPatience)
 	defer cancel()
 	name += ".json"
-	resp, err := call(ctx, connect.NewRequest(req))
+	resp, err := call(ctx, req)
 	if err != nil {
 		c.Missing(name, err)
 		return nil
 	}
-	c.message(name, M(resp.Msg), "  ")
-	return M(resp.Msg)
+	c.message(name, M(resp), "  ")
+	return M(resp)
 }
 
 // logs adds the events, and the logs of plugins and of drivers that the agent runs.
@@ -233,7 +233,7 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 	ctx, cancel := context.WithTimeout(ctx, debugPatience)
 	defer cancel()
 	const events = "events.jsonl"
-	stream, err := c.client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Recent: keptEvents}))
+	stream, err := c.client.Agent.Events(ctx, &hostv1.EventsRequest{Recent: keptEvents})
 	if err == nil {
 		for stream.Receive() {
 			c.message(events, stream.Msg().GetEvent(), "")
@@ -242,8 +242,7 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 	}
 	c.Missing(events, err)
 	for _, p := range status.GetPlugins() {
-		stream, err := c.client.Plugins.PluginLog(ctx,
-			connect.NewRequest(&hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines}))
+		stream, err := c.client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: p.GetName(), Recent: debugLines})
 		addLog(c, "logs/plugin-"+p.GetName()+".log", stream, err)
 	}
 	driver := func(name string, req *hostv1.DriverLogRequest, d *hostv1.Driver) {
@@ -251,7 +250,7 @@ func (c *collection) logs(ctx context.Context, status *hostv1.StatusResponse) {
 			return
 		}
 		req.Recent = debugLines
-		stream, err := c.client.Drivers.DriverLog(ctx, connect.NewRequest(req))
+		stream, err := c.client.Drivers.DriverLog(ctx, req)
 		addLog(c, "logs/driver-"+name+".log", stream, err)
 	}
 	for _, d := range status.GetDrivers() {

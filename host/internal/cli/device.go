@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -26,11 +25,11 @@ func (a *app) deviceList() *cobra.Command {
 		Example: "pannier device list",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Devices.ListDevices(ctx, connect.NewRequest(&hostv1.ListDevicesRequest{}))
+			resp, err := client.Devices.ListDevices(ctx, &hostv1.ListDevicesRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showDevices(resp.Msg.GetGroups()) })
+			return a.print(resp, func() error { return a.showDevices(resp.GetGroups()) })
 		}),
 	}
 }
@@ -47,8 +46,7 @@ is one line.`,
 			if interval < 0 || interval > 0 && interval < 100*time.Millisecond {
 				return &usageError{err: errors.New("-interval: 100ms at least")}
 			}
-			stream, err := client.Devices.DeviceStats(ctx,
-				connect.NewRequest(&hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()}))
+			stream, err := client.Devices.DeviceStats(ctx, &hostv1.DeviceStatsRequest{IntervalMs: interval.Milliseconds()})
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/config"
@@ -68,12 +67,12 @@ func (a *app) examineNode(ctx context.Context, node string) error {
 	if err != nil {
 		return err
 	}
-	resp, err := client.Agent.Examine(ctx, connect.NewRequest(&hostv1.ExamineRequest{Node: node}))
+	resp, err := client.Agent.Examine(ctx, &hostv1.ExamineRequest{Node: node})
 	if err != nil {
 		return err
 	}
 	var found []doctor.Finding
-	for _, f := range resp.Msg.GetFindings() {
+	for _, f := range resp.GetFindings() {
 		found = append(found, doctor.Finding{
 			Check: f.GetCheck(), Status: doctor.Status(f.GetStatus()), Why: f.GetWhy(), Subject: f.GetSubject(),
 			Command: f.GetCommand(),

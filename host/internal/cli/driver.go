@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/config"
@@ -39,12 +38,12 @@ func (a *app) driverRegister() *cobra.Command {
 				return &usageError{err: fmt.Errorf("-health-timeout: must not be negative")}
 			}
 			req.HealthTimeoutMs = timeout.Milliseconds()
-			resp, err := client.Drivers.RegisterDriver(ctx, connect.NewRequest(req))
+			resp, err := client.Drivers.RegisterDriver(ctx, req)
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				d := resp.Msg.GetDriver()
+			return a.print(resp, func() error {
+				d := resp.GetDriver()
 				return a.say(fmt.Sprintf("driver %q is registered, %s", d.GetId(), stateOf(d, req.Type)))
 			})
 		}),
@@ -71,13 +70,13 @@ it, unless -force is given.`,
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
-			resp, err := client.Drivers.DeregisterDriver(ctx, connect.NewRequest(req))
+			resp, err := client.Drivers.DeregisterDriver(ctx, req)
 			if err != nil {
 				err = hintDriver(err)
 				return hint(err, ExitRefused, "pannier volume list -driver %s lists its volumes; -force removes the driver anyway",
 					args[0])
 			}
-			return a.answer(resp.Msg, "driver %q is deregistered", args[0])
+			return a.answer(resp, "driver %q is deregistered", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&req.Force, "force", false, "remove it even while a volume is mounted through it")
@@ -96,13 +95,13 @@ systems that the driver's own process serves.`,
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			req.Id = args[0]
-			resp, err := client.Drivers.RestartDriver(ctx, connect.NewRequest(req))
+			resp, err := client.Drivers.RestartDriver(ctx, req)
 			if err != nil {
 				err = hintDriver(err)
 				return hint(err, ExitRefused, "pannier driver status %s", args[0])
 			}
-			return a.print(resp.Msg, func() error {
-				d := resp.Msg.GetDriver()
+			return a.print(resp, func() error {
+				d := resp.GetDriver()
 				text := fmt.Sprintf("driver %q is restarted", d.GetId())
 				for _, p := range []*hostv1.Driver{d, d.GetController()} {
 					if p.GetPid() != 0 && (req.Type == "" || req.Type == p.GetType()) {
@@ -137,17 +136,17 @@ func (a *app) driverStatus() *cobra.Command {
 		Args:    between(0, "ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
-				resp, err := client.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
+				resp, err := client.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
 				if err != nil {
 					return err
 				}
-				return a.print(resp.Msg, func() error { return a.showDrivers(resp.Msg.GetDrivers()) })
+				return a.print(resp, func() error { return a.showDrivers(resp.GetDrivers()) })
 			}
-			resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: args[0]}))
+			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
 			if err != nil {
 				return hintDriver(err)
 			}
-			return a.print(resp.Msg, func() error { return a.showDriver(resp.Msg.GetDriver()) })
+			return a.print(resp, func() error { return a.showDriver(resp.GetDriver()) })
 		}),
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -35,7 +34,7 @@ as they come.`,
 			if err := checkRecent(req.Recent); err != nil {
 				return err
 			}
-			stream, err := client.Drivers.DriverLog(ctx, connect.NewRequest(req))
+			stream, err := client.Drivers.DriverLog(ctx, req)
 			if err != nil {
 				return hintDriver(err)
 			}
@@ -56,11 +55,11 @@ before. With -o json each is one line.`,
 		Example: "pannier driver history local",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(driverIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: args[0]}))
+			resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: args[0]})
 			if err != nil {
 				return hintDriver(err)
 			}
-			d := resp.Msg.GetDriver()
+			d := resp.GetDriver()
 			swaps := append(d.GetSwaps(), d.GetController().GetSwaps()...)
 			if a.format == formatJSON {
 				return printLines(a, swaps)

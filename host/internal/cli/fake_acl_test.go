@@ -28,8 +28,9 @@ type fakeACL struct {
 }
 
 // caller returns the token of a call.
-func (f *fakeACL) caller(req connect.AnyRequest) (*hostv1.ACLToken, error) {
-	secret := req.Header().Get(api.TokenHeader)
+func (f *fakeACL) caller(ctx context.Context) (*hostv1.ACLToken, error) {
+	call, _ := connect.CallInfoForHandlerContext(ctx)
+	secret := call.RequestHeader().Get(api.TokenHeader)
 	for _, t := range f.tokens {
 		if secret == "secret-"+t.Accessor {
 			return t, nil
@@ -42,9 +43,7 @@ func nothing(kind, name string) error {
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("ACL %s not found: there is no %s %q", kind, kind, name))
 }
 
-func (f *fakeACL) BootstrapACL(context.Context,
-	*connect.Request[hostv1.BootstrapACLRequest],
-) (*connect.Response[hostv1.BootstrapACLResponse], error) {
+func (f *fakeACL) BootstrapACL(context.Context, *hostv1.BootstrapACLRequest) (*hostv1.BootstrapACLResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.tokens) > 0 {
@@ -55,178 +54,165 @@ func (f *fakeACL) BootstrapACL(context.Context,
 		Accessor: "boss", Name: "bootstrap", Type: "management",
 		CreatedAt: ago(0),
 	})
-	return connect.NewResponse(&hostv1.BootstrapACLResponse{Token: f.tokens[0], Secret: "secret-boss"}), nil
+	return &hostv1.BootstrapACLResponse{Token: f.tokens[0], Secret: "secret-boss"}, nil
 }
 
-func (f *fakeACL) PutACLPolicy(_ context.Context,
-	req *connect.Request[hostv1.PutACLPolicyRequest],
-) (*connect.Response[hostv1.PutACLPolicyResponse], error) {
+func (f *fakeACL) PutACLPolicy(ctx context.Context,
+	req *hostv1.PutACLPolicyRequest,
+) (*hostv1.PutACLPolicyResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, err := f.caller(req); err != nil {
+	if _, err := f.caller(ctx); err != nil {
 		return nil, err
 	}
-	if strings.Contains(req.Msg.Rules, "quota") {
+	if strings.Contains(req.Rules, "quota") {
 		return nil, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("ACL policy %q: invalid policy: line 2: unknown key %q", req.Msg.Name, "quota"))
+			fmt.Errorf("ACL policy %q: invalid policy: line 2: unknown key %q", req.Name, "quota"))
 	}
 	p := &hostv1.ACLPolicy{
-		Name: req.Msg.Name, Description: req.Msg.Description, Rules: req.Msg.Rules,
+		Name: req.Name, Description: req.Description, Rules: req.Rules,
 		ModifiedAt: ago(time.Minute),
 	}
 	f.policies = append(f.policies, p)
-	return connect.NewResponse(&hostv1.PutACLPolicyResponse{Policy: p}), nil
+	return &hostv1.PutACLPolicyResponse{Policy: p}, nil
 }
 
 func (f *fakeACL) GetACLPolicy(_ context.Context,
-	req *connect.Request[hostv1.GetACLPolicyRequest],
-) (*connect.Response[hostv1.GetACLPolicyResponse], error) {
+	req *hostv1.GetACLPolicyRequest,
+) (*hostv1.GetACLPolicyResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, p := range f.policies {
-		if p.Name == req.Msg.Name {
-			return connect.NewResponse(&hostv1.GetACLPolicyResponse{Policy: p}), nil
+		if p.Name == req.Name {
+			return &hostv1.GetACLPolicyResponse{Policy: p}, nil
 		}
 	}
-	return nil, nothing("policy", req.Msg.Name)
+	return nil, nothing("policy", req.Name)
 }
 
 func (f *fakeACL) ListACLPolicies(context.Context,
-	*connect.Request[hostv1.ListACLPoliciesRequest],
-) (*connect.Response[hostv1.ListACLPoliciesResponse], error) {
+	*hostv1.ListACLPoliciesRequest,
+) (*hostv1.ListACLPoliciesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return connect.NewResponse(&hostv1.ListACLPoliciesResponse{Policies: f.policies}), nil
+	return &hostv1.ListACLPoliciesResponse{Policies: f.policies}, nil
 }
 
 func (f *fakeACL) DeleteACLPolicy(_ context.Context,
-	req *connect.Request[hostv1.DeleteACLPolicyRequest],
-) (*connect.Response[hostv1.DeleteACLPolicyResponse], error) {
+	req *hostv1.DeleteACLPolicyRequest,
+) (*hostv1.DeleteACLPolicyResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, p := range f.policies {
-		if p.Name == req.Msg.Name {
+		if p.Name == req.Name {
 			f.policies = append(f.policies[:i:i], f.policies[i+1:]...)
-			return connect.NewResponse(&hostv1.DeleteACLPolicyResponse{}), nil
+			return &hostv1.DeleteACLPolicyResponse{}, nil
 		}
 	}
-	return nil, nothing("policy", req.Msg.Name)
+	return nil, nothing("policy", req.Name)
 }
 
-func (f *fakeACL) PutACLRole(_ context.Context,
-	req *connect.Request[hostv1.PutACLRoleRequest],
-) (*connect.Response[hostv1.PutACLRoleResponse], error) {
+func (f *fakeACL) PutACLRole(_ context.Context, req *hostv1.PutACLRoleRequest) (*hostv1.PutACLRoleResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := &hostv1.ACLRole{
-		Name: req.Msg.Name, Description: req.Msg.Description, Policies: req.Msg.Policies,
+		Name: req.Name, Description: req.Description, Policies: req.Policies,
 		ModifiedAt: ago(time.Minute),
 	}
 	f.roles = append(f.roles, r)
-	return connect.NewResponse(&hostv1.PutACLRoleResponse{Role: r}), nil
+	return &hostv1.PutACLRoleResponse{Role: r}, nil
 }
 
-func (f *fakeACL) GetACLRole(_ context.Context,
-	req *connect.Request[hostv1.GetACLRoleRequest],
-) (*connect.Response[hostv1.GetACLRoleResponse], error) {
+func (f *fakeACL) GetACLRole(_ context.Context, req *hostv1.GetACLRoleRequest) (*hostv1.GetACLRoleResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.roles {
-		if r.Name == req.Msg.Name {
-			return connect.NewResponse(&hostv1.GetACLRoleResponse{Role: r}), nil
+		if r.Name == req.Name {
+			return &hostv1.GetACLRoleResponse{Role: r}, nil
 		}
 	}
-	return nil, nothing("role", req.Msg.Name)
+	return nil, nothing("role", req.Name)
 }
 
-func (f *fakeACL) ListACLRoles(context.Context,
-	*connect.Request[hostv1.ListACLRolesRequest],
-) (*connect.Response[hostv1.ListACLRolesResponse], error) {
+func (f *fakeACL) ListACLRoles(context.Context, *hostv1.ListACLRolesRequest) (*hostv1.ListACLRolesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return connect.NewResponse(&hostv1.ListACLRolesResponse{Roles: f.roles}), nil
+	return &hostv1.ListACLRolesResponse{Roles: f.roles}, nil
 }
 
 func (f *fakeACL) DeleteACLRole(_ context.Context,
-	req *connect.Request[hostv1.DeleteACLRoleRequest],
-) (*connect.Response[hostv1.DeleteACLRoleResponse], error) {
+	req *hostv1.DeleteACLRoleRequest,
+) (*hostv1.DeleteACLRoleResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.roles) == 0 || f.roles[0].Name != req.Msg.Name {
-		return nil, nothing("role", req.Msg.Name)
+	if len(f.roles) == 0 || f.roles[0].Name != req.Name {
+		return nil, nothing("role", req.Name)
 	}
 	f.roles = f.roles[1:]
-	return connect.NewResponse(&hostv1.DeleteACLRoleResponse{}), nil
+	return &hostv1.DeleteACLRoleResponse{}, nil
 }
 
 func (f *fakeACL) CreateACLToken(_ context.Context,
-	req *connect.Request[hostv1.CreateACLTokenRequest],
-) (*connect.Response[hostv1.CreateACLTokenResponse], error) {
+	req *hostv1.CreateACLTokenRequest,
+) (*hostv1.CreateACLTokenResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	t := &hostv1.ACLToken{
 		Accessor: fmt.Sprintf("acc-%d",
-			len(
-				f.tokens)), Name: req.Msg.Name, Type: req.Msg.Type, Policies: req.Msg.Policies, Roles: req.Msg.Roles,
-		CreatedAt: ago(0),
-	}
-	if req.Msg.Ttl != nil {
-		t.ExpiresAt = timestamppb.New(time.Now().Add(req.Msg.Ttl.AsDuration() + time.Minute))
+			len(f.tokens)), Name: req.Name, Type: req.Type, Policies: req.Policies, Roles: req.Roles, CreatedAt: ago(0)}
+	if req.Ttl != nil {
+		t.ExpiresAt = timestamppb.New(time.Now().Add(req.Ttl.AsDuration() + time.Minute))
 	}
 	f.tokens = append(f.tokens, t)
-	return connect.NewResponse(&hostv1.CreateACLTokenResponse{Token: t, Secret: "secret-" + t.Accessor}), nil
+	return &hostv1.CreateACLTokenResponse{Token: t, Secret: "secret-" + t.Accessor}, nil
 }
 
-func (f *fakeACL) GetACLToken(_ context.Context,
-	req *connect.Request[hostv1.GetACLTokenRequest],
-) (*connect.Response[hostv1.GetACLTokenResponse], error) {
+func (f *fakeACL) GetACLToken(_ context.Context, req *hostv1.GetACLTokenRequest) (*hostv1.GetACLTokenResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, t := range f.tokens {
-		if t.Accessor == req.Msg.Accessor {
-			return connect.NewResponse(&hostv1.GetACLTokenResponse{Token: t}), nil
+		if t.Accessor == req.Accessor {
+			return &hostv1.GetACLTokenResponse{Token: t}, nil
 		}
 	}
-	return nil, nothing("token", req.Msg.Accessor)
+	return nil, nothing("token", req.Accessor)
 }
 
-func (f *fakeACL) ListACLTokens(_ context.Context,
-	req *connect.Request[hostv1.ListACLTokensRequest],
-) (*connect.Response[hostv1.ListACLTokensResponse], error) {
+func (f *fakeACL) ListACLTokens(ctx context.Context,
+	req *hostv1.ListACLTokensRequest,
+) (*hostv1.ListACLTokensResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, err := f.caller(req); err != nil {
+	if _, err := f.caller(ctx); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.ListACLTokensResponse{Tokens: f.tokens}), nil
+	return &hostv1.ListACLTokensResponse{Tokens: f.tokens}, nil
 }
 
 func (f *fakeACL) DeleteACLToken(_ context.Context,
-	req *connect.Request[hostv1.DeleteACLTokenRequest],
-) (*connect.Response[hostv1.DeleteACLTokenResponse], error) {
+	req *hostv1.DeleteACLTokenRequest,
+) (*hostv1.DeleteACLTokenResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i, t := range f.tokens {
-		if t.Accessor == req.Msg.Accessor {
+		if t.Accessor == req.Accessor {
 			f.tokens = append(f.tokens[:i:i], f.tokens[i+1:]...)
-			return connect.NewResponse(&hostv1.DeleteACLTokenResponse{}), nil
+			return &hostv1.DeleteACLTokenResponse{}, nil
 		}
 	}
-	return nil, nothing("token", req.Msg.Accessor)
+	return nil, nothing("token", req.Accessor)
 }
 
-func (f *fakeACL) GetACLSelf(_ context.Context,
-	req *connect.Request[hostv1.GetACLSelfRequest],
-) (*connect.Response[hostv1.GetACLSelfResponse], error) {
+func (f *fakeACL) GetACLSelf(ctx context.Context, req *hostv1.GetACLSelfRequest) (*hostv1.GetACLSelfResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t, err := f.caller(req)
+	t, err := f.caller(ctx)
 	if err != nil {
-		return connect.NewResponse(&hostv1.GetACLSelfResponse{}), nil // a call without a token is answered too
+		return &hostv1.GetACLSelfResponse{}, nil // a call without a token is answered too
 	}
 	resp := &hostv1.GetACLSelfResponse{Token: t, Management: t.Type == "management"}
 	for _, name := range t.Policies {
 		resp.Policies = append(resp.Policies, &hostv1.ACLPolicy{Name: name})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }

@@ -37,10 +37,8 @@ func (f *fake) nodes() []*hostv1.Node {
 	}
 }
 
-func (f *fake) ListNodes(_ context.Context,
-	r *connect.Request[hostv1.ListNodesRequest],
-) (*connect.Response[hostv1.ListNodesResponse], error) {
-	return connect.NewResponse(&hostv1.ListNodesResponse{Nodes: f.nodes(), Meta: meta(r.Msg.GetRead())}), nil
+func (f *fake) ListNodes(_ context.Context, r *hostv1.ListNodesRequest) (*hostv1.ListNodesResponse, error) {
+	return &hostv1.ListNodesResponse{Nodes: f.nodes(), Meta: meta(r.GetRead())}, nil
 }
 
 // meta describes the answer of a server that heard from the leader five seconds ago.
@@ -53,17 +51,15 @@ func meta(read *hostv1.ReadOptions) *hostv1.ReadMeta {
 }
 
 // GetNode returns n2 with its drain completed if the caller waits for a change.
-func (f *fake) GetNode(_ context.Context,
-	r *connect.Request[hostv1.GetNodeRequest],
-) (*connect.Response[hostv1.GetNodeResponse], error) {
+func (f *fake) GetNode(_ context.Context, r *hostv1.GetNodeRequest) (*hostv1.GetNodeResponse, error) {
 	for _, n := range f.nodes() {
-		if n.GetName() != r.Msg.GetName() {
+		if n.GetName() != r.GetName() {
 			continue
 		}
-		resp := &hostv1.GetNodeResponse{Node: n, Meta: meta(r.Msg.GetRead())}
-		if r.Msg.GetRead().GetIndex() > 0 {
+		resp := &hostv1.GetNodeResponse{Node: n, Meta: meta(r.GetRead())}
+		if r.GetRead().GetIndex() > 0 {
 			n.Drain.DoneAt = timestamppb.Now()
-			return connect.NewResponse(resp), nil
+			return resp, nil
 		}
 		resp.Workloads = []*hostv1.NodeWorkload{{
 			Namespace: "default", Id: "db", Status: "waiting",
@@ -73,51 +69,45 @@ func (f *fake) GetNode(_ context.Context,
 			Volume: "data", Namespace: "default", Workload: "web", Mode: "write",
 			State: "unpublishing", TakenAt: ago(2 * time.Hour),
 		}}
-		return connect.NewResponse(resp), nil
+		return resp, nil
 	}
 	return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 }
 
-func (f *fake) DrainNode(_ context.Context,
-	r *connect.Request[hostv1.DrainNodeRequest],
-) (*connect.Response[hostv1.DrainNodeResponse], error) {
-	if r.Msg.GetName() == "unknown" {
+func (f *fake) DrainNode(_ context.Context, r *hostv1.DrainNodeRequest) (*hostv1.DrainNodeResponse, error) {
+	if r.GetName() == "unknown" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("node is not known"))
 	}
-	return connect.NewResponse(&hostv1.DrainNodeResponse{Node: &hostv1.Node{Name: r.Msg.GetName()}}), nil
+	return &hostv1.DrainNodeResponse{Node: &hostv1.Node{Name: r.GetName()}}, nil
 }
 
 func (f *fake) SetNodeEligibility(_ context.Context,
-	r *connect.Request[hostv1.SetNodeEligibilityRequest],
-) (*connect.Response[hostv1.SetNodeEligibilityResponse], error) {
-	return connect.NewResponse(&hostv1.SetNodeEligibilityResponse{Node: &hostv1.Node{
-		Name:     r.Msg.GetName(),
-		Eligible: r.Msg.GetEligible(),
-	}}), nil
+	r *hostv1.SetNodeEligibilityRequest,
+) (*hostv1.SetNodeEligibilityResponse, error) {
+	return &hostv1.SetNodeEligibilityResponse{Node: &hostv1.Node{
+		Name:     r.GetName(),
+		Eligible: r.GetEligible(),
+	}}, nil
 }
 
 func (f *fake) SetNodeNamespaces(_ context.Context,
-	r *connect.Request[hostv1.SetNodeNamespacesRequest],
-) (*connect.Response[hostv1.SetNodeNamespacesResponse], error) {
-	return connect.NewResponse(&hostv1.SetNodeNamespacesResponse{Node: &hostv1.Node{
-		Name: r.Msg.GetName(), Namespaces: r.Msg.GetNamespaces(),
-	}}), nil
+	r *hostv1.SetNodeNamespacesRequest,
+) (*hostv1.SetNodeNamespacesResponse, error) {
+	return &hostv1.SetNodeNamespacesResponse{Node: &hostv1.Node{
+		Name: r.GetName(), Namespaces: r.GetNamespaces(),
+	}}, nil
 }
 
-func (f *fake) PurgeNode(_ context.Context,
-	r *connect.Request[hostv1.PurgeNodeRequest],
-) (*connect.Response[hostv1.PurgeNodeResponse], error) {
-	if !r.Msg.GetForce() {
+func (f *fake) PurgeNode(_ context.Context, r *hostv1.PurgeNodeRequest) (*hostv1.PurgeNodeResponse, error) {
+	if !r.GetForce() {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
 			errors.New("node is in use; when it is down for good: pannier node purge -force n3"))
 	}
-	return connect.NewResponse(&hostv1.PurgeNodeResponse{LetGo: []*hostv1.Claim{{Volume: "data", Workload: "web"}}}), nil
+	return &hostv1.PurgeNodeResponse{LetGo: []*hostv1.Claim{{Volume: "data", Workload: "web"}}}, nil
 }
 
-func (f *fake) ListMembers(context.Context,
-	*connect.Request[hostv1.ListMembersRequest],
-) (*connect.Response[hostv1.ListMembersResponse], error) {
-	return connect.NewResponse(&hostv1.ListMembersResponse{Members: []*hostv1.Member{
+func (f *fake) ListMembers(context.Context, *hostv1.ListMembersRequest) (*hostv1.ListMembersResponse, error) {
+	return &hostv1.ListMembersResponse{Members: []*hostv1.Member{
 		{
 			Name: "n1", Role: "server", Status: "alive", Leader: true, Address: "10.0.0.1:7422", RpcAddress: "10.0.0.1:7421",
 			Datacenter: "dc1", Version: "1.2.3",
@@ -126,60 +116,46 @@ func (f *fake) ListMembers(context.Context,
 			Name: "n3", Role: "node", Status: "failed", Address: "10.0.0.3:7422", RpcAddress: "10.0.0.3:7421", Datacenter: "dc1",
 			Version: "1.2.2",
 		},
-	}}), nil
+	}}, nil
 }
 
-func (f *fake) JoinMembers(context.Context,
-	*connect.Request[hostv1.JoinMembersRequest],
-) (*connect.Response[hostv1.JoinMembersResponse], error) {
-	return connect.NewResponse(&hostv1.JoinMembersResponse{Joined: 1}), nil
+func (f *fake) JoinMembers(context.Context, *hostv1.JoinMembersRequest) (*hostv1.JoinMembersResponse, error) {
+	return &hostv1.JoinMembersResponse{Joined: 1}, nil
 }
 
-func (f *fake) ForceLeave(_ context.Context,
-	r *connect.Request[hostv1.ForceLeaveRequest],
-) (*connect.Response[hostv1.ForceLeaveResponse], error) {
-	if r.Msg.GetName() != "n3" || !r.Msg.GetPrune() {
+func (f *fake) ForceLeave(_ context.Context, r *hostv1.ForceLeaveRequest) (*hostv1.ForceLeaveResponse, error) {
+	if r.GetName() != "n3" || !r.GetPrune() {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such member"))
 	}
-	return connect.NewResponse(&hostv1.ForceLeaveResponse{}), nil
+	return &hostv1.ForceLeaveResponse{}, nil
 }
 
-func (f *fake) Leave(context.Context, *connect.Request[hostv1.LeaveRequest]) (*connect.Response[hostv1.LeaveResponse],
-	error,
-) {
-	return connect.NewResponse(&hostv1.LeaveResponse{Pid: 40}), nil
+func (f *fake) Leave(context.Context, *hostv1.LeaveRequest) (*hostv1.LeaveResponse, error) {
+	return &hostv1.LeaveResponse{Pid: 40}, nil
 }
 
-func (f *fake) ListKeys(context.Context,
-	*connect.Request[hostv1.ListKeysRequest],
-) (*connect.Response[hostv1.ListKeysResponse], error) {
-	return connect.NewResponse(&hostv1.ListKeysResponse{
+func (f *fake) ListKeys(context.Context, *hostv1.ListKeysRequest) (*hostv1.ListKeysResponse, error) {
+	return &hostv1.ListKeysResponse{
 		Keys: []*hostv1.GossipKey{{Id: "0123456789abcdef", Agents: 3, Primary: 2}}, Agents: 3, Problem: "n3 does not answer",
-	}), nil
+	}, nil
 }
 
-func (f *fake) AddKey(_ context.Context,
-	r *connect.Request[hostv1.AddKeyRequest],
-) (*connect.Response[hostv1.AddKeyResponse], error) {
-	if r.Msg.GetKey() != "c2VjcmV0c2VjcmV0IQ==" {
+func (f *fake) AddKey(_ context.Context, r *hostv1.AddKeyRequest) (*hostv1.AddKeyResponse, error) {
+	if r.GetKey() != "c2VjcmV0c2VjcmV0IQ==" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("must be 16, 24 or 32 bytes"))
 	}
-	return connect.NewResponse(&hostv1.AddKeyResponse{Id: "fedcba9876543210"}), nil
+	return &hostv1.AddKeyResponse{Id: "fedcba9876543210"}, nil
 }
 
-func (f *fake) UseKey(_ context.Context,
-	r *connect.Request[hostv1.UseKeyRequest],
-) (*connect.Response[hostv1.UseKeyResponse], error) {
-	if r.Msg.GetId() != "fedcba9876543210" {
+func (f *fake) UseKey(_ context.Context, r *hostv1.UseKeyRequest) (*hostv1.UseKeyResponse, error) {
+	if r.GetId() != "fedcba9876543210" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such key"))
 	}
-	return connect.NewResponse(&hostv1.UseKeyResponse{}), nil
+	return &hostv1.UseKeyResponse{}, nil
 }
 
-func (f *fake) RemoveKey(context.Context,
-	*connect.Request[hostv1.RemoveKeyRequest],
-) (*connect.Response[hostv1.RemoveKeyResponse], error) {
-	return connect.NewResponse(&hostv1.RemoveKeyResponse{}), nil
+func (f *fake) RemoveKey(context.Context, *hostv1.RemoveKeyRequest) (*hostv1.RemoveKeyResponse, error) {
+	return &hostv1.RemoveKeyResponse{}, nil
 }
 
 func (f *fake) peers() []*hostv1.RaftPeer {
@@ -192,25 +168,21 @@ func (f *fake) peers() []*hostv1.RaftPeer {
 	}
 }
 
-func (f *fake) ListPeers(context.Context,
-	*connect.Request[hostv1.ListPeersRequest],
-) (*connect.Response[hostv1.ListPeersResponse], error) {
-	return connect.NewResponse(&hostv1.ListPeersResponse{Peers: f.peers()}), nil
+func (f *fake) ListPeers(context.Context, *hostv1.ListPeersRequest) (*hostv1.ListPeersResponse, error) {
+	return &hostv1.ListPeersResponse{Peers: f.peers()}, nil
 }
 
 func (f *fake) TransferLeadership(_ context.Context,
-	r *connect.Request[hostv1.TransferLeadershipRequest],
-) (*connect.Response[hostv1.TransferLeadershipResponse], error) {
-	return connect.NewResponse(&hostv1.TransferLeadershipResponse{Leader: r.Msg.GetName()}), nil
+	r *hostv1.TransferLeadershipRequest,
+) (*hostv1.TransferLeadershipResponse, error) {
+	return &hostv1.TransferLeadershipResponse{Leader: r.GetName()}, nil
 }
 
-func (f *fake) RemovePeer(_ context.Context,
-	r *connect.Request[hostv1.RemovePeerRequest],
-) (*connect.Response[hostv1.RemovePeerResponse], error) {
-	if r.Msg.GetName() != "n2" {
+func (f *fake) RemovePeer(_ context.Context, r *hostv1.RemovePeerRequest) (*hostv1.RemovePeerResponse, error) {
+	if r.GetName() != "n2" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such server in the cluster"))
 	}
-	return connect.NewResponse(&hostv1.RemovePeerResponse{}), nil
+	return &hostv1.RemovePeerResponse{}, nil
 }
 
 func autopilot() *hostv1.Autopilot {
@@ -221,51 +193,45 @@ func autopilot() *hostv1.Autopilot {
 	}
 }
 
-func (f *fake) GetAutopilot(context.Context,
-	*connect.Request[hostv1.GetAutopilotRequest],
-) (*connect.Response[hostv1.GetAutopilotResponse], error) {
-	return connect.NewResponse(&hostv1.GetAutopilotResponse{Autopilot: autopilot()}), nil
+func (f *fake) GetAutopilot(context.Context, *hostv1.GetAutopilotRequest) (*hostv1.GetAutopilotResponse, error) {
+	return &hostv1.GetAutopilotResponse{Autopilot: autopilot()}, nil
 }
 
 // SetAutopilot returns only the settings that the request changes.
-func (f *fake) SetAutopilot(_ context.Context,
-	r *connect.Request[hostv1.SetAutopilotRequest],
-) (*connect.Response[hostv1.SetAutopilotResponse], error) {
-	return connect.NewResponse(&hostv1.SetAutopilotResponse{Autopilot: r.Msg.GetAutopilot()}), nil
+func (f *fake) SetAutopilot(_ context.Context, r *hostv1.SetAutopilotRequest) (*hostv1.SetAutopilotResponse, error) {
+	return &hostv1.SetAutopilotResponse{Autopilot: r.GetAutopilot()}, nil
 }
 
 func (f *fake) AutopilotHealth(context.Context,
-	*connect.Request[hostv1.AutopilotHealthRequest],
-) (*connect.Response[hostv1.AutopilotHealthResponse], error) {
-	return connect.NewResponse(&hostv1.AutopilotHealthResponse{FailureTolerance: 1, Peers: f.peers()}), nil
+	*hostv1.AutopilotHealthRequest,
+) (*hostv1.AutopilotHealthResponse, error) {
+	return &hostv1.AutopilotHealthResponse{FailureTolerance: 1, Peers: f.peers()}, nil
 }
 
 func (f *fake) CollectGarbage(_ context.Context,
-	r *connect.Request[hostv1.CollectGarbageRequest],
-) (*connect.Response[hostv1.CollectGarbageResponse], error) {
+	r *hostv1.CollectGarbageRequest,
+) (*hostv1.CollectGarbageResponse, error) {
 	resp := &hostv1.CollectGarbageResponse{}
-	if r.Msg.GetDryRun() {
+	if r.GetDryRun() {
 		resp.Garbage = []*hostv1.Garbage{{
 			Kind: "workload", Namespace: "default", Id: "old", Reason: "it has ended",
 			Since: ago(49 * time.Hour),
 		}}
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
-func (f *fake) ExplainVolume(_ context.Context,
-	r *connect.Request[hostv1.ExplainVolumeRequest],
-) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+func (f *fake) ExplainVolume(_ context.Context, r *hostv1.ExplainVolumeRequest) (*hostv1.ExplainVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.ExplainVolumeResponse{
+	return &hostv1.ExplainVolumeResponse{
 		Volume: v, Summary: "being released by 1 as single-node-writer",
 		Conditions: []*hostv1.VolumeCondition{{Abnormal: true, Message: "worn"}},
 		Claims: []*hostv1.ExplainedClaim{{
 			Claim: &hostv1.Claim{
-				Volume: r.Msg.GetId(), Workload: "web", Node: "n3", Mode: "write", State: "unpublishing",
+				Volume: r.GetId(), Workload: "web", Node: "n3", Mode: "write", State: "unpublishing",
 				Index: 7,
 			},
 			NodeStatus: "disconnected", LastHeard: ago(40 * time.Second), LetGoAt: timestamppb.New(
@@ -274,5 +240,5 @@ func (f *fake) ExplainVolume(_ context.Context,
 			NextTryAt: timestamppb.New(time.Now().Add(8*time.Second +
 				500*time.Millisecond)), Next: "the release goes on", Command: "pannier volume detach -force data n3",
 		}},
-	}), nil
+	}, nil
 }

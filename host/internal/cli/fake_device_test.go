@@ -20,14 +20,12 @@ func deviceGroups() []*hostv1.DeviceGroup {
 	}}
 }
 
-func (f *fake) ListDevices(context.Context,
-	*connect.Request[hostv1.ListDevicesRequest],
-) (*connect.Response[hostv1.ListDevicesResponse], error) {
-	return connect.NewResponse(&hostv1.ListDevicesResponse{Groups: deviceGroups()}), nil
+func (f *fake) ListDevices(context.Context, *hostv1.ListDevicesRequest) (*hostv1.ListDevicesResponse, error) {
+	return &hostv1.ListDevicesResponse{Groups: deviceGroups()}, nil
 }
 
 // DeviceStats sends two answers if the caller follows, and then fails.
-func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceStatsRequest],
+func (f *fake) DeviceStats(_ context.Context, r *hostv1.DeviceStatsRequest,
 	s *connect.ServerStream[hostv1.DeviceStatsResponse],
 ) error {
 	m := &hostv1.DeviceStatsResponse{
@@ -37,7 +35,7 @@ func (f *fake) DeviceStats(_ context.Context, r *connect.Request[hostv1.DeviceSt
 		}},
 		Problems: map[string]string{"fpgas": "it is away"},
 	}
-	if err := s.Send(m); err != nil || r.Msg.GetIntervalMs() == 0 {
+	if err := s.Send(m); err != nil || r.GetIntervalMs() == 0 {
 		return err
 	}
 	if err := s.Send(m); err != nil {

@@ -69,10 +69,8 @@ func withCanary() *hostv1.Plugin {
 	return p
 }
 
-func (f *fake) ListPlugins(context.Context,
-	*connect.Request[hostv1.ListPluginsRequest],
-) (*connect.Response[hostv1.ListPluginsResponse], error) {
-	return connect.NewResponse(&hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down(), withCanary()}}), nil
+func (f *fake) ListPlugins(context.Context, *hostv1.ListPluginsRequest) (*hostv1.ListPluginsResponse, error) {
+	return &hostv1.ListPluginsResponse{Plugins: []*hostv1.Plugin{plugin(), down(), withCanary()}}, nil
 }
 
 // orderedPlugin returns the plugin with a name, or the error that the name stands for.
@@ -89,14 +87,12 @@ func orderedPlugin(name string) (*hostv1.Plugin, error) {
 	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no such plugin: %q", name))
 }
 
-func (f *fake) SwapPlugin(_ context.Context,
-	r *connect.Request[hostv1.SwapPluginRequest],
-) (*connect.Response[hostv1.SwapPluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
-	if percent := r.Msg.GetCanaryPercent(); percent != 0 {
+func (f *fake) SwapPlugin(_ context.Context, r *hostv1.SwapPluginRequest) (*hostv1.SwapPluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
+	if percent := r.GetCanaryPercent(); percent != 0 {
 		p.Canary = tried(percent)
 	}
-	return connect.NewResponse(&hostv1.SwapPluginResponse{Plugin: p}), err
+	return &hostv1.SwapPluginResponse{Plugin: p}, err
 }
 
 // tried returns a canary.
@@ -107,70 +103,58 @@ func tried(percent int32) *hostv1.PluginCanary {
 	}
 }
 
-func (f *fake) PromotePlugin(_ context.Context,
-	r *connect.Request[hostv1.PromotePluginRequest],
-) (*connect.Response[hostv1.PromotePluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
-	return connect.NewResponse(&hostv1.PromotePluginResponse{Plugin: p}), err
+func (f *fake) PromotePlugin(_ context.Context, r *hostv1.PromotePluginRequest) (*hostv1.PromotePluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
+	return &hostv1.PromotePluginResponse{Plugin: p}, err
 }
 
-func (f *fake) RestartPlugin(_ context.Context,
-	r *connect.Request[hostv1.RestartPluginRequest],
-) (*connect.Response[hostv1.RestartPluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
-	if r.Msg.GetGrace() != nil {
-		p.Swaps[2].Restart, p.Swaps[2].Rollback, p.Swaps[2].Took = true, false, r.Msg.GetGrace()
+func (f *fake) RestartPlugin(_ context.Context, r *hostv1.RestartPluginRequest) (*hostv1.RestartPluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
+	if r.GetGrace() != nil {
+		p.Swaps[2].Restart, p.Swaps[2].Rollback, p.Swaps[2].Took = true, false, r.GetGrace()
 	}
-	return connect.NewResponse(&hostv1.RestartPluginResponse{Plugin: p}), err
+	return &hostv1.RestartPluginResponse{Plugin: p}, err
 }
 
 func (f *fake) RollbackPlugin(_ context.Context,
-	r *connect.Request[hostv1.RollbackPluginRequest],
-) (*connect.Response[hostv1.RollbackPluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
-	if to := r.Msg.GetTo(); to != "" {
+	r *hostv1.RollbackPluginRequest,
+) (*hostv1.RollbackPluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
+	if to := r.GetTo(); to != "" {
 		p.Version = to
 	}
-	return connect.NewResponse(&hostv1.RollbackPluginResponse{Plugin: p}), err
+	return &hostv1.RollbackPluginResponse{Plugin: p}, err
 }
 
-func (f *fake) PinPlugin(_ context.Context,
-	r *connect.Request[hostv1.PinPluginRequest],
-) (*connect.Response[hostv1.PinPluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
+func (f *fake) PinPlugin(_ context.Context, r *hostv1.PinPluginRequest) (*hostv1.PinPluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
 	if err != nil {
 		return nil, err
 	}
-	p.Pinned = r.Msg.GetSha256()
+	p.Pinned = r.GetSha256()
 	if p.Pinned == "" {
 		p.Pinned = p.Sha256
 		p.Versions[2].Waits, p.Versions[2].Refused = true, ""
 	}
-	return connect.NewResponse(&hostv1.PinPluginResponse{Plugin: p}), nil
+	return &hostv1.PinPluginResponse{Plugin: p}, nil
 }
 
-func (f *fake) UnpinPlugin(_ context.Context,
-	r *connect.Request[hostv1.UnpinPluginRequest],
-) (*connect.Response[hostv1.UnpinPluginResponse], error) {
-	p, err := orderedPlugin(r.Msg.GetName())
-	return connect.NewResponse(&hostv1.UnpinPluginResponse{Plugin: p}), err
+func (f *fake) UnpinPlugin(_ context.Context, r *hostv1.UnpinPluginRequest) (*hostv1.UnpinPluginResponse, error) {
+	p, err := orderedPlugin(r.GetName())
+	return &hostv1.UnpinPluginResponse{Plugin: p}, err
 }
 
-func (f *fake) RemovePlugin(_ context.Context,
-	r *connect.Request[hostv1.RemovePluginRequest],
-) (*connect.Response[hostv1.RemovePluginResponse], error) {
-	if r.Msg.GetName() == "csi-bridge" {
+func (f *fake) RemovePlugin(_ context.Context, r *hostv1.RemovePluginRequest) (*hostv1.RemovePluginResponse, error) {
+	if r.GetName() == "csi-bridge" {
 		return nil, connect.NewError(connect.CodeFailedPrecondition,
-			fmt.Errorf("plugin %q: workloads depend on it: dev/db: stop them first", r.Msg.GetName()))
+			fmt.Errorf("plugin %q: workloads depend on it: dev/db: stop them first", r.GetName()))
 	}
-	_, err := orderedPlugin(r.Msg.GetName())
-	return connect.NewResponse(&hostv1.RemovePluginResponse{}), err
+	_, err := orderedPlugin(r.GetName())
+	return &hostv1.RemovePluginResponse{}, err
 }
 
-func (f *fake) VerifyPlugin(_ context.Context,
-	r *connect.Request[hostv1.VerifyPluginRequest],
-) (*connect.Response[hostv1.VerifyPluginResponse], error) {
-	path := r.Msg.GetPath()
+func (f *fake) VerifyPlugin(_ context.Context, r *hostv1.VerifyPluginRequest) (*hostv1.VerifyPluginResponse, error) {
+	path := r.GetPath()
 	switch {
 	case !strings.HasPrefix(path, "/"):
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s is not absolute", path))
@@ -185,13 +169,13 @@ func (f *fake) VerifyPlugin(_ context.Context,
 	if unwell {
 		v.Message = "no driver answers"
 	}
-	return connect.NewResponse(v), nil
+	return v, nil
 }
 
-func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLogRequest],
+func (f *fake) PluginLog(ctx context.Context, r *hostv1.PluginLogRequest,
 	s *connect.ServerStream[hostv1.PluginLogResponse],
 ) error {
-	if _, err := orderedPlugin(r.Msg.GetName()); err != nil {
+	if _, err := orderedPlugin(r.GetName()); err != nil {
 		return err
 	}
 	lines := []string{
@@ -199,7 +183,7 @@ func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLo
 		`{"@level":"warn","@message":"slow","@module":"serve","@timestamp":"2026-11-20T08:00:00.000000Z","took":1234567}`,
 		`{"half":`,
 	}
-	for _, line := range lines[:min(int(r.Msg.GetRecent()), len(lines))] {
+	for _, line := range lines[:min(int(r.GetRecent()), len(lines))] {
 		if err := s.Send(&hostv1.PluginLogResponse{Line: line}); err != nil {
 			return err
 		}
@@ -208,13 +192,11 @@ func (f *fake) PluginLog(ctx context.Context, r *connect.Request[hostv1.PluginLo
 }
 
 // Stop answers like an agent in another PID namespace, which ends a while later.
-func (f *fake) Stop(_ context.Context, r *connect.Request[hostv1.StopRequest]) (*connect.Response[hostv1.StopResponse],
-	error,
-) {
+func (f *fake) Stop(_ context.Context, r *hostv1.StopRequest) (*hostv1.StopResponse, error) {
 	server := f.server
 	f.served.Go(func() {
 		time.Sleep(300 * time.Millisecond)
 		_ = server.Close()
 	})
-	return connect.NewResponse(&hostv1.StopResponse{Pid: 1 << 30, Workloads: 2, PluginsStop: r.Msg.GetPlugins()}), nil
+	return &hostv1.StopResponse{Pid: 1 << 30, Workloads: 2, PluginsStop: r.GetPlugins()}, nil
 }

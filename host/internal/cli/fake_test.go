@@ -210,10 +210,8 @@ func (f *fake) volume(id string) (*hostv1.Volume, error) {
 	return proto.Clone(v).(*hostv1.Volume), nil
 }
 
-func (f *fake) CreateVolume(_ context.Context,
-	r *connect.Request[hostv1.CreateVolumeRequest],
-) (*connect.Response[hostv1.CreateVolumeResponse], error) {
-	spec := r.Msg.GetSpec()
+func (f *fake) CreateVolume(_ context.Context, r *hostv1.CreateVolumeRequest) (*hostv1.CreateVolumeResponse, error) {
+	spec := r.GetSpec()
 	if err := refuse(spec.GetId()); err != nil {
 		return nil, err
 	}
@@ -232,206 +230,186 @@ func (f *fake) CreateVolume(_ context.Context,
 		v.Claims = nil
 	}
 	f.volumes[spec.GetId()] = v
-	return connect.NewResponse(&hostv1.CreateVolumeResponse{
+	return &hostv1.CreateVolumeResponse{
 		Volume:   v,
 		Warnings: []string{"the driver did not confirm\x1b[2J"},
-	}), nil
+	}, nil
 }
 
-func (f *fake) CheckVolume(_ context.Context,
-	r *connect.Request[hostv1.CheckVolumeRequest],
-) (*connect.Response[hostv1.CheckVolumeResponse], error) {
-	id := r.Msg.GetSpec().GetId()
+func (f *fake) CheckVolume(_ context.Context, r *hostv1.CheckVolumeRequest) (*hostv1.CheckVolumeResponse, error) {
+	id := r.GetSpec().GetId()
 	if err := refuse(id); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.volumes[id] != nil {
-		return connect.NewResponse(&hostv1.CheckVolumeResponse{Exists: true}), nil
+		return &hostv1.CheckVolumeResponse{Exists: true}, nil
 	}
-	return connect.NewResponse(&hostv1.CheckVolumeResponse{
+	return &hostv1.CheckVolumeResponse{
 		DriverName: "default-" + id + "-1", Warnings: []string{"context is not used"},
-	}), nil
+	}, nil
 }
 
 func (f *fake) RegisterVolume(_ context.Context,
-	r *connect.Request[hostv1.RegisterVolumeRequest],
-) (*connect.Response[hostv1.RegisterVolumeResponse], error) {
-	return connect.NewResponse(&hostv1.RegisterVolumeResponse{Volume: &hostv1.Volume{Spec: r.Msg.GetSpec()}}), nil
+	r *hostv1.RegisterVolumeRequest,
+) (*hostv1.RegisterVolumeResponse, error) {
+	return &hostv1.RegisterVolumeResponse{Volume: &hostv1.Volume{Spec: r.GetSpec()}}, nil
 }
 
-func (f *fake) GetVolume(_ context.Context,
-	r *connect.Request[hostv1.GetVolumeRequest],
-) (*connect.Response[hostv1.GetVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+func (f *fake) GetVolume(_ context.Context, r *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{
+	return &hostv1.GetVolumeResponse{
 		Volume: v,
 		Usage:  &hostv1.VolumeUsage{BytesTotal: 64 << 20, BytesUsed: 1 << 20},
 		Conditions: []*hostv1.VolumeCondition{
 			{}, {Node: "n1", Abnormal: true, Message: "read-only\x1b[2J"},
 		},
-	}), nil
+	}, nil
 }
 
-func (f *fake) ListVolumes(context.Context,
-	*connect.Request[hostv1.ListVolumesRequest],
-) (*connect.Response[hostv1.ListVolumesResponse], error) {
+func (f *fake) ListVolumes(context.Context, *hostv1.ListVolumesRequest) (*hostv1.ListVolumesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListVolumesResponse{}
 	for _, v := range f.volumes {
 		resp.Volumes = append(resp.Volumes, v)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // ListExternal returns three volumes, one per page. It forgets the token c once.
-func (f *fake) ListExternal(_ context.Context,
-	r *connect.Request[hostv1.ListExternalRequest],
-) (*connect.Response[hostv1.ListExternalResponse], error) {
+func (f *fake) ListExternal(_ context.Context, r *hostv1.ListExternalRequest) (*hostv1.ListExternalResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r.Msg.GetPageToken() == "c" && !f.forgot {
+	if r.GetPageToken() == "c" && !f.forgot {
 		f.forgot = true
 		return nil, connect.NewError(connect.CodeAborted, errors.New("the token is not valid"))
 	}
-	next := map[string]string{"": "b", "b": "c", "c": ""}[r.Msg.GetPageToken()]
-	return connect.NewResponse(&hostv1.ListExternalResponse{
+	next := map[string]string{"": "b", "b": "c", "c": ""}[r.GetPageToken()]
+	return &hostv1.ListExternalResponse{
 		Volumes: []*hostv1.ExternalVolume{{
-			ExternalId: "page-" + r.Msg.GetPageToken(), Capacity: 1 << 30,
+			ExternalId: "page-" + r.GetPageToken(), Capacity: 1 << 30,
 			Abnormal: next == "", Condition: "fine",
 		}}, NextToken: next,
-	}), nil
+	}, nil
 }
 
-func (f *fake) DeleteVolume(_ context.Context,
-	r *connect.Request[hostv1.DeleteVolumeRequest],
-) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
-	if _, err := f.volume(r.Msg.GetId()); err != nil {
+func (f *fake) DeleteVolume(_ context.Context, r *hostv1.DeleteVolumeRequest) (*hostv1.DeleteVolumeResponse, error) {
+	if _, err := f.volume(r.GetId()); err != nil {
 		return nil, err
 	}
-	if r.Msg.GetId() == "locked" && r.Msg.GetSecrets()["key"] != "geheim" {
+	if r.GetId() == "locked" && r.GetSecrets()["key"] != "geheim" {
 		return nil, connect.NewError(connect.CodePermissionDenied, errors.New("the driver wants a secret"))
 	}
-	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+	return &hostv1.DeleteVolumeResponse{}, nil
 }
 
 func (f *fake) DeregisterVolume(_ context.Context,
-	r *connect.Request[hostv1.DeregisterVolumeRequest],
-) (*connect.Response[hostv1.DeregisterVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+	r *hostv1.DeregisterVolumeRequest,
+) (*hostv1.DeregisterVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	if len(v.GetClaims()) > 0 && !r.Msg.GetForce() {
-		return nil, refuse("held-" + r.Msg.GetId())
+	if len(v.GetClaims()) > 0 && !r.GetForce() {
+		return nil, refuse("held-" + r.GetId())
 	}
-	return connect.NewResponse(&hostv1.DeregisterVolumeResponse{LeftBehind: v.GetClaims()}), nil
+	return &hostv1.DeregisterVolumeResponse{LeftBehind: v.GetClaims()}, nil
 }
 
-func (f *fake) ExpandVolume(_ context.Context,
-	r *connect.Request[hostv1.ExpandVolumeRequest],
-) (*connect.Response[hostv1.ExpandVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+func (f *fake) ExpandVolume(_ context.Context, r *hostv1.ExpandVolumeRequest) (*hostv1.ExpandVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	v.Capacity = max(r.Msg.GetCapacityMin(), r.Msg.GetCapacityMax())
-	return connect.NewResponse(&hostv1.ExpandVolumeResponse{Volume: v}), nil
+	v.Capacity = max(r.GetCapacityMin(), r.GetCapacityMax())
+	return &hostv1.ExpandVolumeResponse{Volume: v}, nil
 }
 
-func (f *fake) ModifyVolume(_ context.Context,
-	r *connect.Request[hostv1.ModifyVolumeRequest],
-) (*connect.Response[hostv1.ModifyVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+func (f *fake) ModifyVolume(_ context.Context, r *hostv1.ModifyVolumeRequest) (*hostv1.ModifyVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	if r.Msg.GetParameters()["colour"] != "" {
+	if r.GetParameters()["colour"] != "" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no such parameter"))
 	}
-	v.MutableParameters = r.Msg.GetParameters()
-	return connect.NewResponse(&hostv1.ModifyVolumeResponse{Volume: v}), nil
+	v.MutableParameters = r.GetParameters()
+	return &hostv1.ModifyVolumeResponse{Volume: v}, nil
 }
 
-func (f *fake) DetachVolume(_ context.Context,
-	r *connect.Request[hostv1.DetachVolumeRequest],
-) (*connect.Response[hostv1.DetachVolumeResponse], error) {
-	v, err := f.volume(r.Msg.GetId())
+func (f *fake) DetachVolume(_ context.Context, r *hostv1.DetachVolumeRequest) (*hostv1.DetachVolumeResponse, error) {
+	v, err := f.volume(r.GetId())
 	if err != nil {
 		return nil, err
 	}
 	resp := &hostv1.DetachVolumeResponse{}
 	for _, c := range v.GetClaims() {
-		if c.GetNode() == r.Msg.GetNode() {
+		if c.GetNode() == r.GetNode() {
 			resp.Claims = append(resp.Claims,
-				&hostv1.DetachedClaim{Claim: c, Released: r.Msg.GetForce(), Message: "the node does not answer"})
+				&hostv1.DetachedClaim{Claim: c, Released: r.GetForce(), Message: "the node does not answer"})
 		}
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 func (f *fake) CreateSnapshot(_ context.Context,
-	r *connect.Request[hostv1.CreateSnapshotRequest],
-) (*connect.Response[hostv1.CreateSnapshotResponse], error) {
-	if _, err := f.volume(r.Msg.GetVolumeId()); err != nil {
+	r *hostv1.CreateSnapshotRequest,
+) (*hostv1.CreateSnapshotResponse, error) {
+	if _, err := f.volume(r.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
-		SnapshotId: "snap-" + r.Msg.GetName(), Name: r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes",
-	}}), nil
+	return &hostv1.CreateSnapshotResponse{Snapshot: &hostv1.Snapshot{
+		SnapshotId: "snap-" + r.GetName(), Name: r.GetName(), Ready: r.GetParameters()["fast"] == "yes",
+	}}, nil
 }
 
 func (f *fake) CreateGroupSnapshot(_ context.Context,
-	r *connect.Request[hostv1.CreateGroupSnapshotRequest],
-) (*connect.Response[hostv1.CreateGroupSnapshotResponse], error) {
-	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.Msg.GetName(), Ready: r.Msg.GetParameters()["fast"] == "yes"}
-	for _, id := range r.Msg.GetVolumeIds() {
+	r *hostv1.CreateGroupSnapshotRequest,
+) (*hostv1.CreateGroupSnapshotResponse, error) {
+	g := &hostv1.GroupSnapshot{GroupId: "group-" + r.GetName(), Ready: r.GetParameters()["fast"] == "yes"}
+	for _, id := range r.GetVolumeIds() {
 		if _, err := f.volume(id); err != nil {
 			return nil, err
 		}
 		g.Snapshots = append(g.Snapshots, &hostv1.Snapshot{SnapshotId: "snap-" + id, Volume: id, GroupId: g.GetGroupId()})
 	}
-	return connect.NewResponse(&hostv1.CreateGroupSnapshotResponse{Group: g}), nil
+	return &hostv1.CreateGroupSnapshotResponse{Group: g}, nil
 }
 
 func (f *fake) GetGroupSnapshot(_ context.Context,
-	r *connect.Request[hostv1.GetGroupSnapshotRequest],
-) (*connect.Response[hostv1.GetGroupSnapshotResponse], error) {
-	if r.Msg.GetGroupId() != "group-1" {
+	r *hostv1.GetGroupSnapshotRequest,
+) (*hostv1.GetGroupSnapshotResponse, error) {
+	if r.GetGroupId() != "group-1" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such group"))
 	}
-	return connect.NewResponse(&hostv1.GetGroupSnapshotResponse{Group: &hostv1.GroupSnapshot{
+	return &hostv1.GetGroupSnapshotResponse{Group: &hostv1.GroupSnapshot{
 		GroupId: "group-1", Ready: true, Snapshots: []*hostv1.Snapshot{{SnapshotId: "snap-1", Volume: "data"}},
-	}}), nil
+	}}, nil
 }
 
 func (f *fake) DeleteGroupSnapshot(context.Context,
-	*connect.Request[hostv1.DeleteGroupSnapshotRequest],
-) (*connect.Response[hostv1.DeleteGroupSnapshotResponse], error) {
-	return connect.NewResponse(&hostv1.DeleteGroupSnapshotResponse{}), nil
+	*hostv1.DeleteGroupSnapshotRequest,
+) (*hostv1.DeleteGroupSnapshotResponse, error) {
+	return &hostv1.DeleteGroupSnapshotResponse{}, nil
 }
 
-func (f *fake) DeleteSnapshot(context.Context,
-	*connect.Request[hostv1.DeleteSnapshotRequest],
-) (*connect.Response[hostv1.DeleteSnapshotResponse], error) {
-	return connect.NewResponse(&hostv1.DeleteSnapshotResponse{}), nil
+func (f *fake) DeleteSnapshot(context.Context, *hostv1.DeleteSnapshotRequest) (*hostv1.DeleteSnapshotResponse, error) {
+	return &hostv1.DeleteSnapshotResponse{}, nil
 }
 
 // ListSnapshots always returns the same page token, as a broken driver may do.
-func (f *fake) ListSnapshots(context.Context,
-	*connect.Request[hostv1.ListSnapshotsRequest],
-) (*connect.Response[hostv1.ListSnapshotsResponse], error) {
-	return connect.NewResponse(&hostv1.ListSnapshotsResponse{
+func (f *fake) ListSnapshots(context.Context, *hostv1.ListSnapshotsRequest) (*hostv1.ListSnapshotsResponse, error) {
+	return &hostv1.ListSnapshotsResponse{
 		Snapshots: []*hostv1.Snapshot{{
 			SnapshotId: "snap-1", Name: "one", Volume: "data", ExternalVolumeId: "ext-data", Size: 1 << 30,
 			Ready: true, CreatedAt: ago(49 * time.Hour),
 		}}, NextToken: "x",
-	}), nil
+	}, nil
 }
 
 func driver(id string) *hostv1.Driver {
@@ -445,65 +423,56 @@ func driver(id string) *hostv1.Driver {
 }
 
 func (f *fake) RegisterDriver(_ context.Context,
-	r *connect.Request[hostv1.RegisterDriverRequest],
-) (*connect.Response[hostv1.RegisterDriverResponse], error) {
-	return connect.NewResponse(&hostv1.RegisterDriverResponse{Driver: driver(r.Msg.GetId())}), nil
+	r *hostv1.RegisterDriverRequest,
+) (*hostv1.RegisterDriverResponse, error) {
+	return &hostv1.RegisterDriverResponse{Driver: driver(r.GetId())}, nil
 }
 
 func (f *fake) DeregisterDriver(_ context.Context,
-	r *connect.Request[hostv1.DeregisterDriverRequest],
-) (*connect.Response[hostv1.DeregisterDriverResponse], error) {
-	if err := refuse(r.Msg.GetId()); err != nil && !r.Msg.GetForce() {
+	r *hostv1.DeregisterDriverRequest,
+) (*hostv1.DeregisterDriverResponse, error) {
+	if err := refuse(r.GetId()); err != nil && !r.GetForce() {
 		return nil, err
 	}
-	return connect.NewResponse(&hostv1.DeregisterDriverResponse{}), nil
+	return &hostv1.DeregisterDriverResponse{}, nil
 }
 
-func (f *fake) ListDrivers(context.Context,
-	*connect.Request[hostv1.ListDriversRequest],
-) (*connect.Response[hostv1.ListDriversResponse], error) {
-	return connect.NewResponse(&hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{
+func (f *fake) ListDrivers(context.Context, *hostv1.ListDriversRequest) (*hostv1.ListDriversResponse, error) {
+	return &hostv1.ListDriversResponse{Drivers: []*hostv1.Driver{
 		driver("local"),
 		driver("sick"),
-	}}), nil
+	}}, nil
 }
 
-func (f *fake) GetDriver(_ context.Context,
-	r *connect.Request[hostv1.GetDriverRequest],
-) (*connect.Response[hostv1.GetDriverResponse], error) {
-	if r.Msg.GetId() != "local" {
-		return nil, connect.NewError(connect.CodeNotFound,
-			fmt.Errorf("no driver %q (see: pannier driver status)", r.Msg.GetId()))
+func (f *fake) GetDriver(_ context.Context, r *hostv1.GetDriverRequest) (*hostv1.GetDriverResponse, error) {
+	if r.GetId() != "local" {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no driver %q (see: pannier driver status)", r.GetId()))
 	}
-	return connect.NewResponse(&hostv1.GetDriverResponse{Driver: driver("local")}), nil
+	return &hostv1.GetDriverResponse{Driver: driver("local")}, nil
 }
 
-func (f *fake) Examine(_ context.Context,
-	r *connect.Request[hostv1.ExamineRequest],
-) (*connect.Response[hostv1.ExamineResponse], error) {
-	return connect.NewResponse(&hostv1.ExamineResponse{Node: r.Msg.GetNode(), Findings: []*hostv1.Finding{
-		{Check: "clock", Status: "ok", Why: "the clock of " + r.Msg.GetNode()},
+func (f *fake) Examine(_ context.Context, r *hostv1.ExamineRequest) (*hostv1.ExamineResponse, error) {
+	return &hostv1.ExamineResponse{Node: r.GetNode(), Findings: []*hostv1.Finding{
+		{Check: "clock", Status: "ok", Why: "the clock of " + r.GetNode()},
 		{Check: "fuse", Status: "fail", Why: "no fuse", Command: "modprobe fuse"},
-	}}), nil
+	}}, nil
 }
 
-func (f *fake) Status(context.Context,
-	*connect.Request[hostv1.StatusRequest],
-) (*connect.Response[hostv1.StatusResponse], error) {
+func (f *fake) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
 	f.statuses.Add(1)
-	return connect.NewResponse(&hostv1.StatusResponse{
+	return &hostv1.StatusResponse{
 		Name: "n1", Version: "1.2.3", Datacenter: "dc1", Pid: 40, StartedAt: ago(
 			2 * time.Hour), Socket: f.socket, HttpAddress: "127.0.0.1:7420",
 		Leader: true, Ready: true, Plugins: []*hostv1.Plugin{plugin()}, Drivers: []*hostv1.Driver{driver(
 			"local")}, Devices: deviceGroups(), Volumes: 1, Claims: 2, Releasing: 1,
 		Workloads: map[string]int64{"running": 2, "failed": 1}, Leftovers: []string{"/data/x"}, RaftIndex: 99,
-	}), nil
+	}, nil
 }
 
-func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsRequest],
+func (f *fake) Events(ctx context.Context, r *hostv1.EventsRequest,
 	s *connect.ServerStream[hostv1.EventsResponse],
 ) error {
-	for seq := range uint64(min(r.Msg.GetRecent(), 2)) {
+	for seq := range uint64(min(r.GetRecent(), 2)) {
 		e := &hostv1.Event{
 			Seq: seq, Time: timestamppb.New(time.Unix(1e9, 0)), Topic: "driver", Type: "healthy",
 			Subject: "local", Message: "line\nbreak", Details: map[string]string{"k": "v"},
@@ -512,7 +481,7 @@ func (f *fake) Events(ctx context.Context, r *connect.Request[hostv1.EventsReque
 			return err
 		}
 	}
-	if r.Msg.GetFollow() {
+	if r.GetFollow() {
 		<-ctx.Done()
 	}
 	return nil
@@ -537,11 +506,9 @@ func step(name, volume, state string, undo bool) *hostv1.Step {
 }
 
 // CheckWorkload finds a problem with each volume of which the fake knows one.
-func (f *fake) CheckWorkload(_ context.Context,
-	r *connect.Request[hostv1.CheckWorkloadRequest],
-) (*connect.Response[hostv1.CheckWorkloadResponse], error) {
+func (f *fake) CheckWorkload(_ context.Context, r *hostv1.CheckWorkloadRequest) (*hostv1.CheckWorkloadResponse, error) {
 	resp := &hostv1.CheckWorkloadResponse{Node: "n1"}
-	for _, v := range r.Msg.GetSpec().GetVolumes() {
+	for _, v := range r.GetSpec().GetVolumes() {
 		if _, err := f.volume(v.GetSource()); err != nil {
 			resp.Problems = append(resp.Problems, fmt.Sprintf("no volume %q", v.GetSource()))
 			continue
@@ -551,16 +518,16 @@ func (f *fake) CheckWorkload(_ context.Context,
 			AccessMode: "single-node-writer", AttachmentMode: "file-system",
 		})
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
 // Monitor sends a line, and one after which lines were lost.
-func (f *fake) Monitor(ctx context.Context, r *connect.Request[hostv1.MonitorRequest],
+func (f *fake) Monitor(ctx context.Context, r *hostv1.MonitorRequest,
 	s *connect.ServerStream[hostv1.MonitorResponse],
 ) error {
 	for _, m := range []*hostv1.MonitorResponse{
 		{},
-		{Line: "at level " + r.Msg.GetLogLevel()},
+		{Line: "at level " + r.GetLogLevel()},
 		{Line: "token=eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJqb2huIn0.c2lnbmF0dXJl"},
 		{Line: "after a gap", Lost: 3},
 	} {
@@ -571,10 +538,10 @@ func (f *fake) Monitor(ctx context.Context, r *connect.Request[hostv1.MonitorReq
 	return nil
 }
 
-func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest],
+func (f *fake) StartWorkload(_ context.Context, r *hostv1.StartWorkloadRequest,
 	s *connect.ServerStream[hostv1.StartWorkloadResponse],
 ) error {
-	spec := r.Msg.GetSpec()
+	spec := r.GetSpec()
 	send := func(m *hostv1.Step) {
 		_ = s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Step{Step: m}})
 	}
@@ -592,7 +559,7 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 		panic(http.ErrAbortHandler)
 	}
 	w := &hostv1.Workload{Spec: spec, Node: "n1", State: "running", StartedAt: ago(time.Minute)}
-	if r.Msg.GetReleaseWithCaller() {
+	if r.GetReleaseWithCaller() {
 		w.OwnerPid = 1
 	}
 	for _, v := range spec.GetVolumes() {
@@ -642,33 +609,33 @@ func (f *fake) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartW
 }
 
 func (f *fake) RunningWorkload(_ context.Context,
-	r *connect.Request[hostv1.RunningWorkloadRequest],
-) (*connect.Response[hostv1.RunningWorkloadResponse], error) {
+	r *hostv1.RunningWorkloadRequest,
+) (*hostv1.RunningWorkloadResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.running[r.Msg.GetId()] = r.Msg.GetPid()
-	if r.Msg.GetId() == "unknown" {
+	f.running[r.GetId()] = r.GetPid()
+	if r.GetId() == "unknown" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
 	}
-	return connect.NewResponse(&hostv1.RunningWorkloadResponse{}), nil
+	return &hostv1.RunningWorkloadResponse{}, nil
 }
 
-func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWorkloadRequest],
+func (f *fake) StopWorkload(_ context.Context, r *hostv1.StopWorkloadRequest,
 	s *connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
 	f.mu.Lock()
-	w := f.workloads[r.Msg.GetId()]
+	w := f.workloads[r.GetId()]
 	f.mu.Unlock()
 	if w == nil {
-		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.Msg.GetId()))
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.GetId()))
 	}
 	for _, name := range []string{"publish", "claim"} {
 		_ = s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Step{Step: step(name, "", "done", true)}})
 	}
 	if f.broken() {
-		if strings.HasPrefix(r.Msg.GetId(), "forgotten") {
+		if strings.HasPrefix(r.GetId(), "forgotten") {
 			f.mu.Lock()
-			delete(f.workloads, r.Msg.GetId())
+			delete(f.workloads, r.GetId())
 			f.mu.Unlock()
 		}
 		panic(http.ErrAbortHandler)
@@ -678,22 +645,20 @@ func (f *fake) StopWorkload(_ context.Context, r *connect.Request[hostv1.StopWor
 	f.stops++
 	w = proto.Clone(w).(*hostv1.Workload)
 	w.State = "stopped"
-	f.workloads[r.Msg.GetId()] = w
+	f.workloads[r.GetId()] = w
 	return s.Send(&hostv1.StopWorkloadResponse{Event: &hostv1.StopWorkloadResponse_Workload{Workload: w}})
 }
 
-func (f *fake) GetWorkload(_ context.Context,
-	r *connect.Request[hostv1.GetWorkloadRequest],
-) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+func (f *fake) GetWorkload(_ context.Context, r *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	w := f.workloads[r.Msg.GetId()]
+	w := f.workloads[r.GetId()]
 	if w == nil {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.Msg.GetId()))
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no workload %q", r.GetId()))
 	}
 	resp := &hostv1.GetWorkloadResponse{Workload: w}
 	for _, s := range w.GetServices() {
-		if s.GetTokenAccessor() == "" || !r.Msg.GetTokens() {
+		if s.GetTokenAccessor() == "" || !r.GetTokens() {
 			continue
 		}
 		token := &hostv1.InspectedToken{
@@ -704,52 +669,46 @@ func (f *fake) GetWorkload(_ context.Context,
 		}
 		resp.Tokens = append(resp.Tokens, token)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
-func (f *fake) ListWorkloads(context.Context,
-	*connect.Request[hostv1.ListWorkloadsRequest],
-) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
+func (f *fake) ListWorkloads(context.Context, *hostv1.ListWorkloadsRequest) (*hostv1.ListWorkloadsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListWorkloadsResponse{}
 	for _, w := range f.workloads {
 		resp.Workloads = append(resp.Workloads, w)
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
-func (f *fake) ListTokens(_ context.Context,
-	r *connect.Request[hostv1.ListTokensRequest],
-) (*connect.Response[hostv1.ListTokensResponse], error) {
+func (f *fake) ListTokens(_ context.Context, r *hostv1.ListTokensRequest) (*hostv1.ListTokensResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.ListTokensResponse{}
 	for _, t := range f.tokens {
-		all := r.Msg.GetNamespace() == "*" || r.Msg.GetNamespace() == t.GetNamespace()
-		if all && (r.Msg.GetWorkload() == "" || r.Msg.GetWorkload() == t.GetWorkload()) {
+		all := r.GetNamespace() == "*" || r.GetNamespace() == t.GetNamespace()
+		if all && (r.GetWorkload() == "" || r.GetWorkload() == t.GetWorkload()) {
 			resp.Tokens = append(resp.Tokens, t)
 		}
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }
 
-func (f *fake) SweepTokens(_ context.Context,
-	r *connect.Request[hostv1.SweepTokensRequest],
-) (*connect.Response[hostv1.SweepTokensResponse], error) {
+func (f *fake) SweepTokens(_ context.Context, r *hostv1.SweepTokensRequest) (*hostv1.SweepTokensResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	resp := &hostv1.SweepTokensResponse{}
 	var left []*hostv1.Token
 	for _, t := range f.tokens {
 		if t.GetOrphan() {
-			swept := &hostv1.SweptToken{Token: t, Reason: "its workload has ended", Revoked: !r.Msg.GetDryRun() && !f.consulAway}
-			if f.consulAway && !r.Msg.GetDryRun() {
+			swept := &hostv1.SweptToken{Token: t, Reason: "its workload has ended", Revoked: !r.GetDryRun() && !f.consulAway}
+			if f.consulAway && !r.GetDryRun() {
 				swept.Error = "Consul does not answer"
 			}
 			resp.Tokens = append(resp.Tokens, swept)
 		}
-		if !t.GetOrphan() || f.consulAway || r.Msg.GetDryRun() {
+		if !t.GetOrphan() || f.consulAway || r.GetDryRun() {
 			left = append(left, t)
 		}
 	}
@@ -757,5 +716,5 @@ func (f *fake) SweepTokens(_ context.Context,
 	if f.consulAway {
 		resp.Problems = []string{"list the tokens of Consul \"east\": connection refused"}
 	}
-	return connect.NewResponse(resp), nil
+	return resp, nil
 }

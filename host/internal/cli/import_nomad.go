@@ -136,11 +136,10 @@ func (a *app) sayImported(all []imported) error {
 func (a *app) importVolume(ctx context.Context, client *api.Client, f importFlags, v nomadVolume) imported {
 	one := imported{Namespace: v.Namespace, ID: v.ID}
 	spec := v.spec()
-	known, err := client.Volumes.GetVolume(ctx,
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID}))
+	known, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: v.Namespace, Id: v.ID})
 	switch {
 	case err == nil:
-		has := known.Msg.GetVolume().GetSpec()
+		has := known.GetVolume().GetSpec()
 		one.Outcome = importKnown
 		if has.GetPluginId() != v.PluginID || has.GetExternalId() != v.ExternalID {
 			one.Outcome, one.Detail = importFailed, fmt.Sprintf("another volume is registered with this id: %s of driver %q",
@@ -174,12 +173,12 @@ func (a *app) importVolume(ctx context.Context, client *api.Client, f importFlag
 		one.Outcome = importWould
 		return one
 	}
-	res, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+	res, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 	if err != nil {
 		one.Outcome, one.Detail = importFailed, hintDriver(err).Error()
 		return one
 	}
-	one.Outcome, one.Warnings = importRegistered, res.Msg.GetWarnings()
+	one.Outcome, one.Warnings = importRegistered, res.GetWarnings()
 	return one
 }
 

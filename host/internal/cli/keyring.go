@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -28,18 +27,18 @@ func (a *app) keyringList() *cobra.Command {
 		Example: "pannier keyring list",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Members.ListKeys(ctx, connect.NewRequest(&hostv1.ListKeysRequest{}))
+			resp, err := client.Members.ListKeys(ctx, &hostv1.ListKeysRequest{})
 			if err != nil {
 				return err
 			}
-			if problem := resp.Msg.GetProblem(); problem != "" {
+			if problem := resp.GetProblem(); problem != "" {
 				a.note("warning: %s", problem)
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				t := newTable("KEY", "AGENTS", "WRITE WITH IT")
-				for _, k := range resp.Msg.GetKeys() {
-					t.row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.Msg.GetAgents()),
-						fmt.Sprintf("%d of %d", k.GetPrimary(), resp.Msg.GetAgents()))
+				for _, k := range resp.GetKeys() {
+					t.row(k.GetId(), fmt.Sprintf("%d of %d", k.GetAgents(), resp.GetAgents()),
+						fmt.Sprintf("%d of %d", k.GetPrimary(), resp.GetAgents()))
 				}
 				return a.show(t)
 			})
@@ -62,12 +61,11 @@ of head -c 32 /dev/urandom | base64; - is standard input.`,
 			if err != nil {
 				return err
 			}
-			resp, err := client.Members.AddKey(ctx, connect.NewRequest(&hostv1.AddKeyRequest{Key: key}))
+			resp, err := client.Members.AddKey(ctx, &hostv1.AddKeyRequest{Key: key})
 			if err != nil {
 				return err
 			}
-			return a.answer(resp.Msg, "key %s is added; when every agent has it: pannier keyring use %s", resp.Msg.GetId(),
-				resp.Msg.GetId())
+			return a.answer(resp, "key %s is added; when every agent has it: pannier keyring use %s", resp.GetId(), resp.GetId())
 		}),
 	}
 }
@@ -93,7 +91,7 @@ func readKey(path string) (string, error) {
 func (a *app) keyringUse() *cobra.Command {
 	return a.keyCommand("use ID", "Make every agent encrypt with a key that all have", "every agent encrypts with key %s",
 		func(ctx context.Context, client *api.Client, id string) error {
-			_, err := client.Members.UseKey(ctx, connect.NewRequest(&hostv1.UseKeyRequest{Id: id}))
+			_, err := client.Members.UseKey(ctx, &hostv1.UseKeyRequest{Id: id})
 			return err
 		})
 }
@@ -101,7 +99,7 @@ func (a *app) keyringUse() *cobra.Command {
 func (a *app) keyringRemove() *cobra.Command {
 	return a.keyCommand("remove ID", "Remove a key that no agent encrypts with", "key %s is removed",
 		func(ctx context.Context, client *api.Client, id string) error {
-			_, err := client.Members.RemoveKey(ctx, connect.NewRequest(&hostv1.RemoveKeyRequest{Id: id}))
+			_, err := client.Members.RemoveKey(ctx, &hostv1.RemoveKeyRequest{Id: id})
 			return err
 		})
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/host/internal/cli/bundle"
@@ -35,7 +34,7 @@ func (a *app) monitor(ctx context.Context, client *api.Client, req *hostv1.Monit
 	}
 	var secrets bundle.Bundle // for the search only
 	secrets.Secret("the token of this command", token)
-	stream, err := client.Agent.Monitor(ctx, connect.NewRequest(req))
+	stream, err := client.Agent.Monitor(ctx, req)
 	if err != nil {
 		return err
 	}

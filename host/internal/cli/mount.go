@@ -113,14 +113,14 @@ func (a *app) mountVolume(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	status, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	status, err := client.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil {
 		return err
 	}
-	if err := inNamespaceOf(int(status.Msg.GetPid())); err != nil {
+	if err := inNamespaceOf(int(status.GetPid())); err != nil {
 		return err
 	}
-	r.workload = mountWorkload(r.target, status.Msg.GetName())
+	r.workload = mountWorkload(r.target, status.GetName())
 	if done, err := alreadyMounted(ctx, client, r); done || err != nil {
 		return err
 	}
@@ -232,12 +232,11 @@ func alreadyMounted(ctx context.Context, client *api.Client, r *mountRequest) (b
 	if there == nil || there.FSType == "autofs" {
 		return false, nil
 	}
-	resp, err := client.Workloads.GetWorkload(ctx,
-		connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: r.namespace, Id: r.workload}))
+	resp, err := client.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Namespace: r.namespace, Id: r.workload})
 	var ours []*hostv1.Mount
 	switch {
 	case err == nil:
-		ours = resp.Msg.GetWorkload().GetMounts()
+		ours = resp.GetWorkload().GetMounts()
 	case connect.CodeOf(err) != connect.CodeNotFound:
 		return false, err
 	}
@@ -323,17 +322,16 @@ func waitsForOthers(ctx context.Context, client *api.Client, r *mountRequest, er
 	default:
 		return false, false
 	}
-	now, err := client.Volumes.GetVolume(ctx,
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: r.namespace, Id: r.source}))
+	now, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: r.namespace, Id: r.source})
 	if err != nil {
 		return false, false
 	}
-	return len(now.Msg.GetVolume().GetClaims()) > 0, true
+	return len(now.GetVolume().GetClaims()) > 0, true
 }
 
 func startMount(ctx context.Context, client *api.Client, req *hostv1.StartWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
-	stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
+	stream, err := client.Workloads.StartWorkload(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -418,17 +416,17 @@ func (a *app) releaseMount(ctx context.Context, r *umountRequest) error {
 	if err != nil {
 		return err
 	}
-	all, err := client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: "*"}))
+	all, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: "*"})
 	if err != nil {
 		return err
 	}
-	for _, w := range all.Msg.GetWorkloads() {
+	for _, w := range all.GetWorkloads() {
 		spec := w.GetSpec()
 		if spec.GetId() != mountWorkload(r.target, w.GetNode()) || ended(w) {
 			continue
 		}
 		stream, err := client.Workloads.StopWorkload(ctx,
-			connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}))
+			&hostv1.StopWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 		if err != nil {
 			return err
 		}

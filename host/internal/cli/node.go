@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -31,19 +30,19 @@ func (a *app) nodeStatus() *cobra.Command {
 		Args:    between(0, "NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
 			if len(args) == 0 {
-				resp, err := client.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{Read: &read}))
+				resp, err := client.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: &read})
 				if err != nil {
 					return err
 				}
-				a.noteAge(resp.Msg.GetMeta(), &read)
-				return a.print(resp.Msg, func() error { return a.showNodes(resp.Msg.GetNodes()) })
+				a.noteAge(resp.GetMeta(), &read)
+				return a.print(resp, func() error { return a.showNodes(resp.GetNodes()) })
 			}
-			resp, err := client.Nodes.GetNode(ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: args[0], Read: &read}))
+			resp, err := client.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: args[0], Read: &read})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			a.noteAge(resp.Msg.GetMeta(), &read)
-			return a.print(resp.Msg, func() error { return a.showNode(resp.Msg) })
+			a.noteAge(resp.GetMeta(), &read)
+			return a.print(resp, func() error { return a.showNode(resp) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -213,13 +212,12 @@ pannier node drain -disable web-1`,
 				return &usageError{err: errors.New("give -enable or -disable; -wait goes with -enable, or alone")}
 			}
 			if enable || disable {
-				resp, err := client.Nodes.DrainNode(ctx,
-					connect.NewRequest(&hostv1.DrainNodeRequest{Name: args[0], Enable: enable}))
+				resp, err := client.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: args[0], Enable: enable})
 				if err != nil {
 					return hint(err, ExitNotFound, knownNodes)
 				}
 				if !wait {
-					return a.print(resp.Msg, func() error { return a.say(drainText(args[0], enable)) })
+					return a.print(resp, func() error { return a.say(drainText(args[0], enable)) })
 				}
 			}
 			return a.awaitDrain(ctx, client, args[0])
@@ -242,11 +240,11 @@ func drainText(node string, enable bool) string {
 func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) error {
 	req := &hostv1.GetNodeRequest{Name: name, Read: &hostv1.ReadOptions{}}
 	for left := -1; ; {
-		resp, err := client.Nodes.GetNode(ctx, connect.NewRequest(req))
+		resp, err := client.Nodes.GetNode(ctx, req)
 		if err != nil {
 			return hint(err, ExitNotFound, knownNodes)
 		}
-		drain := resp.Msg.GetNode().GetDrain()
+		drain := resp.GetNode().GetDrain()
 		switch {
 		case drain == nil:
 			return &hintError{
@@ -254,14 +252,14 @@ func (a *app) awaitDrain(ctx context.Context, client *api.Client, name string) e
 				"begin it with: pannier node drain -enable -wait " + name,
 			}
 		case drain.GetDoneAt() != nil:
-			return a.answer(resp.Msg, "node %q has nothing left", name)
+			return a.answer(resp, "node %q has nothing left", name)
 		}
-		if now := len(resp.Msg.GetWorkloads()); now != left {
+		if now := len(resp.GetWorkloads()); now != left {
 			left = now
 			a.note("%s and %s are left on node %q", escape.Count(left, "workload"),
-				escape.Count(len(resp.Msg.GetClaims()), "claim"), name)
+				escape.Count(len(resp.GetClaims()), "claim"), name)
 		}
-		req.Read.Index = resp.Msg.GetMeta().GetIndex()
+		req.Read.Index = resp.GetMeta().GetIndex()
 	}
 }
 
@@ -275,12 +273,11 @@ func (a *app) nodeEligibility() *cobra.Command {
 			if enable == disable {
 				return &usageError{err: errors.New("give -enable or -disable")}
 			}
-			resp, err := client.Nodes.SetNodeEligibility(ctx,
-				connect.NewRequest(&hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable}))
+			resp, err := client.Nodes.SetNodeEligibility(ctx, &hostv1.SetNodeEligibilityRequest{Name: args[0], Eligible: enable})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				if enable {
 					return a.say(fmt.Sprintf("node %q starts workloads", args[0]))
 				}
@@ -308,17 +305,16 @@ pannier node namespaces -any web-1`,
 			if every == (len(only) > 0) {
 				return &usageError{err: errors.New("give -only, once for each namespace, or -any")}
 			}
-			resp, err := client.Nodes.SetNodeNamespaces(ctx,
-				connect.NewRequest(&hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only}))
+			resp, err := client.Nodes.SetNodeNamespaces(ctx, &hostv1.SetNodeNamespacesRequest{Name: args[0], Namespaces: only})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				if every {
 					return a.say(fmt.Sprintf("node %q starts workloads of all namespaces", args[0]))
 				}
 				return a.say(fmt.Sprintf("node %q starts workloads of no other namespaces than %s", args[0],
-					strings.Join(resp.Msg.GetNode().GetNamespaces(), ", ")))
+					strings.Join(resp.GetNode().GetNamespaces(), ", ")))
 			})
 		}),
 	}
@@ -338,16 +334,16 @@ and its part of intentions.`,
 		Example: "pannier node purge web-1",
 		Args:    exactly("NODE"), ValidArgsFunction: a.completeIDs(nodeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Nodes.PurgeNode(ctx, connect.NewRequest(&hostv1.PurgeNodeRequest{Name: args[0], Force: force}))
+			resp, err := client.Nodes.PurgeNode(ctx, &hostv1.PurgeNodeRequest{Name: args[0], Force: force})
 			if err != nil {
 				return hint(err, ExitNotFound, knownNodes)
 			}
-			return a.print(resp.Msg, func() error {
-				for _, c := range resp.Msg.GetLetGo() {
+			return a.print(resp, func() error {
+				for _, c := range resp.GetLetGo() {
 					a.note("warning: the claim of workload %q on volume %q was released; a mount may be left on the node",
 						c.GetWorkload(), c.GetVolume())
 				}
-				if why := resp.Msg.GetLeft(); why != "" {
+				if why := resp.GetLeft(); why != "" {
 					a.note("warning: what the node has left in Consul is still there: %s", why)
 				}
 				return a.say(fmt.Sprintf("node %q is forgotten", args[0]))

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -33,11 +32,11 @@ func (a *app) raftListPeers() *cobra.Command {
 		Example: "pannier operator raft list-peers",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.ListPeers(ctx, connect.NewRequest(&hostv1.ListPeersRequest{}))
+			resp, err := client.Operator.ListPeers(ctx, &hostv1.ListPeersRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showPeers(resp.Msg.GetPeers()) })
+			return a.print(resp, func() error { return a.showPeers(resp.GetPeers()) })
 		}),
 	}
 }
@@ -68,15 +67,15 @@ func (a *app) raftTransfer() *cobra.Command {
 			if len(args) > 0 {
 				req.Name = args[0]
 			}
-			resp, err := client.Operator.TransferLeadership(ctx, connect.NewRequest(req))
+			resp, err := client.Operator.TransferLeadership(ctx, req)
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.print(resp.Msg, func() error {
-				if resp.Msg.GetLeader() == "" {
+			return a.print(resp, func() error {
+				if resp.GetLeader() == "" {
 					return a.say("leadership is transferred; pannier operator raft list-peers shows to whom")
 				}
-				return a.say(fmt.Sprintf("server %q leads", resp.Msg.GetLeader()))
+				return a.say(fmt.Sprintf("server %q leads", resp.GetLeader()))
 			})
 		}),
 	}
@@ -90,11 +89,11 @@ pannier agent leave, on it.`,
 		Example: "pannier operator raft remove-peer server-3",
 		Args:    exactly("NAME"),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Operator.RemovePeer(ctx, connect.NewRequest(&hostv1.RemovePeerRequest{Name: args[0]}))
+			resp, err := client.Operator.RemovePeer(ctx, &hostv1.RemovePeerRequest{Name: args[0]})
 			if err != nil {
 				return hint(err, ExitNotFound, knownPeers)
 			}
-			return a.answer(resp.Msg, "server %q is removed from raft", args[0])
+			return a.answer(resp, "server %q is removed from raft", args[0])
 		}),
 	}
 }
@@ -105,11 +104,11 @@ func (a *app) autopilotGet() *cobra.Command {
 		Example: "pannier operator autopilot get",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.GetAutopilot(ctx, connect.NewRequest(&hostv1.GetAutopilotRequest{}))
+			resp, err := client.Operator.GetAutopilot(ctx, &hostv1.GetAutopilotRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showAutopilot(resp.Msg.GetAutopilot()) })
+			return a.print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
 		}),
 	}
 }
@@ -160,11 +159,11 @@ them, and the autopilot blocks of configurations no longer count.`,
 		if proto.Equal(want, &hostv1.Autopilot{}) {
 			return &usageError{err: fmt.Errorf("give at least one setting to change"), command: cmd.CommandPath()}
 		}
-		resp, err := client.Operator.SetAutopilot(ctx, connect.NewRequest(&hostv1.SetAutopilotRequest{Autopilot: want}))
+		resp, err := client.Operator.SetAutopilot(ctx, &hostv1.SetAutopilotRequest{Autopilot: want})
 		if err != nil {
 			return err
 		}
-		return a.print(resp.Msg, func() error { return a.showAutopilot(resp.Msg.GetAutopilot()) })
+		return a.print(resp, func() error { return a.showAutopilot(resp.GetAutopilot()) })
 	})
 	return cmd
 }
@@ -177,21 +176,21 @@ unhealthy.`,
 		Example: "pannier operator autopilot health",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Operator.AutopilotHealth(ctx, connect.NewRequest(&hostv1.AutopilotHealthRequest{}))
+			resp, err := client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 			if err != nil {
 				return err
 			}
-			err = a.print(resp.Msg, func() error {
-				if err := a.showPeers(resp.Msg.GetPeers()); err != nil {
+			err = a.print(resp, func() error {
+				if err := a.showPeers(resp.GetPeers()); err != nil {
 					return err
 				}
 				if _, err := fmt.Fprintln(a.out); err != nil {
 					return err
 				}
 				return a.say(fmt.Sprintf("%s may fail before the ledger stops",
-					escape.Count(resp.Msg.GetFailureTolerance(), "more server")))
+					escape.Count(resp.GetFailureTolerance(), "more server")))
 			})
-			if err == nil && !resp.Msg.GetHealthy() {
+			if err == nil && !resp.GetHealthy() {
 				return silentExit(ExitError)
 			}
 			return err
@@ -207,11 +206,11 @@ the leader has it.`,
 		Example: "pannier operator secrets status",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+			resp, err := client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error { return a.showSecretsKeys(resp.Msg) })
+			return a.print(resp, func() error { return a.showSecretsKeys(resp) })
 		}),
 	}
 }
@@ -243,14 +242,14 @@ Refused while a server does not answer.`,
 		Example: "pannier operator secrets rotate",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Secrets.RotateSecretsKey(ctx, connect.NewRequest(&hostv1.RotateSecretsKeyRequest{}))
+			resp, err := client.Secrets.RotateSecretsKey(ctx, &hostv1.RotateSecretsKeyRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				return a.say(
 					fmt.Sprintf("secrets are encrypted with key %s from now on; the old key is removed when nothing needs it "+
-						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.Msg.GetId()))
+						"(pannier operator secrets status). Back up the servers' keys again: a backup of the ledger is of no use without them", resp.GetId()))
 			})
 		}),
 	}
@@ -271,17 +270,17 @@ not old enough stays.`,
 		Example: "pannier system gc -dry-run",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.System.CollectGarbage(ctx, connect.NewRequest(&hostv1.CollectGarbageRequest{DryRun: dryRun}))
+			resp, err := client.System.CollectGarbage(ctx, &hostv1.CollectGarbageRequest{DryRun: dryRun})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
-				if len(resp.Msg.GetGarbage()) == 0 {
+			return a.print(resp, func() error {
+				if len(resp.GetGarbage()) == 0 {
 					a.note("nothing to collect")
 					return nil
 				}
 				t := newTable("KIND", "NAMESPACE", "ID", "SINCE", "REASON")
-				for _, g := range resp.Msg.GetGarbage() {
+				for _, g := range resp.GetGarbage() {
 					t.row(g.GetKind(), g.GetNamespace(), g.GetId(), since(g.GetSince()), g.GetReason())
 				}
 				return a.show(t)

@@ -29,7 +29,7 @@ encrypted. Needs a management token when ACLs are on.`,
 		Example: `pannier operator snapshot save "ledger-$(date +%F).snapshot"`,
 		Args:    exactly("FILE"),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			stream, err := client.Operator.SaveSnapshot(ctx, connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
+			stream, err := client.Operator.SaveSnapshot(ctx, &hostv1.SaveSnapshotRequest{})
 			if err != nil {
 				return err
 			}
@@ -100,7 +100,10 @@ that changed after it was made is lost. Refused while there are claims.`,
 				return err
 			}
 			defer f.Close()
-			stream := client.Operator.RestoreSnapshot(ctx)
+			stream, err := client.Operator.RestoreSnapshot(ctx)
+			if err != nil {
+				return err
+			}
 			for chunk := make([]byte, chunkSize); ; {
 				n, err := f.Read(chunk)
 				if errors.Is(err, io.EOF) {
@@ -120,7 +123,7 @@ that changed after it was made is lost. Refused while there are claims.`,
 			if err != nil {
 				return err
 			}
-			return a.answer(resp.Msg, "restored the ledger from %s, at index %d", args[0], resp.Msg.GetSnapshot().GetIndex())
+			return a.answer(resp, "restored the ledger from %s, at index %d", args[0], resp.GetSnapshot().GetIndex())
 		}),
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // SaveSnapshot sends the fake's snapshot, or half of it.
-func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSnapshotRequest],
+func (f *fake) SaveSnapshot(_ context.Context, _ *hostv1.SaveSnapshotRequest,
 	s *connect.ServerStream[hostv1.SaveSnapshotResponse],
 ) error {
 	if f.broken() {
@@ -31,7 +31,7 @@ func (f *fake) SaveSnapshot(_ context.Context, _ *connect.Request[hostv1.SaveSna
 
 func (f *fake) RestoreSnapshot(_ context.Context,
 	s *connect.ClientStream[hostv1.RestoreSnapshotRequest],
-) (*connect.Response[hostv1.RestoreSnapshotResponse], error) {
+) (*hostv1.RestoreSnapshotResponse, error) {
 	var got bytes.Buffer
 	for s.Receive() {
 		got.Write(s.Msg().GetChunk())
@@ -40,7 +40,7 @@ func (f *fake) RestoreSnapshot(_ context.Context,
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	return connect.NewResponse(&hostv1.RestoreSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: b.Index}}), s.Err()
+	return &hostv1.RestoreSnapshotResponse{Snapshot: &hostv1.SnapshotInfo{Index: b.Index}}, s.Err()
 }
 
 func TestSnapshotFiles(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -63,7 +62,7 @@ one that serves, ends or is unhealthy, it is ended and refused, and its failed c
 repeated. A pinned plugin can have a canary, so pin it before the file comes.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.SwapPlugin(ctx,
-				connect.NewRequest(&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto(), CanaryPercent: int32(part)}))
+				&hostv1.SwapPluginRequest{Name: name, Grace: grace.proto(), CanaryPercent: int32(part)})
 			return answer(resp, err)
 		}))
 	cmd.Flags().Var(&part, "canary", "give it `PERCENT` of the calls, 1% to 99%")
@@ -94,8 +93,7 @@ func (a *app) pluginPromote() *cobra.Command {
 		`Let the process serve that pannier plugin swap -canary has started. A pinned plugin is then
 pinned to it. It is on probation like any other new binary.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.PromotePlugin(ctx,
-				connect.NewRequest(&hostv1.PromotePluginRequest{Name: name, Grace: grace.proto()}))
+			resp, err := client.Plugins.PromotePlugin(ctx, &hostv1.PromotePluginRequest{Name: name, Grace: grace.proto()})
 			return answer(resp, err)
 		}))
 }
@@ -107,8 +105,7 @@ func (a *app) pluginRestart() *cobra.Command {
 the old one as for a swap: no call fails, even if the old process hangs. The exit code is
 4 when the new process cannot take over; callers then keep the one that they have.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.RestartPlugin(ctx,
-				connect.NewRequest(&hostv1.RestartPluginRequest{Name: name, Grace: grace.proto()}))
+			resp, err := client.Plugins.RestartPlugin(ctx, &hostv1.RestartPluginRequest{Name: name, Grace: grace.proto()})
 			return answer(resp, err)
 		}))
 }
@@ -123,7 +120,7 @@ directory, is refused until it changes, or until pannier plugin swap. While ther
 only that is ended and refused.`,
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			resp, err := client.Plugins.RollbackPlugin(ctx,
-				connect.NewRequest(&hostv1.RollbackPluginRequest{Name: name, To: to, Grace: grace.proto()}))
+				&hostv1.RollbackPluginRequest{Name: name, To: to, Grace: grace.proto()})
 			return answer(resp, err)
 		}))
 	cmd.Flags().StringVar(&to, "to", "", "the `VERSION` to bring back, or the first 6 or more digits of its sum")
@@ -140,7 +137,7 @@ plugin versions lists what can be pinned, and the newer file that waits meanwhil
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		return a.orderPlugin(ctx, args[0], func(ctx context.Context, client *api.Client, name string) (ordered, error) {
 			which := append(args, "")[1]
-			resp, err := client.Plugins.PinPlugin(ctx, connect.NewRequest(&hostv1.PinPluginRequest{Name: name, Sha256: which}))
+			resp, err := client.Plugins.PinPlugin(ctx, &hostv1.PinPluginRequest{Name: name, Sha256: which})
 			return answer(resp, err)
 		})
 	})
@@ -150,7 +147,7 @@ plugin versions lists what can be pinned, and the newer file that waits meanwhil
 func (a *app) pluginUnpin() *cobra.Command {
 	return a.pluginOrder("unpin NAME", "Let what is in the plugin directory serve again", "",
 		func(ctx context.Context, client *api.Client, name string) (ordered, error) {
-			resp, err := client.Plugins.UnpinPlugin(ctx, connect.NewRequest(&hostv1.UnpinPluginRequest{Name: name}))
+			resp, err := client.Plugins.UnpinPlugin(ctx, &hostv1.UnpinPluginRequest{Name: name})
 			return answer(resp, err)
 		})
 }
@@ -166,12 +163,11 @@ host depend on the plugin; the message names them.`,
 		Example: "pannier plugin remove -files my-storage",
 		Args:    exactly("NAME"), ValidArgsFunction: a.completeIDs(pluginNames),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Plugins.RemovePlugin(ctx,
-				connect.NewRequest(&hostv1.RemovePluginRequest{Name: args[0], Files: files}))
+			resp, err := client.Plugins.RemovePlugin(ctx, &hostv1.RemovePluginRequest{Name: args[0], Files: files})
 			if err != nil {
 				return hintPlugin(err)
 			}
-			return a.answer(resp.Msg, "plugin %q is removed", args[0])
+			return a.answer(resp, "plugin %q is removed", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&files, "files", false,
@@ -189,11 +185,11 @@ type ordered interface {
 func answer[M any, P interface {
 	*M
 	ordered
-}](resp *connect.Response[M], err error) (ordered, error) {
+}](resp *M, err error) (ordered, error) {
 	if err != nil {
 		return nil, err
 	}
-	return P(resp.Msg), nil
+	return P(resp), nil
 }
 
 // order asks the agent to do something with a plugin.
@@ -264,14 +260,14 @@ writable by their owner only.`,
 			if err != nil {
 				return fmt.Errorf("find %s: %w", args[0], err)
 			}
-			resp, err := client.Plugins.VerifyPlugin(ctx, connect.NewRequest(&hostv1.VerifyPluginRequest{Path: path}))
+			resp, err := client.Plugins.VerifyPlugin(ctx, &hostv1.VerifyPluginRequest{Path: path})
 			if err != nil {
 				return err
 			}
-			if err := a.print(resp.Msg, func() error { return a.showVerified(resp.Msg) }); err != nil || resp.Msg.GetHealthy() {
+			if err := a.print(resp, func() error { return a.showVerified(resp) }); err != nil || resp.GetHealthy() {
 				return err
 			}
-			return &codeError{fmt.Errorf("it reports itself unhealthy: %s", resp.Msg.GetMessage()), ExitRefused}
+			return &codeError{fmt.Errorf("it reports itself unhealthy: %s", resp.GetMessage()), ExitRefused}
 		}),
 	}
 }
@@ -294,11 +290,11 @@ func (a *app) showVerified(v *hostv1.VerifyPluginResponse) error {
 
 // onePlugin reads one plugin of a node.
 func onePlugin(ctx context.Context, client *api.Client, node, name string) (*hostv1.Plugin, error) {
-	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: node}))
+	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range resp.Msg.GetPlugins() {
+	for _, p := range resp.GetPlugins() {
 		if p.GetName() == name {
 			return p, nil
 		}
@@ -316,12 +312,12 @@ func pluginNames(ctx context.Context, client *api.Client, namespace string) ([]s
 // pluginNamesOf lists the plugins of the node that a flag names.
 func pluginNamesOf(node *string) lister {
 	return func(ctx context.Context, client *api.Client, _ string) ([]string, error) {
-		resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: *node}))
+		resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: *node})
 		if err != nil {
 			return nil, err
 		}
 		var names []string
-		for _, p := range resp.Msg.GetPlugins() {
+		for _, p := range resp.GetPlugins() {
 			names = append(names, p.GetName())
 		}
 		return names, nil

@@ -170,15 +170,15 @@ func (a *app) listPlugins(ctx context.Context, node string, table func([]*hostv1
 	if err != nil {
 		return err
 	}
-	resp, err := client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{Node: node}))
+	resp, err := client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 	if err != nil {
 		return err
 	}
-	return a.print(resp.Msg, func() error {
-		if len(resp.Msg.GetPlugins()) == 0 {
+	return a.print(resp, func() error {
+		if len(resp.GetPlugins()) == 0 {
 			return a.showPlugins(nil)
 		}
-		return table(resp.Msg.GetPlugins())
+		return table(resp.GetPlugins())
 	})
 }
 
@@ -439,8 +439,7 @@ is shown as it was printed, in a message.`,
 			if err := checkRecent(recent); err != nil {
 				return err
 			}
-			stream, err := client.Plugins.PluginLog(ctx,
-				connect.NewRequest(&hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow}))
+			stream, err := client.Plugins.PluginLog(ctx, &hostv1.PluginLogRequest{Name: args[0], Recent: recent, Follow: follow})
 			if err != nil {
 				return hintPlugin(err)
 			}

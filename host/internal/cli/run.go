@@ -214,9 +214,9 @@ func (r *run) program(ctx context.Context, w *hostv1.Workload) (int, error) {
 		p := r.progress()
 		defer p.close()
 		return r.patiently(ctx, p, true, func() error {
-			_, err := r.client.Workloads.RunningWorkload(ctx, connect.NewRequest(&hostv1.RunningWorkloadRequest{
+			_, err := r.client.Workloads.RunningWorkload(ctx, &hostv1.RunningWorkloadRequest{
 				Namespace: r.spec.GetNamespace(), Id: r.spec.GetId(), Pid: int64(child.PID()),
-			}))
+			})
 			return err
 		})
 	})

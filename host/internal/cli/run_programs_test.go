@@ -47,10 +47,10 @@ func startMeshed(t *testing.T) *meshed {
 	return m
 }
 
-func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.StartWorkloadRequest],
+func (m *meshed) StartWorkload(_ context.Context, r *hostv1.StartWorkloadRequest,
 	s *connect.ServerStream[hostv1.StartWorkloadResponse],
 ) error {
-	w := &hostv1.Workload{Spec: r.Msg.GetSpec(), Node: "n1", State: "running", Ports: map[string]int32{}}
+	w := &hostv1.Workload{Spec: r.GetSpec(), Node: "n1", State: "running", Ports: map[string]int32{}}
 	for i, p := range w.GetSpec().GetPorts() {
 		w.Ports[p.GetLabel()] = int32(20000 + i)
 	}
@@ -80,7 +80,7 @@ func (m *meshed) StartWorkload(_ context.Context, r *connect.Request[hostv1.Star
 	return s.Send(&hostv1.StartWorkloadResponse{Event: &hostv1.StartWorkloadResponse_Workload{Workload: w}})
 }
 
-func (m *meshed) StopWorkload(ctx context.Context, r *connect.Request[hostv1.StopWorkloadRequest],
+func (m *meshed) StopWorkload(ctx context.Context, r *hostv1.StopWorkloadRequest,
 	s *connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
 	m.atStop()

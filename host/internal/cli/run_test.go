@@ -224,9 +224,9 @@ func TestPatienceWithAPatientAgent(t *testing.T) {
 		}
 		time.Sleep(2 * a.patience) // stands for the agent's own retries
 		stream, err := client.Workloads.StartWorkload(t.Context(),
-			connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
+			&hostv1.StartWorkloadRequest{Spec: &hostv1.WorkloadSpec{
 				Id: "w", Volumes: []*hostv1.VolumeRequest{{Name: "v", Source: "away-v"}},
-			}}))
+			}})
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -21,13 +20,13 @@ func (a *app) serverMembers() *cobra.Command {
 		Example: "pannier server members",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+			resp, err := client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 			if err != nil {
 				return err
 			}
-			return a.print(resp.Msg, func() error {
+			return a.print(resp, func() error {
 				t := newTable("NAME", "ROLE", "STATUS", "LEADER", "ADDRESS", "RPC ADDRESS", "DATACENTER", "VERSION")
-				for _, m := range resp.Msg.GetMembers() {
+				for _, m := range resp.GetMembers() {
 					leader := ""
 					if m.GetLeader() {
 						leader = "yes"
@@ -59,11 +58,11 @@ func (a *app) serverJoin() *cobra.Command {
 		Example: "pannier server join 192.0.2.11",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Members.JoinMembers(ctx, connect.NewRequest(&hostv1.JoinMembersRequest{Addresses: args}))
+			resp, err := client.Members.JoinMembers(ctx, &hostv1.JoinMembersRequest{Addresses: args})
 			if err != nil {
 				return err
 			}
-			return a.answer(resp.Msg, "%d of %d answered; pannier server members lists all", resp.Msg.GetJoined(), len(args))
+			return a.answer(resp, "%d of %d answered; pannier server members lists all", resp.GetJoined(), len(args))
 		}),
 	}
 }
@@ -75,12 +74,11 @@ func (a *app) serverForceLeave() *cobra.Command {
 		Example: "pannier server force-leave -prune server-3",
 		Args:    exactly("NAME"),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Members.ForceLeave(ctx,
-				connect.NewRequest(&hostv1.ForceLeaveRequest{Name: args[0], Prune: prune}))
+			resp, err := client.Members.ForceLeave(ctx, &hostv1.ForceLeaveRequest{Name: args[0], Prune: prune})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier server members lists the agents")
 			}
-			return a.answer(resp.Msg, "agent %q has left", args[0])
+			return a.answer(resp, "agent %q has left", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&prune, "prune", false, "forget it at once")

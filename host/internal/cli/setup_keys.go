@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/go-jose/go-jose/v4"
 
 	"github.com/pannier/pannier/host/internal/config"
@@ -45,18 +44,18 @@ func (k *signingKeys) ask(ctx context.Context, rotate bool) error {
 	ctx, cancel := context.WithTimeout(ctx, keysTimeout)
 	defer cancel()
 	if rotate {
-		resp, err := k.client.Secrets.RotateSigningKey(ctx, connect.NewRequest(&hostv1.RotateSigningKeyRequest{}))
+		resp, err := k.client.Secrets.RotateSigningKey(ctx, &hostv1.RotateSigningKeyRequest{})
 		if err != nil {
 			return err
 		}
-		k.is = resp.Msg.GetKeys()
+		k.is = resp.GetKeys()
 		return nil
 	}
-	resp, err := k.client.Secrets.GetSigningKeys(ctx, connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
+	resp, err := k.client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
 	if err != nil {
 		return err
 	}
-	k.is = resp.Msg.GetKeys()
+	k.is = resp.GetKeys()
 	return nil
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -51,7 +50,7 @@ func (a *app) statusCommand() *cobra.Command {
 
 // showStatusOf asks for the status of a node, and prints it; on a terminal, anew empties it before.
 func (a *app) showStatusOf(ctx context.Context, client *api.Client, node string, anew bool) error {
-	resp, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{Node: node}))
+	resp, err := client.Agent.Status(ctx, &hostv1.StatusRequest{Node: node})
 	if err != nil {
 		return err
 	}
@@ -60,7 +59,7 @@ func (a *app) showStatusOf(ctx context.Context, client *api.Client, node string,
 			return err
 		}
 	}
-	return a.print(resp.Msg, func() error { return a.showStatus(resp.Msg) })
+	return a.print(resp, func() error { return a.showStatus(resp) })
 }
 
 // clear empties the terminal (ECMA-48, CUP and ED).
@@ -168,9 +167,9 @@ pannier events -since 2h -topic volume -topic claim`,
 			if from != nil && !cmd.Flags().Changed("recent") {
 				recent = keptEvents
 			}
-			stream, err := client.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{
+			stream, err := client.Agent.Events(ctx, &hostv1.EventsRequest{
 				Recent: recent, Follow: follow, Since: from, Topics: topics, Node: node,
-			}))
+			})
 			if err != nil {
 				return err
 			}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -31,14 +30,14 @@ token.`,
 		Example: "pannier token list -workload web",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{
+			resp, err := client.Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{
 				Namespace: a.namespaceOr("*"), Workload: workload, Read: &read,
-			}))
+			})
 			if err != nil {
 				return err
 			}
-			a.noteAge(resp.Msg.GetMeta(), &read)
-			return a.print(resp.Msg, func() error { return a.showTokens(resp.Msg.GetTokens()) })
+			a.noteAge(resp.GetMeta(), &read)
+			return a.print(resp, func() error { return a.showTokens(resp.GetTokens()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "only those of the workload with this `ID`")
@@ -60,11 +59,11 @@ node, now. The agent itself looks every five minutes. The exit code is 1 unless 
 				return err
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
-				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true}))
+				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Tokens: true})
 			if err != nil {
 				return hintWorkload(err)
 			}
-			tokens := resp.Msg.GetTokens()
+			tokens := resp.GetTokens()
 			err = a.print(&hostv1.GetWorkloadResponse{Tokens: tokens}, func() error { return a.showInspected(tokens) })
 			return cmp.Or(err, inspectionError(tokens))
 		}),
@@ -100,14 +99,14 @@ those of this cluster that only Consul has. The leader does so periodically. The
 		Example: "pannier token sweep -dry-run",
 		Args:    exactly(),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, _ []string) error {
-			resp, err := client.Tokens.SweepTokens(ctx, connect.NewRequest(&hostv1.SweepTokensRequest{DryRun: dryRun}))
+			resp, err := client.Tokens.SweepTokens(ctx, &hostv1.SweepTokensRequest{DryRun: dryRun})
 			if err != nil {
 				return err
 			}
-			if err := a.print(resp.Msg, func() error { return a.showSwept(resp.Msg.GetTokens(), dryRun) }); err != nil {
+			if err := a.print(resp, func() error { return a.showSwept(resp.GetTokens(), dryRun) }); err != nil {
 				return err
 			}
-			return a.sweepError(resp.Msg, dryRun)
+			return a.sweepError(resp, dryRun)
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only show what would be revoked")

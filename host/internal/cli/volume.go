@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -108,12 +107,12 @@ definition, and that a healthy controller of the driver can create such a volume
 			if dryRun {
 				return a.checkVolume(ctx, client, spec)
 			}
-			resp, err := client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: spec}))
+			resp, err := client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec})
 			if err != nil {
 				return hintDriver(err)
 			}
-			a.warn(resp.Msg.GetWarnings())
-			return a.print(resp.Msg, func() error { return a.madeVolume("is created", resp.Msg.GetVolume()) })
+			a.warn(resp.GetWarnings())
+			return a.print(resp, func() error { return a.madeVolume("is created", resp.GetVolume()) })
 		}),
 	}
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check whether it can be made, and make nothing")
@@ -121,16 +120,16 @@ definition, and that a healthy controller of the driver can create such a volume
 }
 
 func (a *app) checkVolume(ctx context.Context, client *api.Client, spec *hostv1.VolumeSpec) error {
-	resp, err := client.Volumes.CheckVolume(ctx, connect.NewRequest(&hostv1.CheckVolumeRequest{Spec: spec}))
+	resp, err := client.Volumes.CheckVolume(ctx, &hostv1.CheckVolumeRequest{Spec: spec})
 	if err != nil {
 		return hintDriver(err)
 	}
-	a.warn(resp.Msg.GetWarnings())
-	return a.print(resp.Msg, func() error {
+	a.warn(resp.GetWarnings())
+	return a.print(resp, func() error {
 		text := fmt.Sprintf("volume %q exists with this definition: it would stay as it is", spec.GetId())
-		if !resp.Msg.GetExists() {
+		if !resp.GetExists() {
 			text = fmt.Sprintf("volume %q can be created: driver %q would make it as %q", spec.GetId(), spec.GetPluginId(),
-				resp.Msg.GetDriverName())
+				resp.GetDriverName())
 		}
 		return a.say(text)
 	})
@@ -153,12 +152,12 @@ validate it. FILE is a volume spec; - is standard input.`,
 					"pannier volume create makes one, pannier volume list -external -driver " + spec.GetPluginId() +
 					" lists the driver's"}}
 			}
-			resp, err := client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+			resp, err := client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 			if err != nil {
 				return hintDriver(err)
 			}
-			a.warn(resp.Msg.GetWarnings())
-			return a.print(resp.Msg, func() error { return a.madeVolume("is registered", resp.Msg.GetVolume()) })
+			a.warn(resp.GetWarnings())
+			return a.print(resp, func() error { return a.madeVolume("is registered", resp.GetVolume()) })
 		}),
 	}
 }
@@ -215,11 +214,11 @@ it is the same as -capacity-min.`,
 			if req.CapacityMin == 0 && req.CapacityMax == 0 {
 				return &usageError{err: errors.New("a size is missing")}
 			}
-			resp, err := client.Volumes.ExpandVolume(ctx, connect.NewRequest(req))
+			resp, err := client.Volumes.ExpandVolume(ctx, req)
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.answer(resp.Msg, "volume %q has %s", args[0], size(resp.Msg.GetVolume().GetCapacity()))
+			return a.answer(resp, "volume %q has %s", args[0], size(resp.GetVolume().GetCapacity()))
 		}),
 	}
 	cmd.Flags().StringVar(&lowest, "capacity-min", "", "the least `size` it is to have")
@@ -240,14 +239,13 @@ the driver; those that are not given stay as they are.`,
 			if err != nil {
 				return err
 			}
-			resp, err := client.Volumes.ModifyVolume(ctx, connect.NewRequest(&hostv1.ModifyVolumeRequest{
+			resp, err := client.Volumes.ModifyVolume(ctx, &hostv1.ModifyVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Parameters: parameters, Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
-			return a.answer(resp.Msg, "volume %q is modified: %s", args[0],
-				joinMap(resp.Msg.GetVolume().GetMutableParameters()))
+			return a.answer(resp, "volume %q is modified: %s", args[0], joinMap(resp.GetVolume().GetMutableParameters()))
 		}),
 	}
 	flags.add(cmd)
@@ -289,17 +287,17 @@ leaves behind.`,
 		Example: "pannier volume deregister data",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Volumes.DeregisterVolume(ctx, connect.NewRequest(&hostv1.DeregisterVolumeRequest{
+			resp, err := client.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Force: force,
-			}))
+			})
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			for _, c := range resp.Msg.GetLeftBehind() {
+			for _, c := range resp.GetLeftBehind() {
 				a.note("warning: left behind: %s claim of workload %q on node %q (%s); its mount and attachment may still exist",
 					c.GetMode(), c.GetWorkload(), c.GetNode(), c.GetState())
 			}
-			return a.answer(resp.Msg, "volume %q is deregistered; it still exists at its driver", args[0])
+			return a.answer(resp, "volume %q is deregistered; it still exists at its driver", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&force, "force", false, "deregister it even while it has claims, and say what is left behind")
@@ -323,13 +321,13 @@ terminal the command asks first, unless -yes is given.`,
 			if err := a.confirm(yes, "delete volume %q with its data?", args[0]); err != nil {
 				return err
 			}
-			resp, err := client.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{
+			resp, err := client.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.answer(resp.Msg, "volume %q is deleted", args[0])
+			return a.answer(resp, "volume %q is deleted", args[0])
 		}),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")

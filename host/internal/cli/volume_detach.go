@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -65,12 +64,12 @@ func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
-		resp *connect.Response[hostv1.DetachVolumeResponse]
+		resp *hostv1.DetachVolumeResponse
 		err  error
 	}
 	answered := make(chan answer, 1)
 	go func() {
-		resp, err := client.Volumes.DetachVolume(ctx, connect.NewRequest(req))
+		resp, err := client.Volumes.DetachVolume(ctx, req)
 		answered <- answer{resp, err}
 	}()
 	var late <-chan time.Time
@@ -85,7 +84,7 @@ func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 			if got.err != nil {
 				return nil, got.err
 			}
-			return got.resp.Msg, nil
+			return got.resp, nil
 		case <-tick.C:
 			if text := a.detaching(ctx, client, req); text != "" && text != said {
 				a.note("%s", text)
@@ -105,13 +104,13 @@ func (a *app) detach(ctx context.Context, client *api.Client, req *hostv1.Detach
 func (a *app) detaching(ctx context.Context, client *api.Client, req *hostv1.DetachVolumeRequest) (text string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*detachInterval)
 	defer cancel()
-	resp, err := client.Volumes.ExplainVolume(ctx, connect.NewRequest(&hostv1.ExplainVolumeRequest{
+	resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
 		Namespace: req.GetNamespace(), Id: req.GetId(),
-	}))
+	})
 	if err != nil {
 		return ""
 	}
-	for _, c := range resp.Msg.GetClaims() {
+	for _, c := range resp.GetClaims() {
 		if c.GetClaim().GetNode() != req.GetNode() || c.GetWaitsFor() == "" {
 			continue
 		}

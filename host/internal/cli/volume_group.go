@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -47,14 +46,14 @@ snapshots.`,
 					return err
 				}
 			}
-			resp, err := client.Volumes.CreateGroupSnapshot(ctx, connect.NewRequest(&hostv1.CreateGroupSnapshotRequest{
+			resp, err := client.Volumes.CreateGroupSnapshot(ctx, &hostv1.CreateGroupSnapshotRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeIds: volumes, Name: args[0],
 				Parameters: parameters, Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.print(resp.Msg, func() error { return a.showGroup(resp.Msg.GetGroup()) })
+			return a.print(resp, func() error { return a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	cmd.Flags().StringVar(&workload, "workload", "", "all volumes of this workload's `ID`")
@@ -64,13 +63,13 @@ snapshots.`,
 
 // volumesOf returns the ids of a workload's volumes.
 func (a *app) volumesOf(ctx context.Context, client *api.Client, workload string) (ids []string, err error) {
-	resp, err := client.Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{
+	resp, err := client.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{
 		Namespace: a.namespaceOr(claim.DefaultNamespace), Id: workload,
-	}))
+	})
 	if err != nil {
 		return nil, hint(err, ExitNotFound, "pannier workload status lists the workloads")
 	}
-	for _, v := range resp.Msg.GetWorkload().GetSpec().GetVolumes() {
+	for _, v := range resp.GetWorkload().GetSpec().GetVolumes() {
 		if v.GetDriver() == "" {
 			ids = append(ids, v.GetSource())
 		}
@@ -92,14 +91,14 @@ func (a *app) groupStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := client.Volumes.GetGroupSnapshot(ctx, connect.NewRequest(&hostv1.GetGroupSnapshotRequest{
+			resp, err := client.Volumes.GetGroupSnapshot(ctx, &hostv1.GetGroupSnapshotRequest{
 				PluginId: args[0], GroupId: args[1], Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists the snapshots with their groups",
 					args[0])
 			}
-			return a.print(resp.Msg, func() error { return a.showGroup(resp.Msg.GetGroup()) })
+			return a.print(resp, func() error { return a.showGroup(resp.GetGroup()) })
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
@@ -117,13 +116,13 @@ func (a *app) groupDelete() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := client.Volumes.DeleteGroupSnapshot(ctx, connect.NewRequest(&hostv1.DeleteGroupSnapshotRequest{
+			resp, err := client.Volumes.DeleteGroupSnapshot(ctx, &hostv1.DeleteGroupSnapshotRequest{
 				PluginId: args[0], GroupId: args[1], Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return err
 			}
-			return a.answer(resp.Msg, "group snapshot %s is deleted", args[1])
+			return a.answer(resp, "group snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -39,16 +38,16 @@ volume's snapshot has is refused. Without a name it gets one that contains the t
 			if err != nil {
 				return err
 			}
-			resp, err := client.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
+			resp, err := client.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), VolumeId: args[0], Name: name,
 				Parameters: parameters, Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume status lists the volumes")
 			}
-			return a.print(resp.Msg, func() error {
-				a.warn(resp.Msg.GetWarnings())
-				s := resp.Msg.GetSnapshot()
+			return a.print(resp, func() error {
+				a.warn(resp.GetWarnings())
+				s := resp.GetSnapshot()
 				return a.say(fmt.Sprintf("snapshot %q (%s) of volume %q: %s", s.GetName(), s.GetSnapshotId(), args[0],
 					readiness(s)))
 			})
@@ -79,13 +78,13 @@ func (a *app) snapshotDelete() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			resp, err := client.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
+			resp, err := client.Volumes.DeleteSnapshot(ctx, &hostv1.DeleteSnapshotRequest{
 				PluginId: args[0], SnapshotId: args[1], Namespace: a.namespaceOr(claim.DefaultNamespace), Secrets: secrets,
-			}))
+			})
 			if err != nil {
 				return hint(err, ExitNotFound, "pannier volume snapshot list -driver %s lists them", args[0])
 			}
-			return a.answer(resp.Msg, "snapshot %s is deleted", args[1])
+			return a.answer(resp, "snapshot %s is deleted", args[1])
 		}),
 	}
 	secretsFlag(cmd, &secretFlags)
@@ -109,13 +108,13 @@ func (a *app) snapshotList() *cobra.Command {
 			all.Snapshots, all.NextToken, err = entries(&page, func(size int32, token string) ([]*hostv1.Snapshot, string,
 				error,
 			) {
-				resp, err := client.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
+				resp, err := client.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
 					PluginId: driver, PerPage: size, PageToken: token, Secrets: secrets,
-				}))
+				})
 				if err != nil {
 					return nil, "", hintDriver(err)
 				}
-				return resp.Msg.GetSnapshots(), resp.Msg.GetNextToken(), nil
+				return resp.GetSnapshots(), resp.GetNextToken(), nil
 			})
 			if err != nil {
 				return err

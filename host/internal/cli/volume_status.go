@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -27,14 +26,14 @@ func (a *app) volumeStatus() *cobra.Command {
 			if len(args) == 0 {
 				return a.listVolumes(ctx, client, &hostv1.ListVolumesRequest{Namespace: a.namespaceOr("*"), Read: &read})
 			}
-			resp, err := client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+			resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0], Read: &read,
-			}))
+			})
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			a.noteAge(resp.Msg.GetMeta(), &read)
-			return a.print(resp.Msg, func() error { return a.showVolume(resp.Msg) })
+			a.noteAge(resp.GetMeta(), &read)
+			return a.print(resp, func() error { return a.showVolume(resp) })
 		}),
 	}
 	staleFlag(cmd, &read)
@@ -74,18 +73,18 @@ func (a *app) volumeList() *cobra.Command {
 }
 
 func (a *app) listVolumes(ctx context.Context, client *api.Client, req *hostv1.ListVolumesRequest) error {
-	resp, err := client.Volumes.ListVolumes(ctx, connect.NewRequest(req))
+	resp, err := client.Volumes.ListVolumes(ctx, req)
 	if err != nil {
 		return hintDriver(err)
 	}
-	a.noteAge(resp.Msg.GetMeta(), req.GetRead())
-	return a.print(resp.Msg, func() error {
-		if len(resp.Msg.GetVolumes()) == 0 {
+	a.noteAge(resp.GetMeta(), req.GetRead())
+	return a.print(resp, func() error {
+		if len(resp.GetVolumes()) == 0 {
 			a.note("no volumes; make one with pannier volume init and pannier volume create")
 			return nil
 		}
 		t := newTable("ID", "NAMESPACE", "DRIVER", "DRIVER HEALTH", "SIZE", "ACCESS MODE", "ATTACHMENT", "CLAIMS", "AGE")
-		for _, v := range resp.Msg.GetVolumes() {
+		for _, v := range resp.GetVolumes() {
 			t.row(v.GetSpec().GetId(), v.GetSpec().GetNamespace(), v.GetSpec().GetPluginId(), healthy(v.GetDriverHealthy()),
 				size(v.GetCapacity()), v.GetAccessMode(), v.GetAttachmentMode(), len(v.GetClaims()), age(v.GetCreatedAt()))
 		}
@@ -97,13 +96,13 @@ func (a *app) listExternal(ctx context.Context, client *api.Client, driver strin
 	all := &hostv1.ListExternalResponse{}
 	var err error
 	all.Volumes, all.NextToken, err = entries(p, func(size int32, token string) ([]*hostv1.ExternalVolume, string, error) {
-		resp, err := client.Volumes.ListExternal(ctx, connect.NewRequest(&hostv1.ListExternalRequest{
+		resp, err := client.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{
 			PluginId: driver, PerPage: size, PageToken: token,
-		}))
+		})
 		if err != nil {
 			return nil, "", hintDriver(err)
 		}
-		return resp.Msg.GetVolumes(), resp.Msg.GetNextToken(), nil
+		return resp.GetVolumes(), resp.GetNextToken(), nil
 	})
 	if err != nil {
 		return err
@@ -220,13 +219,13 @@ error, what happens next by itself, and the command to run when that is not enou
 		Example: "pannier volume explain data",
 		Args:    exactly("ID"), ValidArgsFunction: a.completeIDs(volumeIDs),
 		RunE: a.withClient(func(ctx context.Context, client *api.Client, args []string) error {
-			resp, err := client.Volumes.ExplainVolume(ctx, connect.NewRequest(&hostv1.ExplainVolumeRequest{
+			resp, err := client.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{
 				Namespace: a.namespaceOr(claim.DefaultNamespace), Id: args[0],
-			}))
+			})
 			if err != nil {
 				return hintVolume(err, args[0])
 			}
-			return a.print(resp.Msg, func() error { return a.explainVolume(args[0], resp.Msg) })
+			return a.print(resp, func() error { return a.explainVolume(args[0], resp) })
 		}),
 	}
 }

@@ -107,23 +107,23 @@ func (a *app) workloadStatus() *cobra.Command {
 					return &usageError{err: fmt.Errorf("-o %s is for one workload; name it", a.format)}
 				}
 				resp, err := client.Workloads.ListWorkloads(ctx,
-					connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node}))
+					&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*"), Node: node})
 				if err != nil {
 					return err
 				}
-				return a.print(resp.Msg, func() error { return a.showWorkloads(resp.Msg.GetWorkloads()) })
+				return a.print(resp, func() error { return a.showWorkloads(resp.GetWorkloads()) })
 			}
 			namespace, id, err := a.specOrID(args[0])
 			if err != nil {
 				return err
 			}
 			resp, err := client.Workloads.GetWorkload(ctx,
-				connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node}))
+				&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true, Node: node})
 			if err != nil {
 				return hintWorkload(err)
 			}
-			return a.printMounts(resp.Msg, func() error {
-				return a.showWorkload(resp.Msg.GetWorkload(), resp.Msg.GetHolders()...)
+			return a.printMounts(resp, func() error {
+				return a.showWorkload(resp.GetWorkload(), resp.GetHolders()...)
 			})
 		}),
 	}
@@ -162,8 +162,8 @@ func hintWorkload(err error) error {
 // hintStart says what to do about a start that has failed.
 func hintStart(ctx context.Context, client *api.Client, err error, spec *hostv1.WorkloadSpec, path string) error {
 	resp, getErr := client.Workloads.GetWorkload(ctx,
-		connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}))
-	if getErr == nil && resp.Msg.GetWorkload().GetState() == "stopping" {
+		&hostv1.GetWorkloadRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
+	if getErr == nil && resp.GetWorkload().GetState() == "stopping" {
 		return &hintError{err, fmt.Sprintf("pannier workload status %s says what undoing it waits for",
 			escape.Argument(spec.GetId()))}
 	}
@@ -200,7 +200,7 @@ func (a *app) start(ctx context.Context, client *api.Client, p *progress,
 	req *hostv1.StartWorkloadRequest,
 ) (w *hostv1.Workload, err error) {
 	err = a.patiently(ctx, p, false, func() error {
-		stream, err := client.Workloads.StartWorkload(ctx, connect.NewRequest(req))
+		stream, err := client.Workloads.StartWorkload(ctx, req)
 		if err != nil {
 			return err
 		}

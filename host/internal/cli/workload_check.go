@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -44,18 +43,18 @@ workload start -dry-run says that too. - is standard input.`,
 			if err != nil {
 				return err
 			}
-			resp, err := client.Workloads.CheckWorkload(ctx, connect.NewRequest(&hostv1.CheckWorkloadRequest{Spec: spec}))
+			resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
 			if unreachable := (*api.UnreachableError)(nil); errors.As(err, &unreachable) {
 				a.note("%s has no mistake in itself; the rest needs an agent", args[0])
 			}
 			if err != nil {
 				return err
 			}
-			if len(resp.Msg.GetProblems()) > 0 {
-				return a.problems(resp.Msg.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
-					resp.Msg.GetNode()))
+			if len(resp.GetProblems()) > 0 {
+				return a.problems(resp.GetProblems(), fmt.Sprintf("workload %q cannot be started on node %q", spec.GetId(),
+					resp.GetNode()))
 			}
-			return a.answer(resp.Msg, "workload %q is valid on node %q", spec.GetId(), resp.Msg.GetNode())
+			return a.answer(resp, "workload %q is valid on node %q", spec.GetId(), resp.GetNode())
 		}),
 	}
 }
@@ -80,14 +79,14 @@ type dryRun struct {
 // dryStart prints what a start would do and who has what, and changes nothing. It is an error if the start would be
 // refused.
 func (a *app) dryStart(ctx context.Context, client *api.Client, spec *hostv1.WorkloadSpec) error {
-	resp, err := client.Workloads.CheckWorkload(ctx, connect.NewRequest(&hostv1.CheckWorkloadRequest{Spec: spec}))
+	resp, err := client.Workloads.CheckWorkload(ctx, &hostv1.CheckWorkloadRequest{Spec: spec})
 	if err != nil {
 		return err
 	}
 	d := &dryRun{
-		CheckWorkloadResponse: resp.Msg, spec: spec, claims: map[string][]*hostv1.Claim{}, refused: map[string]string{},
+		CheckWorkloadResponse: resp, spec: spec, claims: map[string][]*hostv1.Claim{}, refused: map[string]string{},
 	}
-	for _, v := range resp.Msg.GetVolumes() {
+	for _, v := range resp.GetVolumes() {
 		if err := d.claim(ctx, client, v); err != nil {
 			return err
 		}
@@ -95,15 +94,14 @@ func (a *app) dryStart(ctx context.Context, client *api.Client, spec *hostv1.Wor
 	if err := a.showDryRun(d); err != nil {
 		return err
 	}
-	problems := resp.Msg.GetProblems()
-	for _, v := range resp.Msg.GetVolumes() {
+	problems := resp.GetProblems()
+	for _, v := range resp.GetVolumes() {
 		if why := d.refused[v.GetRequest()]; why != "" {
 			problems = append(problems, why)
 		}
 	}
 	if len(problems) > 0 {
-		return a.problems(problems, fmt.Sprintf("workload %q would not start on node %q now", spec.GetId(),
-			resp.Msg.GetNode()))
+		return a.problems(problems, fmt.Sprintf("workload %q would not start on node %q now", spec.GetId(), resp.GetNode()))
 	}
 	return nil
 }
@@ -113,13 +111,13 @@ func (d *dryRun) claim(ctx context.Context, client *api.Client, v *hostv1.Checke
 	if v.GetVolume() == "" {
 		return nil // its driver makes it for this workload
 	}
-	resp, err := client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+	resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 		Namespace: d.spec.GetNamespace(), Id: v.GetVolume(),
-	}))
+	})
 	if err != nil {
 		return hintVolume(err, v.GetVolume())
 	}
-	have := resp.Msg.GetVolume()
+	have := resp.GetVolume()
 	ref := claim.VolumeRef{Namespace: d.spec.GetNamespace(), ID: v.GetVolume()}
 	volume := claim.Volume{
 		VolumeRef: ref, AccessMode: claim.AccessMode(have.GetAccessMode()),

@@ -82,13 +82,12 @@ pannier workload stop -all -timeout 1m`,
 
 // stopAll stops the workloads of this host at the same time: one that waits delays no other.
 func (a *app) stopAll(ctx context.Context, client *api.Client, f stopFlags) error {
-	resp, err := client.Workloads.ListWorkloads(ctx,
-		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")}))
+	resp, err := client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: a.namespaceOr("*")})
 	if err != nil {
 		return err
 	}
 	var all []*hostv1.WorkloadSpec
-	for _, w := range resp.Msg.GetWorkloads() {
+	for _, w := range resp.GetWorkloads() {
 		if !ended(w) {
 			all = append(all, w.GetSpec())
 		}
@@ -173,7 +172,7 @@ func (a *app) stop(ctx context.Context, client *api.Client, p *progress,
 ) (w *hostv1.Workload, err error) {
 	seen := false // steps of this stop were received
 	err = a.patiently(ctx, p, true, func() error {
-		stream, err := client.Workloads.StopWorkload(ctx, connect.NewRequest(req))
+		stream, err := client.Workloads.StopWorkload(ctx, req)
 		if err != nil {
 			return err
 		}

@@ -21,12 +21,7 @@ import (
 func (p *Patient) askAgent(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, checkPatience)
 	defer cancel()
-	resp, err := p.Client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
-	if err != nil {
-		p.statusErr = err
-		return
-	}
-	p.status = resp.Msg
+	p.status, p.statusErr = p.Client.Agent.Status(ctx, &hostv1.StatusRequest{})
 }
 
 func (p *Patient) agent(context.Context) []Finding {
@@ -91,7 +86,7 @@ func (p *Patient) plugins(ctx context.Context) []Finding {
 
 // hidden returns why the agent's status shows neither plugins nor drivers to this caller; nil: it does.
 func (p *Patient) hidden(ctx context.Context) []Finding {
-	_, err := p.Client.Plugins.ListPlugins(ctx, connect.NewRequest(&hostv1.ListPluginsRequest{}))
+	_, err := p.Client.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{})
 	if err != nil {
 		return unread(Fail, "they cannot be listed", err, "pannier plugin status")
 	}
@@ -152,11 +147,11 @@ func (p *Patient) leftovers(ctx context.Context) []Finding {
 		problems = append(problems, one(Warn, path+" belongs to no workload that the agent knows",
 			"findmnt -R "+path+"  # then unmount it, or move it away")...)
 	}
-	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
+	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
 	if err != nil {
 		return append(problems, unread(Fail, "the workloads cannot be listed", err, "")...)
 	}
-	for _, w := range resp.Msg.GetWorkloads() {
+	for _, w := range resp.GetWorkloads() {
 		if w.GetNode() != p.status.GetName() || w.GetState() != "running" {
 			continue
 		}
@@ -177,12 +172,12 @@ func (p *Patient) binds(ctx context.Context) []Finding {
 	if f := p.unanswered(); f != nil {
 		return f
 	}
-	resp, err := p.Client.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{}))
+	resp, err := p.Client.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{})
 	if err != nil {
 		return unread(Fail, "the workloads cannot be listed", err, "")
 	}
 	var problems []Finding
-	for _, w := range resp.Msg.GetWorkloads() {
+	for _, w := range resp.GetWorkloads() {
 		if strings.HasPrefix(w.GetSpec().GetId(), mountedWorkload) {
 			continue
 		}
@@ -244,14 +239,14 @@ func (p *Patient) peers(ctx context.Context) []Finding {
 	if f := p.alone(); f != nil {
 		return f
 	}
-	resp, err := p.Client.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+	resp, err := p.Client.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	if err != nil {
 		return unread(Fail, "the members cannot be listed", err, "pannier server members")
 	}
 	var problems []Finding
 	reached := 0
 	gossips := map[string]string{} // those that TCP reaches
-	for _, m := range resp.Msg.GetMembers() {
+	for _, m := range resp.GetMembers() {
 		if m.GetName() == p.status.GetName() || m.GetStatus() == "left" {
 			continue
 		}
@@ -304,11 +299,10 @@ func (p *Patient) quorum(ctx context.Context) []Finding {
 	if f := p.alone(); f != nil {
 		return f
 	}
-	resp, err := p.Client.Operator.AutopilotHealth(ctx, connect.NewRequest(&hostv1.AutopilotHealthRequest{}))
+	health, err := p.Client.Operator.AutopilotHealth(ctx, &hostv1.AutopilotHealthRequest{})
 	if err != nil {
 		return unread(Fail, "the servers' health cannot be read", err, "pannier operator raft list-peers")
 	}
-	health := resp.Msg
 	voters := 0
 	var sick []string
 	for _, peer := range health.GetPeers() {
@@ -336,40 +330,40 @@ func (p *Patient) gossipKeys(ctx context.Context) []Finding {
 	if f := p.alone(); f != nil {
 		return f
 	}
-	resp, err := p.Client.Members.ListKeys(ctx, connect.NewRequest(&hostv1.ListKeysRequest{}))
+	resp, err := p.Client.Members.ListKeys(ctx, &hostv1.ListKeysRequest{})
 	if err != nil {
 		return unread(Warn, "the keys cannot be listed", err, "pannier keyring list")
 	}
 	var problems []Finding
-	for _, k := range resp.Msg.GetKeys() {
-		if n := resp.Msg.GetAgents(); k.GetAgents() != n || k.GetPrimary() != 0 && k.GetPrimary() != n {
+	for _, k := range resp.GetKeys() {
+		if n := resp.GetAgents(); k.GetAgents() != n || k.GetPrimary() != 0 && k.GetPrimary() != n {
 			problems = append(problems, one(Warn, fmt.Sprintf("%d of %d agents have the key %s, and %d encrypt with it: the others"+
 				" may not hear them", k.GetAgents(), n, k.GetId(), k.GetPrimary()), "pannier keyring list")...)
 		}
 	}
-	if why := resp.Msg.GetProblem(); why != "" {
+	if why := resp.GetProblem(); why != "" {
 		problems = append(problems, one(Warn, why, "pannier keyring list")...)
 	}
-	return or(problems, "%d, the same on %s", len(resp.Msg.GetKeys()), printable.Count(resp.Msg.GetAgents(), "agent"))
+	return or(problems, "%d, the same on %s", len(resp.GetKeys()), printable.Count(resp.GetAgents(), "agent"))
 }
 
 func (p *Patient) secretsKeys(ctx context.Context) []Finding {
 	if f := p.unanswered(); f != nil {
 		return f
 	}
-	resp, err := p.Client.Secrets.GetSecretsStatus(ctx, connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+	resp, err := p.Client.Secrets.GetSecretsStatus(ctx, &hostv1.GetSecretsStatusRequest{})
 	if err != nil {
 		return unread(Warn, "their state cannot be read", err, "pannier operator secrets status")
 	}
-	if why := resp.Msg.GetProblem(); why != "" {
+	if why := resp.GetProblem(); why != "" {
 		return one(Fail, why, "pannier operator secrets status")
 	}
 	var problems []Finding
-	for _, k := range resp.Msg.GetKeys() {
+	for _, k := range resp.GetKeys() {
 		if !k.GetHere() {
 			problems = append(problems, one(Fail, fmt.Sprintf("the server that answers lacks the key %s, needed by %s",
 				k.GetId(), printable.Count(k.GetSealed(), "record")), "pannier operator secrets status")...)
 		}
 	}
-	return or(problems, "%d, all there", len(resp.Msg.GetKeys()))
+	return or(problems, "%d, all there", len(resp.GetKeys()))
 }

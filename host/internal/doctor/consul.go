@@ -15,8 +15,6 @@ import (
 	"os"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/internal/cabundle"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -60,11 +58,11 @@ func (p *Patient) keyRotation(ctx context.Context) []Finding {
 	if p.status == nil {
 		return nil
 	}
-	resp, err := p.Client.Secrets.GetSigningKeys(ctx, connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
-	if err != nil || !resp.Msg.GetKeys().GetStuck() {
+	resp, err := p.Client.Secrets.GetSigningKeys(ctx, &hostv1.GetSigningKeysRequest{})
+	if err != nil || !resp.GetKeys().GetStuck() {
 		return nil
 	}
-	return one(Warn, "the rotation of the key that signs is stuck: "+resp.Msg.GetKeys().GetWaitsFor(), "pannier setup consul")
+	return one(Warn, "the rotation of the key that signs is stuck: "+resp.GetKeys().GetWaitsFor(), "pannier setup consul")
 }
 
 // publicKeys: Consul verifies the JWTs of workloads by the keys that the agent serves.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/pannier/pannier/host/internal/system/mountuse"
@@ -64,8 +63,8 @@ func (p *Patient) fileSystems(ctx context.Context) []string {
 		}
 	}
 	if p.status != nil {
-		if resp, err := p.Client.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{})); err == nil {
-			for _, v := range resp.Msg.GetVolumes() {
+		if resp, err := p.Client.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{}); err == nil {
+			for _, v := range resp.GetVolumes() {
 				used[v.GetSpec().GetMountOptions().GetFsType()] = true
 			}
 		}

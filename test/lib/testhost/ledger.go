@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -23,12 +21,11 @@ func (h *Host) Volume(id string) *hostv1.Volume {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Wait)
 	defer cancel()
-	res, err := h.Client().Volumes.GetVolume(ctx,
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: "default", Id: id}))
+	res, err := h.Client().Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: "default", Id: id})
 	if err != nil {
 		h.t.Fatalf("read volume %q: %v\n%s", id, err, h.LogTail())
 	}
-	return res.Msg.GetVolume()
+	return res.GetVolume()
 }
 
 // Claims returns the claims of a volume of the default namespace.
@@ -65,11 +62,7 @@ func (h *Host) Node(name string) (*hostv1.GetNodeResponse, error) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Wait)
 	defer cancel()
-	resp, err := h.Client().Nodes.GetNode(ctx, connect.NewRequest(&hostv1.GetNodeRequest{Name: name}))
-	if err != nil {
-		return nil, err
-	}
-	return resp.Msg, nil
+	return h.Client().Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: name})
 }
 
 // AwaitNode waits until a node has a status.

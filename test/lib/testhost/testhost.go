@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/internal/atomicfile"
@@ -328,11 +327,7 @@ func (h *Host) Status() (*hostv1.StatusResponse, error) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	res, err := c.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
-	if err != nil {
-		return nil, err
-	}
-	return res.Msg, nil
+	return c.Agent.Status(ctx, &hostv1.StatusRequest{})
 }
 
 // Alive says whether the agent runs.

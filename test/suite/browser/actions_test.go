@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/chromedp/chromedp"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -132,8 +131,8 @@ func TestActionsOfPlugins(t *testing.T) {
 // plugin returns a plugin of the host.
 func (r *rig) plugin(t *testing.T, name string) *hostv1.Plugin {
 	t.Helper()
-	all := check.Must(r.Client().Plugins.ListPlugins(t.Context(), connect.NewRequest(&hostv1.ListPluginsRequest{})))(t)
-	for _, p := range all.Msg.GetPlugins() {
+	all := check.Must(r.Client().Plugins.ListPlugins(t.Context(), &hostv1.ListPluginsRequest{}))(t)
+	for _, p := range all.GetPlugins() {
 		if p.GetName() == name {
 			return p
 		}

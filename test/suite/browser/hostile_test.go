@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -21,21 +19,21 @@ func TestMarkupInNames(t *testing.T) {
 	r.volume("data")
 	client := r.Client()
 	ctx := testhost.Soon(t)
-	_, err := client.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+	_, err := client.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
 		Id: "named", Name: markup, Type: "csi", PluginId: "local", CapacityMin: 16 << 20,
 		Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
-	}}))
+	}})
 	t.Logf("a volume of that name: %v", err)
-	made, err := client.ACL.CreateACLToken(ctx, connect.NewRequest(&hostv1.CreateACLTokenRequest{
+	made, err := client.ACL.CreateACLToken(ctx, &hostv1.CreateACLTokenRequest{
 		Name: markup, Type: "management",
-	}))
+	})
 	secret := r.manager
 	if err == nil {
-		secret = made.Msg.GetSecret()
+		secret = made.GetSecret()
 	}
 	t.Logf("a token of that name: %v", err)
 	// A start that fails says why, with what it was given.
-	_, err = client.Plugins.SwapPlugin(ctx, connect.NewRequest(&hostv1.SwapPluginRequest{Name: markup}))
+	_, err = client.Plugins.SwapPlugin(ctx, &hostv1.SwapPluginRequest{Name: markup})
 	t.Logf("a plugin of that name: %v", err)
 	b := newBrowser(t)
 	b.expect("404", "400", "409", "502")

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/usage"
 )
@@ -26,12 +24,12 @@ func TestManyVolumes(t *testing.T) {
 	for range 64 {
 		creating.Go(func() {
 			for n := range next {
-				_, err := client.Volumes.CreateVolume(context.Background(), connect.NewRequest(&hostv1.CreateVolumeRequest{
+				_, err := client.Volumes.CreateVolume(context.Background(), &hostv1.CreateVolumeRequest{
 					Spec: &hostv1.VolumeSpec{
 						Id: fmt.Sprintf("volume-%05d", n), Name: "v", Type: "csi", PluginId: "local", CapacityMin: 16 << 20,
 						Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
 					},
-				}))
+				})
 				if err != nil {
 					t.Errorf("volume %d: %v", n, err)
 				}

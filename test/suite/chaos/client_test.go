@@ -26,7 +26,7 @@ type site struct {
 func (s site) start(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, out outcome, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	stream, err := s.client.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: spec}))
+	stream, err := s.client.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{Spec: spec})
 	if err != nil {
 		return "", of(err), err
 	}
@@ -64,7 +64,7 @@ func of(err error) outcome {
 func (s site) stop(ctx context.Context, workload string) (out outcome, state string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	stream, err := s.client.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: workload}))
+	stream, err := s.client.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: workload})
 	if err == nil {
 		for stream.Receive() {
 			if w := stream.Msg().GetWorkload(); w != nil {
@@ -87,7 +87,7 @@ func (s site) stop(ctx context.Context, workload string) (out outcome, state str
 func (s site) read(ctx context.Context, id string) (answer shown, tokens map[string]uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	resp, err := s.client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{Id: id}))
+	resp, err := s.client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Id: id})
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return shown{absent: true}, nil, nil
 	}
@@ -95,7 +95,7 @@ func (s site) read(ctx context.Context, id string) (answer shown, tokens map[str
 		return shown{}, nil, err
 	}
 	tokens = map[string]uint64{}
-	for _, c := range resp.Msg.GetVolume().GetClaims() {
+	for _, c := range resp.GetVolume().GetClaims() {
 		answer.claims = append(answer.claims, held{
 			workload: c.GetWorkload(), node: c.GetNode(), write: c.GetMode() == "write", leaving: c.GetState() != "taken",
 		})
@@ -109,7 +109,7 @@ func (s site) read(ctx context.Context, id string) (answer shown, tokens map[str
 func (s site) detach(ctx context.Context, id, node string) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := s.client.Volumes.DetachVolume(ctx, connect.NewRequest(&hostv1.DetachVolumeRequest{Id: id, Node: node}))
+	_, err := s.client.Volumes.DetachVolume(ctx, &hostv1.DetachVolumeRequest{Id: id, Node: node})
 	switch {
 	case err == nil:
 		return done
@@ -126,14 +126,14 @@ func (s site) detach(ctx context.Context, id, node string) outcome {
 func (s site) drain(ctx context.Context, node string, enable bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := s.client.Nodes.DrainNode(ctx, connect.NewRequest(&hostv1.DrainNodeRequest{Name: node, Enable: enable}))
+	_, err := s.client.Nodes.DrainNode(ctx, &hostv1.DrainNodeRequest{Name: node, Enable: enable})
 	return err
 }
 
 func (s site) deregister(ctx context.Context, id string) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := s.client.Volumes.DeregisterVolume(ctx, connect.NewRequest(&hostv1.DeregisterVolumeRequest{Id: id}))
+	_, err := s.client.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{Id: id})
 	if err != nil {
 		return of(err)
 	}
@@ -143,7 +143,7 @@ func (s site) deregister(ctx context.Context, id string) outcome {
 func (s site) register(ctx context.Context, spec *hostv1.VolumeSpec) outcome {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	_, err := s.client.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+	_, err := s.client.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 	switch {
 	case err == nil:
 		return done

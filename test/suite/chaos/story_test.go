@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/anishathalye/porcupine"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -103,15 +102,15 @@ func (s *story) prepare() {
 		id := fmt.Sprintf("v%d", n)
 		ctx, cancel := context.WithTimeout(s.t.Context(), testhost.Wait)
 		made, err := l.sites[0].client.Volumes.CreateVolume(ctx,
-			connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+			&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
 				Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
 				Capabilities: []*hostv1.VolumeCapability{{AccessMode: access, AttachmentMode: "file-system"}},
-			}}))
+			}})
 		cancel()
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		v := &target{id: id, access: access, spec: made.Msg.GetVolume().GetSpec()}
+		v := &target{id: id, access: access, spec: made.GetVolume().GetSpec()}
 		if err := os.WriteFile(s.data(v), nil, 0o600); err != nil {
 			s.t.Fatal(err)
 		}

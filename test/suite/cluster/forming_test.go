@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -138,8 +136,7 @@ func table(out string) map[string][]string {
 // clusterOf returns the cluster's id, read from a copy of the ledger.
 func clusterOf(t *testing.T, through *testhost.Host) string {
 	t.Helper()
-	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t),
-		connect.NewRequest(&hostv1.SaveSnapshotRequest{}))
+	stream, err := through.Client().Operator.SaveSnapshot(testhost.Soon(t), &hostv1.SaveSnapshotRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

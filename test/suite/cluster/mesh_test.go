@@ -11,7 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/consul/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -88,8 +87,7 @@ func TestServersDieWhileTheSigningKeyIsReplaced(t *testing.T) {
 	check.Must(m.setUp(node, "-login"))(t)
 	end := m.logins(t, node)
 
-	_, err := node.Client().Secrets.RotateSigningKey(testhost.Soon(t),
-		connect.NewRequest(&hostv1.RotateSigningKeyRequest{}))
+	_, err := node.Client().Secrets.RotateSigningKey(testhost.Soon(t), &hostv1.RotateSigningKeyRequest{})
 	check.NoError(t, err)
 	is := m.awaitKey(t, next, "has not the key")
 	oldID, nextID := is.GetSigns().GetId(), is.GetOther().GetId()
@@ -168,12 +166,11 @@ func (m *mesh) logins(t *testing.T, on *testhost.Host) (end func()) {
 func (m *mesh) awaitKey(t *testing.T, state hostv1.SigningKeyState, why string) (is *hostv1.SigningKeys) {
 	t.Helper()
 	m.Host("node-1").Eventually(fmt.Sprintf("the key is %s and waits for %q", state, why), func() error {
-		resp, err := m.Host("node-1").Client().Secrets.GetSigningKeys(testhost.Soon(t),
-			connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
+		resp, err := m.Host("node-1").Client().Secrets.GetSigningKeys(testhost.Soon(t), &hostv1.GetSigningKeysRequest{})
 		if err != nil {
 			return err
 		}
-		is = resp.Msg.GetKeys()
+		is = resp.GetKeys()
 		if is.GetOtherState() != state || !strings.Contains(is.GetWaitsFor(), why) {
 			return fmt.Errorf("it is %s and waits for %q", is.GetOtherState(), is.GetWaitsFor())
 		}

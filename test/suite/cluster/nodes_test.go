@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/cluster/discovery"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testcluster"
@@ -175,12 +173,11 @@ workload %q {
 	waits := func(on *testhost.Host, id string, others ...string) {
 		t.Helper()
 		on.Eventually(fmt.Sprintf("%s waits for %q", id, others), func() error {
-			resp, err := on.Client().Workloads.GetWorkload(testhost.Soon(t),
-				connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+			resp, err := on.Client().Workloads.GetWorkload(testhost.Soon(t), &hostv1.GetWorkloadRequest{Id: id})
 			if err != nil {
 				return err
 			}
-			if w := resp.Msg.GetWorkload(); !slices.Equal(w.GetWaitsFor(), others) {
+			if w := resp.GetWorkload(); !slices.Equal(w.GetWaitsFor(), others) {
 				return fmt.Errorf("it is %s and waits for %q", w.GetState(), w.GetWaitsFor())
 			}
 			return nil

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -25,14 +24,14 @@ func waitForChange(t *testing.T, through *testhost.Host, volume string,
 	answers = make(chan *hostv1.GetVolumeResponse, 1)
 	go func() {
 		defer close(answers)
-		resp, err := client.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+		resp, err := client.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 			Id: volume, Read: &hostv1.ReadOptions{Index: index, Wait: durationpb.New(testhost.Wait)},
-		}))
+		})
 		if err != nil {
 			t.Errorf("a blocking query through %s: %v", through.Name, err)
 			return
 		}
-		answers <- resp.Msg
+		answers <- resp
 	}()
 	return answers
 }
@@ -42,12 +41,11 @@ func (n nodes) waiting(t *testing.T) {
 	n.c.Volume(n.s3, "watched", "single-node-writer")
 	read := func(through *testhost.Host, how *hostv1.ReadOptions) *hostv1.GetVolumeResponse {
 		t.Helper()
-		resp, err := through.Client().Volumes.GetVolume(testhost.Soon(t),
-			connect.NewRequest(&hostv1.GetVolumeRequest{Id: "watched", Read: how}))
+		resp, err := through.Client().Volumes.GetVolume(testhost.Soon(t), &hostv1.GetVolumeRequest{Id: "watched", Read: how})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return resp.Msg
+		return resp
 	}
 	index := read(n.s3, nil).GetMeta().GetIndex()
 	begun := time.Now()
@@ -75,7 +73,7 @@ func (n nodes) waiting(t *testing.T) {
 func (n nodes) watching(t *testing.T) {
 	ctx, cancel := context.WithCancel(testhost.Soon(t))
 	defer cancel()
-	stream, err := n.n2.Client().System.Watch(ctx, connect.NewRequest(&hostv1.WatchRequest{Topics: []string{"claims"}}))
+	stream, err := n.n2.Client().System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"claims"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,16 +103,16 @@ func (n nodes) stale(t *testing.T) {
 	n.c.Volume(n.n1, "unseen", "single-node-writer")
 	n.s3.Eventually("a stale answer tells its age", func() error {
 		resp, err := n.s3.Client().Volumes.ListVolumes(testhost.Soon(t),
-			connect.NewRequest(&hostv1.ListVolumesRequest{Read: &hostv1.ReadOptions{Stale: true}}))
+			&hostv1.ListVolumesRequest{Read: &hostv1.ReadOptions{Stale: true}})
 		if err != nil {
 			return err
 		}
-		for _, v := range resp.Msg.GetVolumes() {
+		for _, v := range resp.GetVolumes() {
 			if v.GetSpec().GetId() == "unseen" {
 				t.Error("a disconnected server knows a volume that was created meanwhile")
 			}
 		}
-		if meta := resp.Msg.GetMeta(); meta.GetKnownLeader() || meta.GetAge().AsDuration() < time.Second {
+		if meta := resp.GetMeta(); meta.GetKnownLeader() || meta.GetAge().AsDuration() < time.Second {
 			return fmt.Errorf("it says %v", meta)
 		}
 		return nil
@@ -154,8 +152,8 @@ func (n nodes) once(t *testing.T) {
 	ended := begin(t, n.n1, "workload", "start", spec)
 	follower.Eventually("the claim is taken", func() error {
 		resp, err := follower.Client().Volumes.GetVolume(testhost.Soon(t),
-			connect.NewRequest(&hostv1.GetVolumeRequest{Id: "once", Read: &hostv1.ReadOptions{Stale: true}}))
-		if err == nil && len(resp.Msg.GetVolume().GetClaims()) != 1 {
+			&hostv1.GetVolumeRequest{Id: "once", Read: &hostv1.ReadOptions{Stale: true}})
+		if err == nil && len(resp.GetVolume().GetClaims()) != 1 {
 			err = errors.New("it is not")
 		}
 		return err

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -69,11 +68,11 @@ func leadThrough(c *testcluster.Cluster, through *testhost.Host, name string) {
 // peers returns raft's servers, as the leader reports them to a host.
 func peers(t *testing.T, through *testhost.Host) ([]*hostv1.RaftPeer, error) {
 	t.Helper()
-	resp, err := through.Client().Operator.ListPeers(testhost.Soon(t), connect.NewRequest(&hostv1.ListPeersRequest{}))
+	resp, err := through.Client().Operator.ListPeers(testhost.Soon(t), &hostv1.ListPeersRequest{})
 	if err != nil {
 		return nil, err
 	}
-	return resp.Msg.GetPeers(), nil
+	return resp.GetPeers(), nil
 }
 
 // awaitVoters waits until raft's servers are exactly the named ones, all of them healthy voters.

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -64,19 +62,19 @@ func TestClusterIsUpgraded(t *testing.T) {
 	}
 	for _, h := range c.Hosts {
 		call("read the latest", h, func(client *api.Client) error {
-			_, err := client.Volumes.ListVolumes(t.Context(), connect.NewRequest(&hostv1.ListVolumesRequest{}))
+			_, err := client.Volumes.ListVolumes(t.Context(), &hostv1.ListVolumesRequest{})
 			return err
 		})
 		call("write", h, func(client *api.Client) error {
 			id := "short-lived-" + h.Name
-			_, err := client.Volumes.CreateVolume(t.Context(), connect.NewRequest(&hostv1.CreateVolumeRequest{
+			_, err := client.Volumes.CreateVolume(t.Context(), &hostv1.CreateVolumeRequest{
 				Spec: &hostv1.VolumeSpec{
 					Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
 					Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
 				},
-			}))
+			})
 			if err == nil {
-				_, err = client.Volumes.DeleteVolume(t.Context(), connect.NewRequest(&hostv1.DeleteVolumeRequest{Id: id}))
+				_, err = client.Volumes.DeleteVolume(t.Context(), &hostv1.DeleteVolumeRequest{Id: id})
 			}
 			return err
 		})

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/testcluster"
@@ -108,12 +106,11 @@ func twoHosts(t *testing.T, daemons []*docker.Daemon, timeout string) (c *testcl
 // logOf is the writers' file in the storage.
 func logOf(t *testing.T, c *testcluster.Cluster, h *testhost.Host) string {
 	t.Helper()
-	res, err := h.Client().Volumes.GetVolume(testhost.Soon(t),
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: space, Id: "data"}))
+	res, err := h.Client().Volumes.GetVolume(testhost.Soon(t), &hostv1.GetVolumeRequest{Namespace: space, Id: "data"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Volumes + "/" + res.Msg.GetVolume().GetSpec().GetExternalId() + "/data/log"
+	return c.Volumes + "/" + res.GetVolume().GetSpec().GetExternalId() + "/data/log"
 }
 
 // times are the uptimes at which a host wrote into the log, in seconds.

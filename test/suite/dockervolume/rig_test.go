@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/docker"
 	"github.com/pannier/pannier/test/lib/docpages"
@@ -85,12 +83,11 @@ func (r *rig) refused(t *testing.T, words []string, args ...string) {
 // claims returns the claims of a volume of a container.
 func claims(t *testing.T, h *testhost.Host, volume string) []*hostv1.Claim {
 	t.Helper()
-	res, err := h.Client().Volumes.GetVolume(testhost.Soon(t),
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: space, Id: volume}))
+	res, err := h.Client().Volumes.GetVolume(testhost.Soon(t), &hostv1.GetVolumeRequest{Namespace: space, Id: volume})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return res.Msg.GetVolume().GetClaims()
+	return res.GetVolume().GetClaims()
 }
 
 // awaitFree waits until a volume has no claims.

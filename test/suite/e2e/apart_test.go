@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -23,11 +21,11 @@ type apartHost struct {
 
 func (h apartHost) driver() *hostv1.Driver {
 	h.t.Helper()
-	resp, err := h.Client().Drivers.GetDriver(h.t.Context(), connect.NewRequest(&hostv1.GetDriverRequest{Id: "shared"}))
+	resp, err := h.Client().Drivers.GetDriver(h.t.Context(), &hostv1.GetDriverRequest{Id: "shared"})
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return resp.Msg.GetDriver()
+	return resp.GetDriver()
 }
 
 // await waits until both processes are healthy and as is says, and returns their ids.

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
@@ -45,12 +43,11 @@ func waiting(t *testing.T, h *testhost.Host, spec, id string, others ...string) 
 		ended <- err
 	}()
 	h.Eventually(fmt.Sprintf("%s waits for %q", id, others), func() error {
-		resp, err := h.Client().Workloads.GetWorkload(context.Background(),
-			connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+		resp, err := h.Client().Workloads.GetWorkload(context.Background(), &hostv1.GetWorkloadRequest{Id: id})
 		if err != nil {
 			return err
 		}
-		if w := resp.Msg.GetWorkload(); !slices.Equal(w.GetWaitsFor(), others) || w.GetWaitsSince() == nil {
+		if w := resp.GetWorkload(); !slices.Equal(w.GetWaitsFor(), others) || w.GetWaitsSince() == nil {
 			return fmt.Errorf("it is %s and waits for %q", w.GetState(), w.GetWaitsFor())
 		}
 		return nil

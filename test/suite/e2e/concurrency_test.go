@@ -129,11 +129,11 @@ func cutOff(err error) bool {
 // watch reads the ledger until the context ends, and returns all violations of its rules.
 func (s *storm) watch(ctx context.Context) (forbidden []string) {
 	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
-		list, err := s.c.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{}))
+		list, err := s.c.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{})
 		if err != nil {
 			continue // the agent is down
 		}
-		for _, v := range list.Msg.GetVolumes() {
+		for _, v := range list.GetVolumes() {
 			exclusive := v.GetSpec().GetCapabilities()[0].GetAccessMode() == "single-node-single-writer"
 			if exclusive && len(v.GetClaims()) > 1 {
 				forbidden = append(forbidden, fmt.Sprintf("volume %s has the claims %v", v.GetSpec().GetId(), v.GetClaims()))

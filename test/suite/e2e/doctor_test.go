@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -39,12 +38,12 @@ func examined(m *mesh, args ...string) (code int, problems map[string]finding) {
 // examinedByAgent returns what is not well as the agent says, which makes the same checks.
 func examinedByAgent(m *mesh) (problems map[string]*hostv1.Finding) {
 	m.t.Helper()
-	resp, err := m.Client().Agent.Examine(m.t.Context(), connect.NewRequest(&hostv1.ExamineRequest{}))
+	resp, err := m.Client().Agent.Examine(m.t.Context(), &hostv1.ExamineRequest{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	problems = map[string]*hostv1.Finding{}
-	for _, f := range resp.Msg.GetFindings() {
+	for _, f := range resp.GetFindings() {
 		if f.GetStatus() == "warn" || f.GetStatus() == "fail" {
 			problems[f.GetCheck()] = f
 		}

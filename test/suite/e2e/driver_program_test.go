@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -39,9 +37,9 @@ func TestDriverProgramIsOverwritten(t *testing.T) {
 	calls := callers(t, h)
 	shown := func() *hostv1.Driver {
 		t.Helper()
-		resp, err := h.Client().Drivers.GetDriver(t.Context(), connect.NewRequest(&hostv1.GetDriverRequest{Id: "local"}))
+		resp, err := h.Client().Drivers.GetDriver(t.Context(), &hostv1.GetDriverRequest{Id: "local"})
 		check.NoError(t, err)
-		return resp.Msg.GetDriver()
+		return resp.GetDriver()
 	}
 	await := func(what string, is func(d *hostv1.Driver) bool) *hostv1.Driver {
 		t.Helper()
@@ -143,11 +141,11 @@ csi_driver "shared" {
 					return err
 				}
 				for done := false; !done; {
-					resp, err := client.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: "shared"}))
+					resp, err := client.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: "shared"})
 					if err != nil {
 						return err
 					}
-					is := resp.Msg.GetDriver()
+					is := resp.GetDriver()
 					if !is.GetHealthy() {
 						return fmt.Errorf("it is not healthy: %v", is)
 					}
@@ -197,9 +195,9 @@ func TestDriverProgramThatCannotOverlap(t *testing.T) {
 	calls := callers(t, h)
 	check.NoError(t, os.WriteFile(file, append(slices.Clip(good), 0), 0o755)) //nolint:gosec // it is a program
 	h.Eventually("the new program is refused", func() error {
-		resp, err := h.Client().Drivers.GetDriver(t.Context(), connect.NewRequest(&hostv1.GetDriverRequest{Id: "local"}))
+		resp, err := h.Client().Drivers.GetDriver(t.Context(), &hostv1.GetDriverRequest{Id: "local"})
 		check.NoError(t, err)
-		d := resp.Msg.GetDriver()
+		d := resp.GetDriver()
 		if !d.GetHealthy() || d.GetRestarts() != 0 {
 			t.Fatalf("the old program does not serve: %v", d)
 		}

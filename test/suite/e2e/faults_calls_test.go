@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/faultydriver"
@@ -29,7 +27,7 @@ func spec(id, access string) *hostv1.VolumeSpec {
 // register makes the volume known to the driver and the host.
 func register(ctx context.Context, c *api.Client, d *faultydriver.Driver, id, access string) error {
 	d.AddVolume(id)
-	_, err := c.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec(id, access)}))
+	_, err := c.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec(id, access)})
 	return err
 }
 
@@ -39,7 +37,7 @@ func start(ctx context.Context, c *api.Client, id string, volumes ...string) err
 	for _, v := range volumes {
 		w.Volumes = append(w.Volumes, &hostv1.VolumeRequest{Name: v, Source: v, Destination: "/mnt/" + v})
 	}
-	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: w}))
+	stream, err := c.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{Spec: w})
 	if err != nil {
 		return err
 	}
@@ -50,7 +48,7 @@ func start(ctx context.Context, c *api.Client, id string, volumes ...string) err
 }
 
 func stop(ctx context.Context, c *api.Client, id string) error {
-	stream, err := c.Workloads.StopWorkload(ctx, connect.NewRequest(&hostv1.StopWorkloadRequest{Id: id}))
+	stream, err := c.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Id: id})
 	if err != nil {
 		return err
 	}

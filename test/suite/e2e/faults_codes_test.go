@@ -114,25 +114,23 @@ func TestEachCodeAtEachCallOfAVolume(t *testing.T) {
 		{"CreateVolume", func(ctx context.Context, volume string) error {
 			s := spec(volume+"-made", "single-node-writer")
 			s.ExternalId = ""
-			_, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: s}))
+			_, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: s})
 			return err
 		}},
 		{"ValidateVolumeCapabilities", func(ctx context.Context, volume string) error {
 			return register(ctx, c, d, volume+"-too", "single-node-writer")
 		}},
 		{"DeleteVolume", func(ctx context.Context, volume string) error {
-			_, err := c.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{Id: volume}))
+			_, err := c.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Id: volume})
 			return err
 		}},
 		{"ControllerExpandVolume", func(ctx context.Context, volume string) error { return expand(ctx, c.Volumes, volume) }},
 		{"CreateSnapshot", func(ctx context.Context, volume string) error {
-			_, err := c.Volumes.CreateSnapshot(ctx,
-				connect.NewRequest(&hostv1.CreateSnapshotRequest{VolumeId: volume, Name: volume}))
+			_, err := c.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{VolumeId: volume, Name: volume})
 			return err
 		}},
 		{"DeleteSnapshot", func(ctx context.Context, volume string) error {
-			_, err := c.Volumes.DeleteSnapshot(ctx,
-				connect.NewRequest(&hostv1.DeleteSnapshotRequest{PluginId: "faulty", SnapshotId: volume}))
+			_, err := c.Volumes.DeleteSnapshot(ctx, &hostv1.DeleteSnapshotRequest{PluginId: "faulty", SnapshotId: volume})
 			return err
 		}},
 	}
@@ -192,7 +190,7 @@ func (op operation) succeeds(code codes.Code) bool {
 }
 
 func expand(ctx context.Context, c hostv1connect.VolumeServiceClient, volume string) error {
-	_, err := c.ExpandVolume(ctx, connect.NewRequest(&hostv1.ExpandVolumeRequest{Id: volume, CapacityMin: 1 << 20}))
+	_, err := c.ExpandVolume(ctx, &hostv1.ExpandVolumeRequest{Id: volume, CapacityMin: 1 << 20})
 	return err
 }
 

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
@@ -77,7 +76,7 @@ func TestDriverLies(t *testing.T) {
 			w := &hostv1.WorkloadSpec{Id: "w", Volumes: []*hostv1.VolumeRequest{
 				{Name: "v", Source: "v", Destination: "/mnt/v", ReadOnly: lie.readOnly},
 			}}
-			stream, err := c.Workloads.StartWorkload(t.Context(), connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: w}))
+			stream, err := c.Workloads.StartWorkload(t.Context(), &hostv1.StartWorkloadRequest{Spec: w})
 			must(t, err)
 			for stream.Receive() {
 			}

@@ -12,7 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -98,7 +97,7 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 		if err != nil || len(s.GetReleases()) != 1 || s.GetReleases()[0].GetTries() < 3 {
 			return fmt.Errorf("the status is %v (%w)", s.GetReleases(), err)
 		}
-		explained, err := c.Volumes.ExplainVolume(t.Context(), connect.NewRequest(&hostv1.ExplainVolumeRequest{Id: "v"}))
+		explained, err := c.Volumes.ExplainVolume(t.Context(), &hostv1.ExplainVolumeRequest{Id: "v"})
 		if err != nil {
 			return err
 		}
@@ -107,11 +106,11 @@ func TestStuckReleaseIsSeen(t *testing.T) {
 			return err
 		}
 		before, now := s.GetReleases()[0].GetTries(), after.GetReleases()[0].GetTries()
-		if n := explained.Msg.GetClaims()[0].GetTries(); n < before || n > now {
+		if n := explained.GetClaims()[0].GetTries(); n < before || n > now {
 			return fmt.Errorf("explained with %d tries, while the status said %d to %d", n, before, now)
 		}
-		if got := explained.Msg.GetClaims()[0].GetCommand(); got != kill {
-			return fmt.Errorf("the command is %q: %v", got, explained.Msg)
+		if got := explained.GetClaims()[0].GetCommand(); got != kill {
+			return fmt.Errorf("the command is %q: %v", got, explained)
 		}
 		return nil
 	})

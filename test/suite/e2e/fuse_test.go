@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -74,11 +72,11 @@ func (h fuseHost) write(name string) {
 
 func (h fuseHost) driver() *hostv1.Driver {
 	h.t.Helper()
-	resp, err := h.Client().Drivers.GetDriver(h.t.Context(), connect.NewRequest(&hostv1.GetDriverRequest{Id: "fuse"}))
+	resp, err := h.Client().Drivers.GetDriver(h.t.Context(), &hostv1.GetDriverRequest{Id: "fuse"})
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return resp.Msg.GetDriver()
+	return resp.GetDriver()
 }
 
 // daemon is the process that serves the volume; 0: there is none.

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/consul"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -233,11 +231,11 @@ func (m *faultyMesh) find(id string) (*hostv1.Workload, error) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
-	answer, err := m.Client().Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+	answer, err := m.Client().Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Id: id})
 	if err != nil {
 		return nil, err
 	}
-	return answer.Msg.GetWorkload(), nil
+	return answer.GetWorkload(), nil
 }
 
 // pluginPID returns the process id of a plugin.

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/consul/api"
 	"golang.org/x/sys/unix"
 
@@ -165,11 +164,11 @@ func (m *mesh) workload(id string) *hostv1.Workload {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
-	answer, err := m.Client().Workloads.GetWorkload(ctx, connect.NewRequest(&hostv1.GetWorkloadRequest{Id: id}))
+	answer, err := m.Client().Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Id: id})
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	return answer.Msg.GetWorkload()
+	return answer.GetWorkload()
 }
 
 // service returns the status of a workload's only service.
@@ -209,11 +208,11 @@ func (m *mesh) ledgerTokens() (accessors []string) {
 	m.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testhost.Wait)
 	defer cancel()
-	answer, err := m.Client().Tokens.ListTokens(ctx, connect.NewRequest(&hostv1.ListTokensRequest{}))
+	answer, err := m.Client().Tokens.ListTokens(ctx, &hostv1.ListTokensRequest{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	for _, t := range answer.Msg.GetTokens() {
+	for _, t := range answer.GetTokens() {
 		accessors = append(accessors, cmp.Or(t.GetAccessor(), t.GetId()))
 	}
 	return accessors

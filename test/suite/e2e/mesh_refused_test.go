@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
@@ -107,9 +105,9 @@ func TestMeshConsulBlockIsGone(t *testing.T) {
 		return says("await ... running", "is still being released, since", force)
 	})
 	ctx, leave := context.WithCancel(t.Context())
-	stream, err := m.Client().Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{
+	stream, err := m.Client().Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{
 		Spec: m.workload("w").GetSpec(),
-	}))
+	})
 	check.NoError(t, err)
 	if !stream.Receive() || !strings.Contains(stream.Msg().GetStep().GetNote(), "is still being released, since") {
 		t.Errorf("a start that waits says %v, %v", stream.Msg(), stream.Err())

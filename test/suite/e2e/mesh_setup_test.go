@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/consul"
@@ -73,7 +71,7 @@ func TestSigningKeyIsReplaced(t *testing.T) {
 	if out, code := m.setUp("-rotate-key", "-dry-run"); code != 0 || !strings.Contains(out, ": would be replaced\n") {
 		t.Errorf("a dry run: %d, %s", code, out)
 	}
-	_, err := m.Client().Secrets.RotateSigningKey(t.Context(), connect.NewRequest(&hostv1.RotateSigningKeyRequest{}))
+	_, err := m.Client().Secrets.RotateSigningKey(t.Context(), &hostv1.RotateSigningKeyRequest{})
 	check.NoError(t, err)
 	m.awaitKey(hostv1.SigningKeyState_SIGNING_KEY_STATE_NEXT, "has not the key")
 	logsIn("published")
@@ -106,11 +104,11 @@ func TestSigningKeyIsReplaced(t *testing.T) {
 func (m *mesh) awaitKey(state hostv1.SigningKeyState, why string) {
 	m.t.Helper()
 	m.Eventually(fmt.Sprintf("the key is %s and waits for %q", state, why), func() error {
-		resp, err := m.Client().Secrets.GetSigningKeys(m.t.Context(), connect.NewRequest(&hostv1.GetSigningKeysRequest{}))
+		resp, err := m.Client().Secrets.GetSigningKeys(m.t.Context(), &hostv1.GetSigningKeysRequest{})
 		if err != nil {
 			return err
 		}
-		if k := resp.Msg.GetKeys(); k.GetOtherState() != state || !strings.Contains(k.GetWaitsFor(), why) {
+		if k := resp.GetKeys(); k.GetOtherState() != state || !strings.Contains(k.GetWaitsFor(), why) {
 			return fmt.Errorf("it is %s and waits for %q", k.GetOtherState(), k.GetWaitsFor())
 		}
 		return nil

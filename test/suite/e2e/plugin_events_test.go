@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -32,7 +30,7 @@ func followEmitter(t *testing.T, h *testhost.Host, recent int32) *follower {
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &follower{seqs: map[uint64][]uint64{}}
 	t.Cleanup(func() { cancel(); f.wg.Wait() })
-	stream, err := h.Client().Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Follow: true, Recent: recent}))
+	stream, err := h.Client().Agent.Events(ctx, &hostv1.EventsRequest{Follow: true, Recent: recent})
 	if err != nil {
 		t.Fatal(err)
 	}

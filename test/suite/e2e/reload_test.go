@@ -31,7 +31,7 @@ func callers(t *testing.T, h *testhost.Host) (end func() int64) {
 	for range 4 {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				_, err := client.Volumes.ListExternal(ctx, connect.NewRequest(&hostv1.ListExternalRequest{PluginId: "local"}))
+				_, err := client.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{PluginId: "local"})
 				if err != nil && ctx.Err() == nil {
 					t.Errorf("a call during reloads: %v", err)
 					return
@@ -166,12 +166,12 @@ func TestReloadOfDrivers(t *testing.T) {
 	calls := callers(t, h)
 	shown := func(id string) *hostv1.Driver {
 		t.Helper()
-		resp, err := h.Client().Drivers.GetDriver(t.Context(), connect.NewRequest(&hostv1.GetDriverRequest{Id: id}))
+		resp, err := h.Client().Drivers.GetDriver(t.Context(), &hostv1.GetDriverRequest{Id: id})
 		if connect.CodeOf(err) == connect.CodeNotFound {
 			return nil
 		}
 		check.NoError(t, err)
-		return resp.Msg.GetDriver()
+		return resp.GetDriver()
 	}
 	pid := func(id string) int64 { return shown(id).GetPid() }
 	reload := func(want ...string) {

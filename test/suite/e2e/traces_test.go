@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/otlp"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -102,7 +100,7 @@ func TestTracesNotTaken(t *testing.T) {
 			h.Start()
 			client, ctx := h.Client(), testhost.Soon(t)
 			for range 200 { // many more than the queue has room for
-				if _, err := client.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{})); err != nil {
+				if _, err := client.Agent.Status(ctx, &hostv1.StatusRequest{}); err != nil {
 					t.Fatal(err)
 				}
 			}

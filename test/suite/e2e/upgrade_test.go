@@ -122,7 +122,7 @@ func (h upgradable) everything(t *testing.T) *load {
 	t.Helper()
 	volume(h.Host, h.local, "mounted", "single-node-writer", "")
 	status := func(ctx context.Context, c *api.Client) error {
-		_, err := c.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+		_, err := c.Agent.Status(ctx, &hostv1.StatusRequest{})
 		return err
 	}
 	kept, c, other := h.Client(), h.Client(), h.Client()
@@ -143,9 +143,9 @@ func (h upgradable) everything(t *testing.T) *load {
 		caller{"a volume is created and deleted", func(ctx context.Context) error {
 			v := spec("short-lived", "single-node-writer")
 			v.PluginId, v.ExternalId = h.local.id, ""
-			_, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: v}))
+			_, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: v})
 			if err == nil {
-				_, err = c.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{Id: v.GetId()}))
+				_, err = c.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Id: v.GetId()})
 			}
 			return err
 		}},
@@ -153,18 +153,18 @@ func (h upgradable) everything(t *testing.T) *load {
 			return startAndStop(ctx, other, "comes-and-goes", "mounted")
 		}},
 		caller{"a query that waits", func(ctx context.Context) error {
-			resp, err := kept.Volumes.ListVolumes(ctx, connect.NewRequest(&hostv1.ListVolumesRequest{
+			resp, err := kept.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{
 				Read: &hostv1.ReadOptions{Index: index, Wait: durationpb.New(time.Second)},
-			}))
+			})
 			if err == nil {
-				index = resp.Msg.GetMeta().GetIndex()
+				index = resp.GetMeta().GetIndex()
 			}
 			return err
 		}},
 		caller{"events", func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			stream, err := kept.Agent.Events(ctx, connect.NewRequest(&hostv1.EventsRequest{Follow: true}))
+			stream, err := kept.Agent.Events(ctx, &hostv1.EventsRequest{Follow: true})
 			if err == nil {
 				for stream.Receive() {
 				}

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk/api"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/check"
@@ -161,8 +159,7 @@ func fill(t *testing.T, c *testcluster.Cluster, dying *testhost.Host) (names []s
 	purging, stop := context.WithCancel(t.Context())
 	var purge sync.WaitGroup
 	purge.Go(func() { // the purge waits for the releases
-		_, _ = server.Client().Nodes.PurgeNode(purging,
-			connect.NewRequest(&hostv1.PurgeNodeRequest{Name: dying.Name, Force: true}))
+		_, _ = server.Client().Nodes.PurgeNode(purging, &hostv1.PurgeNodeRequest{Name: dying.Name, Force: true})
 	})
 	awaitClaims(t, server, dying, "node-detached")
 	stop()
@@ -198,14 +195,14 @@ func persist(ctx context.Context, t *testing.T, what string, fn func(ctx context
 
 // create creates a volume, and returns the driver's id for it.
 func create(ctx context.Context, c *api.Client, id string) (name string, err error) {
-	made, err := c.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+	made, err := c.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
 		Id: id, Type: "csi", PluginId: "shared", CapacityMin: 1 << 20,
 		Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
-	}}))
+	}})
 	if err != nil {
 		return "", err
 	}
-	return made.Msg.GetVolume().GetSpec().GetExternalId(), nil
+	return made.GetVolume().GetSpec().GetExternalId(), nil
 }
 
 // start starts a workload with volumes, and waits for the result.
@@ -214,7 +211,7 @@ func start(ctx context.Context, c *api.Client, workload string, volumes ...strin
 	for _, id := range volumes {
 		spec.Volumes = append(spec.Volumes, &hostv1.VolumeRequest{Name: id, Source: id, Destination: "/srv/" + id})
 	}
-	stream, err := c.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: spec}))
+	stream, err := c.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{Spec: spec})
 	if err != nil {
 		return err
 	}
@@ -297,7 +294,7 @@ func (l *leaders) transfer() {
 		s, err := servers[to].Status()
 		if err == nil && !s.GetLeader() {
 			_, err = from.Client().Operator.TransferLeadership(testhost.Soon(l.t),
-				connect.NewRequest(&hostv1.TransferLeadershipRequest{Name: servers[to].Name}))
+				&hostv1.TransferLeadershipRequest{Name: servers[to].Name})
 			err = errors.Join(errors.New("it does not lead"), err)
 		}
 		return err

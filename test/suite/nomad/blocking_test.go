@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/nomad/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -105,11 +104,11 @@ func swap(t *testing.T, r *rig) {
 	listed := pending(t, meta.LastIndex, vols.List)
 	r.Run("plugin", "restart", plugin)
 	r.Eventually("the process before has ended", func() error {
-		res, err := r.Client().Plugins.ListPlugins(testhost.Soon(t), connect.NewRequest(&hostv1.ListPluginsRequest{}))
+		res, err := r.Client().Plugins.ListPlugins(testhost.Soon(t), &hostv1.ListPluginsRequest{})
 		if err != nil {
 			return err
 		}
-		for _, p := range res.Msg.GetPlugins() {
+		for _, p := range res.GetPlugins() {
 			if p.GetName() == plugin && p.GetDraining() > 0 {
 				return fmt.Errorf("%d processes are draining", p.GetDraining())
 			}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
 	"github.com/hashicorp/nomad/api"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
@@ -188,10 +187,9 @@ func snapshots(t *testing.T, r *rig) {
 // volume reads a volume from the agent.
 func (r *rig) volume(t *testing.T, namespace, id string) *hostv1.Volume {
 	t.Helper()
-	res, err := r.Client().Volumes.GetVolume(testhost.Soon(t),
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: namespace, Id: id}))
+	res, err := r.Client().Volumes.GetVolume(testhost.Soon(t), &hostv1.GetVolumeRequest{Namespace: namespace, Id: id})
 	if err != nil {
 		t.Fatal(fmt.Errorf("read volume %s/%s: %w", namespace, id, err))
 	}
-	return res.Msg.GetVolume()
+	return res.GetVolume()
 }

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"
@@ -51,12 +49,11 @@ secrets {
 // keys returns the secrets keys as an operator sees them.
 func keys(t *testing.T, h *testhost.Host) []*hostv1.SecretsKey {
 	t.Helper()
-	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t),
-		connect.NewRequest(&hostv1.GetSecretsStatusRequest{}))
+	resp, err := h.Client().Secrets.GetSecretsStatus(testhost.Soon(t), &hostv1.GetSecretsStatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.Msg.GetKeys()
+	return resp.GetKeys()
 }
 
 // onDisk returns the ids of the keys that a server has on its disk.

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/host/internal/peer/pki/pkitest"
 	"github.com/pannier/pannier/sdk/api"
@@ -22,10 +20,8 @@ type agent struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 }
 
-func (agent) Status(context.Context, *connect.Request[hostv1.StatusRequest]) (*connect.Response[hostv1.StatusResponse],
-	error,
-) {
-	return connect.NewResponse(&hostv1.StatusResponse{Name: "n"}), nil
+func (agent) Status(context.Context, *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+	return &hostv1.StatusResponse{Name: "n"}, nil
 }
 
 // seen has what an agent knows about a caller.
@@ -102,14 +98,14 @@ func TestOverTLS(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			status, err := client.Agent.Status(t.Context(), connect.NewRequest(&hostv1.StatusRequest{}))
+			status, err := client.Agent.Status(t.Context(), &hostv1.StatusRequest{})
 			if c.want != "" {
 				if err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("got %v, want %q", err, c.want)
 				}
 				return
 			}
-			if err != nil || status.Msg.GetName() != "n" {
+			if err != nil || status.GetName() != "n" {
 				t.Fatalf("got %v, %v", status, err)
 			}
 			if call := <-calls; call != (seen{"HTTP/2.0", "the-secret", c.who}) {

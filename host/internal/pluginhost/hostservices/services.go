@@ -257,16 +257,16 @@ const apiPrefix = "/pannier.host.v1."
 
 // handle serves a method for the plugin that calls it.
 func handle[Req, Res any](mux *http.ServeMux, method string, do func(plugin string, req *Req) (*Res, error)) {
-	mux.Handle(method, connect.NewUnaryHandler(method,
-		func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
-			res, err := do(pluginOf(ctx), req.Msg)
+	mux.Handle(method, connect.NewUnaryHandlerSimple(method,
+		func(ctx context.Context, req *Req) (*Res, error) {
+			res, err := do(pluginOf(ctx), req)
 			if code, ok := errcode.Of(err); ok {
 				return nil, connect.NewError(connect.Code(code), err)
 			}
 			if err != nil {
 				return nil, err
 			}
-			return connect.NewResponse(res), nil
+			return res, nil
 		}, connect.WithReadMaxBytes(maxRequest)))
 }
 

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/pannier/pannier/sdk"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/sdk/frontend"
@@ -53,8 +51,7 @@ func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	_, err := host.API.Workloads.ListWorkloads(ctx,
-		connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: d.Get().Namespace}))
+	_, err := host.API.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: d.Get().Namespace})
 	return err
 }
 

@@ -86,17 +86,15 @@ func (h *host) with(change func()) {
 	change()
 }
 
-func (h *host) ListWorkloads(context.Context, *connect.Request[hostv1.ListWorkloadsRequest],
-) (*connect.Response[hostv1.ListWorkloadsResponse], error) {
-	return connect.NewResponse(&hostv1.ListWorkloadsResponse{Node: "n1"}), nil
+func (h *host) ListWorkloads(context.Context, *hostv1.ListWorkloadsRequest) (*hostv1.ListWorkloadsResponse, error) {
+	return &hostv1.ListWorkloadsResponse{Node: "n1"}, nil
 }
 
 func (h *host) workload() *hostv1.Workload {
 	return &hostv1.Workload{State: h.state, Mounts: []*hostv1.Mount{{HostPath: "/mounted"}}}
 }
 
-func (h *host) GetWorkload(context.Context, *connect.Request[hostv1.GetWorkloadRequest],
-) (*connect.Response[hostv1.GetWorkloadResponse], error) {
+func (h *host) GetWorkload(context.Context, *hostv1.GetWorkloadRequest) (*hostv1.GetWorkloadResponse, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.blind {
@@ -105,12 +103,12 @@ func (h *host) GetWorkload(context.Context, *connect.Request[hostv1.GetWorkloadR
 	if h.state == "" {
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such workload"))
 	}
-	return connect.NewResponse(&hostv1.GetWorkloadResponse{
+	return &hostv1.GetWorkloadResponse{
 		Workload: h.workload(), Holders: make([]*hostv1.Holder, h.holders),
-	}), nil
+	}, nil
 }
 
-func (h *host) StartWorkload(ctx context.Context, _ *connect.Request[hostv1.StartWorkloadRequest],
+func (h *host) StartWorkload(ctx context.Context, _ *hostv1.StartWorkloadRequest,
 	stream *connect.ServerStream[hostv1.StartWorkloadResponse],
 ) error {
 	h.mu.Lock()
@@ -130,19 +128,18 @@ func (h *host) StartWorkload(ctx context.Context, _ *connect.Request[hostv1.Star
 	})
 }
 
-func (h *host) StopWorkload(context.Context, *connect.Request[hostv1.StopWorkloadRequest],
+func (h *host) StopWorkload(context.Context, *hostv1.StopWorkloadRequest,
 	*connect.ServerStream[hostv1.StopWorkloadResponse],
 ) error {
 	h.with(func() { h.state, h.stops = "", h.stops+1 })
 	return nil
 }
 
-func (h *host) GetVolume(ctx context.Context, r *connect.Request[hostv1.GetVolumeRequest],
-) (*connect.Response[hostv1.GetVolumeResponse], error) {
-	if r.Msg.GetRead().GetWait() != nil { // nothing changes
+func (h *host) GetVolume(ctx context.Context, r *hostv1.GetVolumeRequest) (*hostv1.GetVolumeResponse, error) {
+	if r.GetRead().GetWait() != nil { // nothing changes
 		select {
 		case <-ctx.Done():
-		case <-time.After(r.Msg.GetRead().GetWait().AsDuration()):
+		case <-time.After(r.GetRead().GetWait().AsDuration()):
 		}
 	}
 	h.mu.Lock()
@@ -151,23 +148,21 @@ func (h *host) GetVolume(ctx context.Context, r *connect.Request[hostv1.GetVolum
 	if h.other != "" {
 		v.Claims = []*hostv1.Claim{{Workload: h.other, State: "taken"}}
 	}
-	return connect.NewResponse(&hostv1.GetVolumeResponse{Volume: v}), nil
+	return &hostv1.GetVolumeResponse{Volume: v}, nil
 }
 
-func (h *host) ExplainVolume(context.Context, *connect.Request[hostv1.ExplainVolumeRequest],
-) (*connect.Response[hostv1.ExplainVolumeResponse], error) {
-	return connect.NewResponse(&hostv1.ExplainVolumeResponse{Claims: []*hostv1.ExplainedClaim{{
+func (h *host) ExplainVolume(context.Context, *hostv1.ExplainVolumeRequest) (*hostv1.ExplainVolumeResponse, error) {
+	return &hostv1.ExplainVolumeResponse{Claims: []*hostv1.ExplainedClaim{{
 		Claim: &hostv1.Claim{
 			Workload: h.other, Namespace: "docker", Node: "n2", Mode: "write", State: "taken",
 			TakenAt: timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)),
 		},
-	}}}), nil
+	}}}, nil
 }
 
-func (h *host) DeleteVolume(context.Context, *connect.Request[hostv1.DeleteVolumeRequest],
-) (*connect.Response[hostv1.DeleteVolumeResponse], error) {
+func (h *host) DeleteVolume(context.Context, *hostv1.DeleteVolumeRequest) (*hostv1.DeleteVolumeResponse, error) {
 	h.with(func() { h.deleted = true })
-	return connect.NewResponse(&hostv1.DeleteVolumeResponse{}), nil
+	return &hostv1.DeleteVolumeResponse{}, nil
 }
 
 // pipes is a listener whose connections need no kernel, so that time stands still while they are idle.

@@ -45,11 +45,11 @@ func (w *work) workloadOf(ctx context.Context, name, namespace string) (string, 
 	if w.node == "" {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
-		res, err := w.api.Workloads.ListWorkloads(ctx, connect.NewRequest(&hostv1.ListWorkloadsRequest{Namespace: namespace}))
+		res, err := w.api.Workloads.ListWorkloads(ctx, &hostv1.ListWorkloadsRequest{Namespace: namespace})
 		if err != nil {
 			return "", err
 		}
-		w.node = res.Msg.GetNode()
+		w.node = res.GetNode()
 	}
 	id := "docker-volume." + name + "." + w.node
 	if len(id) > maxWorkloadID {
@@ -113,7 +113,7 @@ func temporary(err error) bool {
 
 // try starts the workload once.
 func (w *work) try(ctx context.Context, spec *hostv1.WorkloadSpec) (path string, err error) {
-	stream, err := w.api.Workloads.StartWorkload(ctx, connect.NewRequest(&hostv1.StartWorkloadRequest{Spec: spec}))
+	stream, err := w.api.Workloads.StartWorkload(ctx, &hostv1.StartWorkloadRequest{Spec: spec})
 	if err != nil {
 		return "", err
 	}
@@ -135,12 +135,7 @@ func (w *work) try(ctx context.Context, spec *hostv1.WorkloadSpec) (path string,
 // awaitChange waits until the claims of a volume change, if others than the workload have one, or its earlier run.
 func (w *work) awaitChange(ctx context.Context, name, namespace, id string) (held bool, err error) {
 	get := func(read *hostv1.ReadOptions) (*hostv1.GetVolumeResponse, error) {
-		res, err := w.api.Volumes.GetVolume(ctx,
-			connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: namespace, Id: name, Read: read}))
-		if err != nil {
-			return nil, err
-		}
-		return res.Msg, nil
+		return w.api.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: namespace, Id: name, Read: read})
 	}
 	now, err := get(nil)
 	if err != nil {
@@ -159,13 +154,12 @@ func (w *work) awaitChange(ctx context.Context, name, namespace, id string) (hel
 func (w *work) explain(ctx context.Context, name, namespace, id string, waited time.Duration, last error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	res, err := w.api.Volumes.ExplainVolume(ctx,
-		connect.NewRequest(&hostv1.ExplainVolumeRequest{Namespace: namespace, Id: name}))
+	res, err := w.api.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: namespace, Id: name})
 	if err != nil {
 		return fmt.Errorf("volume %q could not be had within %s: %w", name, waited, last)
 	}
 	var holders []string
-	for _, c := range res.Msg.GetClaims() {
+	for _, c := range res.GetClaims() {
 		claim := c.GetClaim()
 		if claim.GetWorkload() == id {
 			continue
@@ -204,16 +198,15 @@ func (w *work) look(ctx context.Context, name, namespace string) (n now, err err
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	n.looked = time.Now()
-	res, err := w.api.Workloads.GetWorkload(ctx,
-		connect.NewRequest(&hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true}))
+	res, err := w.api.Workloads.GetWorkload(ctx, &hostv1.GetWorkloadRequest{Namespace: namespace, Id: id, Holders: true})
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return n, nil
 	}
 	if err != nil {
 		return n, err
 	}
-	workload := res.Msg.GetWorkload()
-	n.up, n.holders = workload.GetState() == "starting" || workload.GetState() == "running", res.Msg.GetHolders()
+	workload := res.GetWorkload()
+	n.up, n.holders = workload.GetState() == "starting" || workload.GetState() == "running", res.GetHolders()
 	if workload.GetState() == "running" {
 		for _, m := range workload.GetMounts() {
 			n.path = m.GetHostPath()
@@ -229,8 +222,7 @@ func (w *work) stop(ctx context.Context, name, namespace string, wait bool) erro
 	if err != nil {
 		return err
 	}
-	stream, err := w.api.Workloads.StopWorkload(ctx,
-		connect.NewRequest(&hostv1.StopWorkloadRequest{Namespace: namespace, Id: id}))
+	stream, err := w.api.Workloads.StopWorkload(ctx, &hostv1.StopWorkloadRequest{Namespace: namespace, Id: id})
 	if err != nil {
 		return err
 	}
@@ -247,9 +239,9 @@ func (w *work) stop(ctx context.Context, name, namespace string, wait bool) erro
 // define makes sure that a volume is registered: an existing one is used as it is, unless options define it.
 func (w *work) define(ctx context.Context, want wish) error {
 	if !want.defines {
-		_, err := w.api.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+		_, err := w.api.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 			Namespace: want.def.GetNamespace(), Id: want.def.GetId(),
-		}))
+		})
 		if connect.CodeOf(err) != connect.CodeNotFound {
 			return err
 		}
@@ -258,14 +250,13 @@ func (w *work) define(ctx context.Context, want wish) error {
 		return fmt.Errorf("volume %q: no CSI driver is named: give -o %s=ID, or write driver into the plugin's config block",
 			want.def.GetId(), optDriver)
 	}
-	_, err := w.api.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: want.def}))
+	_, err := w.api.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: want.def})
 	return err
 }
 
 // destroy deletes a volume at its driver. One that is gone is gone.
 func (w *work) destroy(ctx context.Context, name, namespace string) error {
-	_, err := w.api.Volumes.DeleteVolume(ctx,
-		connect.NewRequest(&hostv1.DeleteVolumeRequest{Namespace: namespace, Id: name}))
+	_, err := w.api.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{Namespace: namespace, Id: name})
 	if connect.CodeOf(err) == connect.CodeNotFound {
 		return nil
 	}

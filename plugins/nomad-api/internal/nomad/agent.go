@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -30,11 +28,11 @@ type member struct {
 
 // readSelf describes this host's agent.
 func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Request) (answer, error) {
-	res, err := s.api.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	m, err := s.api.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil {
 		return answer{}, err
 	}
-	m, region := res.Msg, s.config().Region
+	region := s.config().Region
 	return answer{value: self{
 		Config: map[string]any{
 			"Region": region, "Datacenter": m.GetDatacenter(), "NodeName": m.GetName(),
@@ -54,11 +52,11 @@ func (s *server) readSelf(ctx context.Context, _ http.ResponseWriter, _ *http.Re
 // readLeader returns the address of the server that leads. A host that is alone leads, and has no address but the one
 // that the client has reached.
 func (s *server) readLeader(ctx context.Context, _ http.ResponseWriter, r *http.Request) (answer, error) {
-	res, err := s.api.Members.ListMembers(ctx, connect.NewRequest(&hostv1.ListMembersRequest{}))
+	res, err := s.api.Members.ListMembers(ctx, &hostv1.ListMembersRequest{})
 	if err != nil {
 		return answer{}, err
 	}
-	for _, m := range res.Msg.GetMembers() {
+	for _, m := range res.GetMembers() {
 		if m.GetLeader() {
 			return answer{value: cmp.Or(m.GetRpcAddress(), m.GetAddress(), r.Host)}, nil
 		}

@@ -49,24 +49,23 @@ func (s *server) createVolume(ctx context.Context, _ http.ResponseWriter, r *htt
 	if err != nil {
 		return answer{}, err
 	}
-	res, err := s.api.Volumes.CreateVolume(ctx, connect.NewRequest(&hostv1.CreateVolumeRequest{Spec: spec}))
+	res, err := s.api.Volumes.CreateVolume(ctx, &hostv1.CreateVolumeRequest{Spec: spec})
 	if connect.CodeOf(err) == connect.CodeAlreadyExists {
 		return s.redefine(ctx, spec, err)
 	}
 	if err != nil {
 		return answer{}, err
 	}
-	return changed(res.Msg.GetVolume(), res.Msg.GetWarnings()), nil
+	return changed(res.GetVolume(), res.GetWarnings()), nil
 }
 
 // redefine changes the definition of a volume that was created, if only what can change differs.
 func (s *server) redefine(ctx context.Context, spec *hostv1.VolumeSpec, refusal error) (answer, error) {
-	res, err := s.api.Volumes.GetVolume(ctx,
-		connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()}))
+	res, err := s.api.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{Namespace: spec.GetNamespace(), Id: spec.GetId()})
 	if err != nil {
 		return answer{}, err
 	}
-	is := res.Msg.GetVolume().GetSpec()
+	is := res.GetVolume().GetSpec()
 	if is.GetPluginId() != spec.GetPluginId() || is.GetCloneId() != spec.GetCloneId() ||
 		is.GetSnapshotId() != spec.GetSnapshotId() || !maps.Equal(is.GetParameters(), spec.GetParameters()) ||
 		spec.GetExternalId() != "" && spec.GetExternalId() != is.GetExternalId() {
@@ -82,22 +81,22 @@ func (s *server) redefine(ctx context.Context, spec *hostv1.VolumeSpec, refusal 
 
 // register registers a volume, and grows it to the size that it is to have at least.
 func (s *server) register(ctx context.Context, spec *hostv1.VolumeSpec) (*hostv1.Volume, []string, error) {
-	res, err := s.api.Volumes.RegisterVolume(ctx, connect.NewRequest(&hostv1.RegisterVolumeRequest{Spec: spec}))
+	res, err := s.api.Volumes.RegisterVolume(ctx, &hostv1.RegisterVolumeRequest{Spec: spec})
 	if err != nil {
 		return nil, nil, err
 	}
-	v := res.Msg.GetVolume()
+	v := res.GetVolume()
 	if v.GetCapacity() == 0 || spec.GetCapacityMin() <= v.GetCapacity() {
-		return v, res.Msg.GetWarnings(), nil
+		return v, res.GetWarnings(), nil
 	}
-	grown, err := s.api.Volumes.ExpandVolume(ctx, connect.NewRequest(&hostv1.ExpandVolumeRequest{
+	grown, err := s.api.Volumes.ExpandVolume(ctx, &hostv1.ExpandVolumeRequest{
 		Namespace: spec.GetNamespace(), Id: spec.GetId(),
 		CapacityMin: spec.GetCapacityMin(), CapacityMax: spec.GetCapacityMax(),
-	}))
+	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("volume %q is registered, but not grown: %w", spec.GetId(), err)
 	}
-	return grown.Msg.GetVolume(), nil, nil
+	return grown.GetVolume(), nil, nil
 }
 
 // requested reads the volume of a request.
@@ -137,8 +136,7 @@ func (s *server) deregisterVolume(ctx context.Context, _ http.ResponseWriter, r 
 	}
 	id, until := r.PathValue("id"), time.Now().Add(releaseWait)
 	for {
-		_, err := s.api.Volumes.DeregisterVolume(ctx,
-			connect.NewRequest(&hostv1.DeregisterVolumeRequest{Namespace: q.namespace, Id: id}))
+		_, err := s.api.Volumes.DeregisterVolume(ctx, &hostv1.DeregisterVolumeRequest{Namespace: q.namespace, Id: id})
 		if err == nil || !force || connect.CodeOf(err) != connect.CodeFailedPrecondition || !s.released(ctx, q, id, until) {
 			return answer{}, err
 		}
@@ -153,20 +151,20 @@ func (s *server) released(ctx context.Context, q query, id string, until time.Ti
 		if left <= 0 || ctx.Err() != nil || s.serving.Err() != nil {
 			return false
 		}
-		res, err := s.api.Volumes.GetVolume(ctx, connect.NewRequest(&hostv1.GetVolumeRequest{
+		res, err := s.api.Volumes.GetVolume(ctx, &hostv1.GetVolumeRequest{
 			Namespace: q.namespace, Id: id, Read: &hostv1.ReadOptions{Index: index, Wait: durationpb.New(left)},
-		}))
+		})
 		if err != nil {
 			return false
 		}
-		claims := res.Msg.GetVolume().GetClaims()
+		claims := res.GetVolume().GetClaims()
 		if len(claims) == 0 {
 			return true
 		}
 		if slices.ContainsFunc(claims, func(c *hostv1.Claim) bool { return c.GetState() == stateTaken }) {
 			return false
 		}
-		index = res.Msg.GetMeta().GetIndex()
+		index = res.GetMeta().GetIndex()
 	}
 }
 
@@ -176,9 +174,9 @@ func (s *server) deleteVolume(ctx context.Context, _ http.ResponseWriter, r *htt
 	if err != nil {
 		return answer{}, err
 	}
-	_, err = s.api.Volumes.DeleteVolume(ctx, connect.NewRequest(&hostv1.DeleteVolumeRequest{
+	_, err = s.api.Volumes.DeleteVolume(ctx, &hostv1.DeleteVolumeRequest{
 		Namespace: q.namespace, Id: r.PathValue("id"), Secrets: secrets,
-	}))
+	})
 	if missing(err) {
 		err = nil
 	}

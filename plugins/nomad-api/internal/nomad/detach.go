@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -22,21 +20,20 @@ func (s *server) detachVolume(ctx context.Context, _ http.ResponseWriter, r *htt
 	if given == "" {
 		return answer{}, badRequest("node is missing: the node to detach the volume from")
 	}
-	res, err := s.api.Volumes.ExplainVolume(ctx,
-		connect.NewRequest(&hostv1.ExplainVolumeRequest{Namespace: q.namespace, Id: id}))
+	res, err := s.api.Volumes.ExplainVolume(ctx, &hostv1.ExplainVolumeRequest{Namespace: q.namespace, Id: id})
 	if err != nil {
 		return answer{}, err
 	}
 	var holders []string
-	for _, c := range res.Msg.GetClaims() {
+	for _, c := range res.GetClaims() {
 		holders = append(holders, c.GetClaim().GetNode())
 	}
 	name, err := nodeNamed(given, holders)
 	if err != nil {
 		return answer{}, err
 	}
-	for _, c := range res.Msg.GetClaims() {
-		if c := c.GetClaim(); c.GetNode() == name && c.GetState() == stateTaken && inUse(res.Msg, c) {
+	for _, c := range res.GetClaims() {
+		if c := c.GetClaim(); c.GetNode() == name && c.GetState() == stateTaken && inUse(res, c) {
 			return answer{}, &statusError{
 				code: http.StatusInternalServerError,
 				text: "volume in use: " + id + " is used by workload " + c.GetWorkload() + " on node " + name +
@@ -44,12 +41,11 @@ func (s *server) detachVolume(ctx context.Context, _ http.ResponseWriter, r *htt
 			}
 		}
 	}
-	done, err := s.api.Volumes.DetachVolume(ctx,
-		connect.NewRequest(&hostv1.DetachVolumeRequest{Namespace: q.namespace, Id: id, Node: name}))
+	done, err := s.api.Volumes.DetachVolume(ctx, &hostv1.DetachVolumeRequest{Namespace: q.namespace, Id: id, Node: name})
 	if err != nil {
 		return answer{}, err
 	}
-	for _, c := range done.Msg.GetClaims() {
+	for _, c := range done.GetClaims() {
 		if !c.GetReleased() {
 			return answer{}, &statusError{code: http.StatusInternalServerError, text: c.GetMessage()}
 		}

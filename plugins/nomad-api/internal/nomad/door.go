@@ -134,7 +134,7 @@ func (s *server) knownHost(host string) bool {
 
 // aclsOn reports whether the host has ACLs on. It asks as somebody without a token, who may know that.
 func aclsOn(ctx context.Context, client *api.Client) (bool, error) {
-	_, err := client.ACL.GetACLSelf(api.WithCaller(ctx, ""), connect.NewRequest(&hostv1.GetACLSelfRequest{}))
+	_, err := client.ACL.GetACLSelf(api.WithCaller(ctx, ""), &hostv1.GetACLSelfRequest{})
 	switch connect.CodeOf(err) {
 	case connect.CodeFailedPrecondition:
 		return false, nil

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -73,12 +71,12 @@ func (s *server) listNodes(ctx context.Context, w http.ResponseWriter, r *http.R
 	}
 	var all []*hostv1.Node
 	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{Read: read}))
+		res, err := s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{Read: read})
 		if err != nil {
 			return nil, err
 		}
-		all = res.Msg.GetNodes()
-		return res.Msg.GetMeta(), nil
+		all = res.GetNodes()
+		return res.GetMeta(), nil
 	})
 	if err != nil {
 		return answer{}, err
@@ -99,24 +97,23 @@ func (s *server) readNode(ctx context.Context, _ http.ResponseWriter, r *http.Re
 	if err != nil {
 		return answer{}, err
 	}
-	res, err := s.api.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{}))
+	res, err := s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return answer{}, err
 	}
 	want := r.PathValue("id")
-	at := slices.IndexFunc(res.Msg.GetNodes(), func(n *hostv1.Node) bool { return nodeID(n.GetName()) == want })
+	at := slices.IndexFunc(res.GetNodes(), func(n *hostv1.Node) bool { return nodeID(n.GetName()) == want })
 	if at < 0 {
 		return answer{}, notFound("node %q not found", want)
 	}
 	var got *hostv1.Node
 	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Nodes.GetNode(ctx,
-			connect.NewRequest(&hostv1.GetNodeRequest{Name: res.Msg.GetNodes()[at].GetName(), Read: read}))
+		res, err := s.api.Nodes.GetNode(ctx, &hostv1.GetNodeRequest{Name: res.GetNodes()[at].GetName(), Read: read})
 		if err != nil {
 			return nil, err
 		}
-		got = res.Msg.GetNode()
-		return res.Msg.GetMeta(), nil
+		got = res.GetNode()
+		return res.GetMeta(), nil
 	})
 	if err != nil {
 		return answer{}, err

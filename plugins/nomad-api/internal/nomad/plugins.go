@@ -8,8 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -101,11 +99,11 @@ func (s *server) listPlugins(ctx context.Context, w http.ResponseWriter, r *http
 
 // drivers returns the drivers whose ids begin with a prefix, by id.
 func (s *server) drivers(ctx context.Context, prefix string) ([]*hostv1.Driver, error) {
-	res, err := s.api.Drivers.ListDrivers(ctx, connect.NewRequest(&hostv1.ListDriversRequest{}))
+	res, err := s.api.Drivers.ListDrivers(ctx, &hostv1.ListDriversRequest{})
 	if err != nil {
 		return nil, err
 	}
-	all := slices.DeleteFunc(res.Msg.GetDrivers(),
+	all := slices.DeleteFunc(res.GetDrivers(),
 		func(d *hostv1.Driver) bool { return !strings.HasPrefix(d.GetId(), prefix) })
 	slices.SortFunc(all, func(a, b *hostv1.Driver) int { return cmp.Compare(a.GetId(), b.GetId()) })
 	return all, nil
@@ -131,7 +129,7 @@ func (s *server) blockingDrivers(ctx context.Context, q query, read func(ctx con
 func (s *server) awaitDrivers(ctx context.Context, after uint64) (index uint64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := s.api.System.Watch(ctx, connect.NewRequest(&hostv1.WatchRequest{Topics: []string{"drivers"}}))
+	stream, err := s.api.System.Watch(ctx, &hostv1.WatchRequest{Topics: []string{"drivers"}})
 	if err != nil {
 		return 0, err
 	}
@@ -155,9 +153,9 @@ func (s *server) readPlugin(ctx context.Context, _ http.ResponseWriter, r *http.
 	}
 	var d *hostv1.Driver
 	meta, err := s.blockingDrivers(ctx, q, func(ctx context.Context) error {
-		res, err := s.api.Drivers.GetDriver(ctx, connect.NewRequest(&hostv1.GetDriverRequest{Id: r.PathValue("id")}))
+		res, err := s.api.Drivers.GetDriver(ctx, &hostv1.GetDriverRequest{Id: r.PathValue("id")})
 		if err == nil {
-			d = res.Msg.GetDriver()
+			d = res.GetDriver()
 		}
 		return err
 	})

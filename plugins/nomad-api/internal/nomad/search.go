@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -111,11 +109,11 @@ func (s *server) pluginIDs(ctx context.Context, _ query) (ids []string, err erro
 }
 
 func (s *server) nodeIDs(ctx context.Context, _ query) (ids []string, err error) {
-	res, err := s.api.Nodes.ListNodes(ctx, connect.NewRequest(&hostv1.ListNodesRequest{}))
+	res, err := s.api.Nodes.ListNodes(ctx, &hostv1.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	for _, n := range res.Msg.GetNodes() {
+	for _, n := range res.GetNodes() {
 		ids = append(ids, nodeID(n.GetName()))
 	}
 	return ids, nil

@@ -63,13 +63,13 @@ func (s *server) createSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 		secrets = map[string]string{}
 	}
 	maps.Copy(secrets, want.Secrets)
-	res, err := s.api.Volumes.CreateSnapshot(ctx, connect.NewRequest(&hostv1.CreateSnapshotRequest{
+	res, err := s.api.Volumes.CreateSnapshot(ctx, &hostv1.CreateSnapshotRequest{
 		Namespace: q.namespace, VolumeId: want.SourceVolumeID, Name: want.Name, Parameters: want.Parameters, Secrets: secrets,
-	}))
+	})
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{value: snapshotsOf([]*hostv1.Snapshot{res.Msg.GetSnapshot()}, "")}, nil
+	return answer{value: snapshotsOf([]*hostv1.Snapshot{res.GetSnapshot()}, "")}, nil
 }
 
 // deleteSnapshot deletes a snapshot at its driver, by the driver's id or by its name in the namespace.
@@ -79,9 +79,9 @@ func (s *server) deleteSnapshot(ctx context.Context, _ http.ResponseWriter, r *h
 		return answer{}, err
 	}
 	values := r.URL.Query()
-	_, err = s.api.Volumes.DeleteSnapshot(ctx, connect.NewRequest(&hostv1.DeleteSnapshotRequest{
+	_, err = s.api.Volumes.DeleteSnapshot(ctx, &hostv1.DeleteSnapshotRequest{
 		Namespace: q.namespace, PluginId: values.Get("plugin_id"), SnapshotId: values.Get("snapshot_id"), Secrets: secrets,
-	}))
+	})
 	return answer{}, err
 }
 
@@ -95,13 +95,13 @@ func (s *server) listSnapshots(ctx context.Context, _ http.ResponseWriter, r *ht
 	if plugin == "" {
 		return s.allSnapshots(ctx, secrets)
 	}
-	res, err := s.api.Volumes.ListSnapshots(ctx, connect.NewRequest(&hostv1.ListSnapshotsRequest{
+	res, err := s.api.Volumes.ListSnapshots(ctx, &hostv1.ListSnapshotsRequest{
 		PluginId: plugin, PerPage: int32(q.perPage), PageToken: q.nextToken, Secrets: secrets,
-	}))
+	})
 	if err != nil {
 		return answer{}, err
 	}
-	return answer{value: snapshotsOf(res.Msg.GetSnapshots(), res.Msg.GetNextToken())}, nil
+	return answer{value: snapshotsOf(res.GetSnapshots(), res.GetNextToken())}, nil
 }
 
 // allSnapshots lists the snapshots of all drivers that list them.
@@ -114,15 +114,15 @@ func (s *server) allSnapshots(ctx context.Context, secrets map[string]string) (a
 	for _, d := range all {
 		req := &hostv1.ListSnapshotsRequest{PluginId: d.GetId(), Secrets: secrets}
 		for {
-			res, err := s.api.Volumes.ListSnapshots(ctx, connect.NewRequest(req))
+			res, err := s.api.Volumes.ListSnapshots(ctx, req)
 			if connect.CodeOf(err) == connect.CodeUnimplemented {
 				break // it lists none
 			}
 			if err != nil {
 				return answer{}, err
 			}
-			found = append(found, res.Msg.GetSnapshots()...)
-			if req.PageToken = res.Msg.GetNextToken(); req.PageToken == "" {
+			found = append(found, res.GetSnapshots()...)
+			if req.PageToken = res.GetNextToken(); req.PageToken == "" {
 				break
 			}
 		}

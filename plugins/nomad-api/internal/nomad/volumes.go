@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -66,13 +64,12 @@ func volumeKey(v *hostv1.Volume) string {
 // volumes returns the volumes of a namespace that the caller may see, in the order of their keys.
 func (s *server) volumes(ctx context.Context, q query) (all []*hostv1.Volume, meta *hostv1.ReadMeta, err error) {
 	meta, err = s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
-		res, err := s.api.Volumes.ListVolumes(ctx,
-			connect.NewRequest(&hostv1.ListVolumesRequest{Namespace: q.namespace, Read: read}))
+		res, err := s.api.Volumes.ListVolumes(ctx, &hostv1.ListVolumesRequest{Namespace: q.namespace, Read: read})
 		if err != nil {
 			return nil, err
 		}
-		all = res.Msg.GetVolumes()
-		return res.Msg.GetMeta(), nil
+		all = res.GetVolumes()
+		return res.GetMeta(), nil
 	})
 	slices.SortFunc(all, func(a, b *hostv1.Volume) int { return cmp.Compare(volumeKey(a), volumeKey(b)) })
 	return all, meta, err
@@ -87,12 +84,12 @@ func (s *server) readVolume(ctx context.Context, _ http.ResponseWriter, r *http.
 	var got *hostv1.Volume
 	meta, err := s.blocking(ctx, q, func(ctx context.Context, read *hostv1.ReadOptions) (*hostv1.ReadMeta, error) {
 		res, err := s.api.Volumes.GetVolume(ctx,
-			connect.NewRequest(&hostv1.GetVolumeRequest{Namespace: q.namespace, Id: r.PathValue("id"), Read: read}))
+			&hostv1.GetVolumeRequest{Namespace: q.namespace, Id: r.PathValue("id"), Read: read})
 		if err != nil {
 			return nil, err
 		}
-		got = res.Msg.GetVolume()
-		return res.Msg.GetMeta(), nil
+		got = res.GetVolume()
+		return res.GetMeta(), nil
 	})
 	if err != nil {
 		return answer{}, err
@@ -127,14 +124,14 @@ func (s *server) listExternal(ctx context.Context, _ http.ResponseWriter, r *htt
 	if plugin == "" {
 		return answer{}, badRequest("plugin_id is missing")
 	}
-	res, err := s.api.Volumes.ListExternal(ctx, connect.NewRequest(&hostv1.ListExternalRequest{
+	res, err := s.api.Volumes.ListExternal(ctx, &hostv1.ListExternalRequest{
 		PluginId: plugin, PerPage: int32(q.perPage), PageToken: q.nextToken,
-	}))
+	})
 	if err != nil {
 		return answer{}, err
 	}
-	shown := externalVolumes{Volumes: []externalVolume{}, NextToken: res.Msg.GetNextToken()}
-	for _, v := range res.Msg.GetVolumes() {
+	shown := externalVolumes{Volumes: []externalVolume{}, NextToken: res.GetNextToken()}
+	for _, v := range res.GetVolumes() {
 		shown.Volumes = append(shown.Volumes, externalVolume{
 			ExternalID: v.GetExternalId(), CapacityBytes: v.GetCapacity(), CloneID: v.GetCloneId(),
 			SnapshotID: v.GetSnapshotId(), PublishedExternalNodeIDs: v.GetPublishedNodeIds(),

@@ -80,7 +80,7 @@ func (d *Door) Ready(ctx context.Context, host frontend.Host) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	_, err = host.API.ACL.GetACLSelf(ctx, connect.NewRequest(&hostv1.GetACLSelfRequest{}))
+	_, err = host.API.ACL.GetACLSelf(ctx, &hostv1.GetACLSelfRequest{})
 	if connect.CodeOf(err) == connect.CodeFailedPrecondition {
 		return nil // ACLs are off
 	}
@@ -205,12 +205,11 @@ func sessionKey(ctx context.Context, state *sdk.State) ([]byte, error) {
 func sample(ctx context.Context, host frontend.Host) (trend.Sample, bool) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	res, err := host.API.Agent.Status(ctx, connect.NewRequest(&hostv1.StatusRequest{}))
+	s, err := host.API.Agent.Status(ctx, &hostv1.StatusRequest{})
 	if err != nil {
 		slog.Debug("there is no sample of the growth", "error", err)
 		return trend.Sample{}, false
 	}
-	s := res.Msg
 	now := time.Now()
 	p := trend.Sample{
 		At: now.Unix(), Used: s.GetDataDirSize() - s.GetDataDirFree(), Size: s.GetDataDirSize(), Ledger: s.GetLedgerSize(),

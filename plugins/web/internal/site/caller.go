@@ -33,14 +33,12 @@ func (s *Site) who(r *http.Request) user {
 func (u user) as(ctx context.Context) context.Context { return api.WithCaller(ctx, u.Secret) }
 
 // ask makes a unary call as a user.
-func ask[Q, A any](ctx context.Context, u user,
-	call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), msg *Q,
-) (*A, error) {
-	res, err := call(u.as(ctx), connect.NewRequest(msg))
+func ask[Q, A any](ctx context.Context, u user, call func(context.Context, *Q) (*A, error), msg *Q) (*A, error) {
+	res, err := call(u.as(ctx), msg)
 	if err != nil {
 		return nil, err
 	}
-	return res.Msg, nil
+	return res, nil
 }
 
 // signedOut says that a call failed since the user has no token, or one that is not known or has ended.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/sdk/api"
@@ -80,7 +79,7 @@ func (s *Site) events(ctx context.Context, u user, r *http.Request) (any, error)
 
 // recent reads events, newest first, and which node they are of.
 func recent(ctx context.Context, u user, req *hostv1.EventsRequest) (all []event, of string, err error) {
-	stream, err := u.api.Agent.Events(u.as(ctx), connect.NewRequest(req))
+	stream, err := u.api.Agent.Events(u.as(ctx), req)
 	if err != nil {
 		return nil, "", err
 	}

@@ -136,9 +136,10 @@ func (s *Site) plugins(ctx context.Context, u user, r *http.Request) (any, error
 
 // pluginsOf asks a node for its plugins; empty: the one whose page it is.
 func pluginsOf(ctx context.Context, u user, node string) (nodePlugins, error) {
-	res, err := u.api.Plugins.ListPlugins(u.as(ctx), connect.NewRequest(&hostv1.ListPluginsRequest{Node: node}))
+	ctx, call := connect.NewClientContext(u.as(ctx))
+	res, err := u.api.Plugins.ListPlugins(ctx, &hostv1.ListPluginsRequest{Node: node})
 	if err != nil {
 		return nodePlugins{}, err
 	}
-	return nodePlugins{Node: node, Name: res.Header().Get(api.NodeHeader), Plugins: res.Msg.GetPlugins()}, nil
+	return nodePlugins{Node: node, Name: call.ResponseHeader().Get(api.NodeHeader), Plugins: res.GetPlugins()}, nil
 }

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 )
 
@@ -224,9 +222,9 @@ func (s *Site) watch(ctx context.Context, u user, node string, following *sync.W
 	}
 	following.Go(func() {
 		again(func() error {
-			stream, err := s.API.System.Watch(u.as(ctx), connect.NewRequest(&hostv1.WatchRequest{
+			stream, err := s.API.System.Watch(u.as(ctx), &hostv1.WatchRequest{
 				Topics: []string{"volumes", "claims", "nodes", "workloads", "drivers"},
-			}))
+			})
 			if err != nil {
 				return err
 			}
@@ -239,7 +237,7 @@ func (s *Site) watch(ctx context.Context, u user, node string, following *sync.W
 	})
 	following.Go(func() {
 		again(func() error {
-			stream, err := s.API.Agent.Events(u.as(ctx), connect.NewRequest(&hostv1.EventsRequest{Follow: true, Node: node}))
+			stream, err := s.API.Agent.Events(u.as(ctx), &hostv1.EventsRequest{Follow: true, Node: node})
 			if err != nil {
 				return err
 			}

@@ -73,34 +73,34 @@ const (
 type ACLServiceClient interface {
 	// BootstrapACL creates the first management token, once. FailedPrecondition: that was done before;
 	// the message says how to do it again.
-	BootstrapACL(context.Context, *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error)
+	BootstrapACL(context.Context, *v1.BootstrapACLRequest) (*v1.BootstrapACLResponse, error)
 	// PutACLPolicy creates a policy, or replaces its rules.
-	PutACLPolicy(context.Context, *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error)
+	PutACLPolicy(context.Context, *v1.PutACLPolicyRequest) (*v1.PutACLPolicyResponse, error)
 	// GetACLPolicy reads a policy.
-	GetACLPolicy(context.Context, *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error)
+	GetACLPolicy(context.Context, *v1.GetACLPolicyRequest) (*v1.GetACLPolicyResponse, error)
 	// ListACLPolicies lists policies by name. Without a management token it lists only the caller's own
 	// policies.
-	ListACLPolicies(context.Context, *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error)
+	ListACLPolicies(context.Context, *v1.ListACLPoliciesRequest) (*v1.ListACLPoliciesResponse, error)
 	// DeleteACLPolicy deletes a policy. Tokens and roles with that policy lose what it allowed.
-	DeleteACLPolicy(context.Context, *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error)
+	DeleteACLPolicy(context.Context, *v1.DeleteACLPolicyRequest) (*v1.DeleteACLPolicyResponse, error)
 	// PutACLRole creates a role, or replaces its policies.
-	PutACLRole(context.Context, *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error)
+	PutACLRole(context.Context, *v1.PutACLRoleRequest) (*v1.PutACLRoleResponse, error)
 	// GetACLRole reads a role.
-	GetACLRole(context.Context, *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error)
+	GetACLRole(context.Context, *v1.GetACLRoleRequest) (*v1.GetACLRoleResponse, error)
 	// ListACLRoles lists roles by name.
-	ListACLRoles(context.Context, *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error)
+	ListACLRoles(context.Context, *v1.ListACLRolesRequest) (*v1.ListACLRolesResponse, error)
 	// DeleteACLRole deletes a role.
-	DeleteACLRole(context.Context, *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error)
+	DeleteACLRole(context.Context, *v1.DeleteACLRoleRequest) (*v1.DeleteACLRoleResponse, error)
 	// CreateACLToken creates a token. Its secret is in this answer and cannot be read later.
-	CreateACLToken(context.Context, *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error)
+	CreateACLToken(context.Context, *v1.CreateACLTokenRequest) (*v1.CreateACLTokenResponse, error)
 	// GetACLToken reads a token by its accessor.
-	GetACLToken(context.Context, *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error)
+	GetACLToken(context.Context, *v1.GetACLTokenRequest) (*v1.GetACLTokenResponse, error)
 	// ListACLTokens lists tokens, oldest first.
-	ListACLTokens(context.Context, *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error)
+	ListACLTokens(context.Context, *v1.ListACLTokensRequest) (*v1.ListACLTokensResponse, error)
 	// DeleteACLToken deletes a token. Calls with it are refused at once.
-	DeleteACLToken(context.Context, *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error)
+	DeleteACLToken(context.Context, *v1.DeleteACLTokenRequest) (*v1.DeleteACLTokenResponse, error)
 	// GetACLSelf returns the caller's own token and what it allows.
-	GetACLSelf(context.Context, *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error)
+	GetACLSelf(context.Context, *v1.GetACLSelfRequest) (*v1.GetACLSelfResponse, error)
 }
 
 // NewACLServiceClient constructs a client for the pannier.host.v1.ACLService service. By default,
@@ -220,107 +220,163 @@ type aCLServiceClient struct {
 }
 
 // BootstrapACL calls pannier.host.v1.ACLService.BootstrapACL.
-func (c *aCLServiceClient) BootstrapACL(ctx context.Context, req *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error) {
-	return c.bootstrapACL.CallUnary(ctx, req)
+func (c *aCLServiceClient) BootstrapACL(ctx context.Context, req *v1.BootstrapACLRequest) (*v1.BootstrapACLResponse, error) {
+	response, err := c.bootstrapACL.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PutACLPolicy calls pannier.host.v1.ACLService.PutACLPolicy.
-func (c *aCLServiceClient) PutACLPolicy(ctx context.Context, req *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error) {
-	return c.putACLPolicy.CallUnary(ctx, req)
+func (c *aCLServiceClient) PutACLPolicy(ctx context.Context, req *v1.PutACLPolicyRequest) (*v1.PutACLPolicyResponse, error) {
+	response, err := c.putACLPolicy.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetACLPolicy calls pannier.host.v1.ACLService.GetACLPolicy.
-func (c *aCLServiceClient) GetACLPolicy(ctx context.Context, req *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error) {
-	return c.getACLPolicy.CallUnary(ctx, req)
+func (c *aCLServiceClient) GetACLPolicy(ctx context.Context, req *v1.GetACLPolicyRequest) (*v1.GetACLPolicyResponse, error) {
+	response, err := c.getACLPolicy.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListACLPolicies calls pannier.host.v1.ACLService.ListACLPolicies.
-func (c *aCLServiceClient) ListACLPolicies(ctx context.Context, req *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error) {
-	return c.listACLPolicies.CallUnary(ctx, req)
+func (c *aCLServiceClient) ListACLPolicies(ctx context.Context, req *v1.ListACLPoliciesRequest) (*v1.ListACLPoliciesResponse, error) {
+	response, err := c.listACLPolicies.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteACLPolicy calls pannier.host.v1.ACLService.DeleteACLPolicy.
-func (c *aCLServiceClient) DeleteACLPolicy(ctx context.Context, req *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error) {
-	return c.deleteACLPolicy.CallUnary(ctx, req)
+func (c *aCLServiceClient) DeleteACLPolicy(ctx context.Context, req *v1.DeleteACLPolicyRequest) (*v1.DeleteACLPolicyResponse, error) {
+	response, err := c.deleteACLPolicy.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PutACLRole calls pannier.host.v1.ACLService.PutACLRole.
-func (c *aCLServiceClient) PutACLRole(ctx context.Context, req *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error) {
-	return c.putACLRole.CallUnary(ctx, req)
+func (c *aCLServiceClient) PutACLRole(ctx context.Context, req *v1.PutACLRoleRequest) (*v1.PutACLRoleResponse, error) {
+	response, err := c.putACLRole.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetACLRole calls pannier.host.v1.ACLService.GetACLRole.
-func (c *aCLServiceClient) GetACLRole(ctx context.Context, req *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error) {
-	return c.getACLRole.CallUnary(ctx, req)
+func (c *aCLServiceClient) GetACLRole(ctx context.Context, req *v1.GetACLRoleRequest) (*v1.GetACLRoleResponse, error) {
+	response, err := c.getACLRole.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListACLRoles calls pannier.host.v1.ACLService.ListACLRoles.
-func (c *aCLServiceClient) ListACLRoles(ctx context.Context, req *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error) {
-	return c.listACLRoles.CallUnary(ctx, req)
+func (c *aCLServiceClient) ListACLRoles(ctx context.Context, req *v1.ListACLRolesRequest) (*v1.ListACLRolesResponse, error) {
+	response, err := c.listACLRoles.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteACLRole calls pannier.host.v1.ACLService.DeleteACLRole.
-func (c *aCLServiceClient) DeleteACLRole(ctx context.Context, req *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error) {
-	return c.deleteACLRole.CallUnary(ctx, req)
+func (c *aCLServiceClient) DeleteACLRole(ctx context.Context, req *v1.DeleteACLRoleRequest) (*v1.DeleteACLRoleResponse, error) {
+	response, err := c.deleteACLRole.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // CreateACLToken calls pannier.host.v1.ACLService.CreateACLToken.
-func (c *aCLServiceClient) CreateACLToken(ctx context.Context, req *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error) {
-	return c.createACLToken.CallUnary(ctx, req)
+func (c *aCLServiceClient) CreateACLToken(ctx context.Context, req *v1.CreateACLTokenRequest) (*v1.CreateACLTokenResponse, error) {
+	response, err := c.createACLToken.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetACLToken calls pannier.host.v1.ACLService.GetACLToken.
-func (c *aCLServiceClient) GetACLToken(ctx context.Context, req *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error) {
-	return c.getACLToken.CallUnary(ctx, req)
+func (c *aCLServiceClient) GetACLToken(ctx context.Context, req *v1.GetACLTokenRequest) (*v1.GetACLTokenResponse, error) {
+	response, err := c.getACLToken.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListACLTokens calls pannier.host.v1.ACLService.ListACLTokens.
-func (c *aCLServiceClient) ListACLTokens(ctx context.Context, req *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error) {
-	return c.listACLTokens.CallUnary(ctx, req)
+func (c *aCLServiceClient) ListACLTokens(ctx context.Context, req *v1.ListACLTokensRequest) (*v1.ListACLTokensResponse, error) {
+	response, err := c.listACLTokens.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteACLToken calls pannier.host.v1.ACLService.DeleteACLToken.
-func (c *aCLServiceClient) DeleteACLToken(ctx context.Context, req *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error) {
-	return c.deleteACLToken.CallUnary(ctx, req)
+func (c *aCLServiceClient) DeleteACLToken(ctx context.Context, req *v1.DeleteACLTokenRequest) (*v1.DeleteACLTokenResponse, error) {
+	response, err := c.deleteACLToken.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetACLSelf calls pannier.host.v1.ACLService.GetACLSelf.
-func (c *aCLServiceClient) GetACLSelf(ctx context.Context, req *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error) {
-	return c.getACLSelf.CallUnary(ctx, req)
+func (c *aCLServiceClient) GetACLSelf(ctx context.Context, req *v1.GetACLSelfRequest) (*v1.GetACLSelfResponse, error) {
+	response, err := c.getACLSelf.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ACLServiceHandler is an implementation of the pannier.host.v1.ACLService service.
 type ACLServiceHandler interface {
 	// BootstrapACL creates the first management token, once. FailedPrecondition: that was done before;
 	// the message says how to do it again.
-	BootstrapACL(context.Context, *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error)
+	BootstrapACL(context.Context, *v1.BootstrapACLRequest) (*v1.BootstrapACLResponse, error)
 	// PutACLPolicy creates a policy, or replaces its rules.
-	PutACLPolicy(context.Context, *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error)
+	PutACLPolicy(context.Context, *v1.PutACLPolicyRequest) (*v1.PutACLPolicyResponse, error)
 	// GetACLPolicy reads a policy.
-	GetACLPolicy(context.Context, *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error)
+	GetACLPolicy(context.Context, *v1.GetACLPolicyRequest) (*v1.GetACLPolicyResponse, error)
 	// ListACLPolicies lists policies by name. Without a management token it lists only the caller's own
 	// policies.
-	ListACLPolicies(context.Context, *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error)
+	ListACLPolicies(context.Context, *v1.ListACLPoliciesRequest) (*v1.ListACLPoliciesResponse, error)
 	// DeleteACLPolicy deletes a policy. Tokens and roles with that policy lose what it allowed.
-	DeleteACLPolicy(context.Context, *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error)
+	DeleteACLPolicy(context.Context, *v1.DeleteACLPolicyRequest) (*v1.DeleteACLPolicyResponse, error)
 	// PutACLRole creates a role, or replaces its policies.
-	PutACLRole(context.Context, *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error)
+	PutACLRole(context.Context, *v1.PutACLRoleRequest) (*v1.PutACLRoleResponse, error)
 	// GetACLRole reads a role.
-	GetACLRole(context.Context, *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error)
+	GetACLRole(context.Context, *v1.GetACLRoleRequest) (*v1.GetACLRoleResponse, error)
 	// ListACLRoles lists roles by name.
-	ListACLRoles(context.Context, *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error)
+	ListACLRoles(context.Context, *v1.ListACLRolesRequest) (*v1.ListACLRolesResponse, error)
 	// DeleteACLRole deletes a role.
-	DeleteACLRole(context.Context, *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error)
+	DeleteACLRole(context.Context, *v1.DeleteACLRoleRequest) (*v1.DeleteACLRoleResponse, error)
 	// CreateACLToken creates a token. Its secret is in this answer and cannot be read later.
-	CreateACLToken(context.Context, *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error)
+	CreateACLToken(context.Context, *v1.CreateACLTokenRequest) (*v1.CreateACLTokenResponse, error)
 	// GetACLToken reads a token by its accessor.
-	GetACLToken(context.Context, *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error)
+	GetACLToken(context.Context, *v1.GetACLTokenRequest) (*v1.GetACLTokenResponse, error)
 	// ListACLTokens lists tokens, oldest first.
-	ListACLTokens(context.Context, *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error)
+	ListACLTokens(context.Context, *v1.ListACLTokensRequest) (*v1.ListACLTokensResponse, error)
 	// DeleteACLToken deletes a token. Calls with it are refused at once.
-	DeleteACLToken(context.Context, *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error)
+	DeleteACLToken(context.Context, *v1.DeleteACLTokenRequest) (*v1.DeleteACLTokenResponse, error)
 	// GetACLSelf returns the caller's own token and what it allows.
-	GetACLSelf(context.Context, *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error)
+	GetACLSelf(context.Context, *v1.GetACLSelfRequest) (*v1.GetACLSelfResponse, error)
 }
 
 // NewACLServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -330,85 +386,85 @@ type ACLServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewACLServiceHandler(svc ACLServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	aCLServiceMethods := v1.File_pannier_host_v1_acl_proto.Services().ByName("ACLService").Methods()
-	aCLServiceBootstrapACLHandler := connect.NewUnaryHandler(
+	aCLServiceBootstrapACLHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceBootstrapACLProcedure,
 		svc.BootstrapACL,
 		connect.WithSchema(aCLServiceMethods.ByName("BootstrapACL")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServicePutACLPolicyHandler := connect.NewUnaryHandler(
+	aCLServicePutACLPolicyHandler := connect.NewUnaryHandlerSimple(
 		ACLServicePutACLPolicyProcedure,
 		svc.PutACLPolicy,
 		connect.WithSchema(aCLServiceMethods.ByName("PutACLPolicy")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceGetACLPolicyHandler := connect.NewUnaryHandler(
+	aCLServiceGetACLPolicyHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceGetACLPolicyProcedure,
 		svc.GetACLPolicy,
 		connect.WithSchema(aCLServiceMethods.ByName("GetACLPolicy")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceListACLPoliciesHandler := connect.NewUnaryHandler(
+	aCLServiceListACLPoliciesHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceListACLPoliciesProcedure,
 		svc.ListACLPolicies,
 		connect.WithSchema(aCLServiceMethods.ByName("ListACLPolicies")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceDeleteACLPolicyHandler := connect.NewUnaryHandler(
+	aCLServiceDeleteACLPolicyHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceDeleteACLPolicyProcedure,
 		svc.DeleteACLPolicy,
 		connect.WithSchema(aCLServiceMethods.ByName("DeleteACLPolicy")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServicePutACLRoleHandler := connect.NewUnaryHandler(
+	aCLServicePutACLRoleHandler := connect.NewUnaryHandlerSimple(
 		ACLServicePutACLRoleProcedure,
 		svc.PutACLRole,
 		connect.WithSchema(aCLServiceMethods.ByName("PutACLRole")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceGetACLRoleHandler := connect.NewUnaryHandler(
+	aCLServiceGetACLRoleHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceGetACLRoleProcedure,
 		svc.GetACLRole,
 		connect.WithSchema(aCLServiceMethods.ByName("GetACLRole")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceListACLRolesHandler := connect.NewUnaryHandler(
+	aCLServiceListACLRolesHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceListACLRolesProcedure,
 		svc.ListACLRoles,
 		connect.WithSchema(aCLServiceMethods.ByName("ListACLRoles")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceDeleteACLRoleHandler := connect.NewUnaryHandler(
+	aCLServiceDeleteACLRoleHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceDeleteACLRoleProcedure,
 		svc.DeleteACLRole,
 		connect.WithSchema(aCLServiceMethods.ByName("DeleteACLRole")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceCreateACLTokenHandler := connect.NewUnaryHandler(
+	aCLServiceCreateACLTokenHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceCreateACLTokenProcedure,
 		svc.CreateACLToken,
 		connect.WithSchema(aCLServiceMethods.ByName("CreateACLToken")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceGetACLTokenHandler := connect.NewUnaryHandler(
+	aCLServiceGetACLTokenHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceGetACLTokenProcedure,
 		svc.GetACLToken,
 		connect.WithSchema(aCLServiceMethods.ByName("GetACLToken")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceListACLTokensHandler := connect.NewUnaryHandler(
+	aCLServiceListACLTokensHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceListACLTokensProcedure,
 		svc.ListACLTokens,
 		connect.WithSchema(aCLServiceMethods.ByName("ListACLTokens")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceDeleteACLTokenHandler := connect.NewUnaryHandler(
+	aCLServiceDeleteACLTokenHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceDeleteACLTokenProcedure,
 		svc.DeleteACLToken,
 		connect.WithSchema(aCLServiceMethods.ByName("DeleteACLToken")),
 		connect.WithHandlerOptions(opts...),
 	)
-	aCLServiceGetACLSelfHandler := connect.NewUnaryHandler(
+	aCLServiceGetACLSelfHandler := connect.NewUnaryHandlerSimple(
 		ACLServiceGetACLSelfProcedure,
 		svc.GetACLSelf,
 		connect.WithSchema(aCLServiceMethods.ByName("GetACLSelf")),
@@ -453,58 +509,58 @@ func NewACLServiceHandler(svc ACLServiceHandler, opts ...connect.HandlerOption) 
 // UnimplementedACLServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedACLServiceHandler struct{}
 
-func (UnimplementedACLServiceHandler) BootstrapACL(context.Context, *connect.Request[v1.BootstrapACLRequest]) (*connect.Response[v1.BootstrapACLResponse], error) {
+func (UnimplementedACLServiceHandler) BootstrapACL(context.Context, *v1.BootstrapACLRequest) (*v1.BootstrapACLResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.BootstrapACL is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) PutACLPolicy(context.Context, *connect.Request[v1.PutACLPolicyRequest]) (*connect.Response[v1.PutACLPolicyResponse], error) {
+func (UnimplementedACLServiceHandler) PutACLPolicy(context.Context, *v1.PutACLPolicyRequest) (*v1.PutACLPolicyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.PutACLPolicy is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) GetACLPolicy(context.Context, *connect.Request[v1.GetACLPolicyRequest]) (*connect.Response[v1.GetACLPolicyResponse], error) {
+func (UnimplementedACLServiceHandler) GetACLPolicy(context.Context, *v1.GetACLPolicyRequest) (*v1.GetACLPolicyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.GetACLPolicy is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) ListACLPolicies(context.Context, *connect.Request[v1.ListACLPoliciesRequest]) (*connect.Response[v1.ListACLPoliciesResponse], error) {
+func (UnimplementedACLServiceHandler) ListACLPolicies(context.Context, *v1.ListACLPoliciesRequest) (*v1.ListACLPoliciesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.ListACLPolicies is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) DeleteACLPolicy(context.Context, *connect.Request[v1.DeleteACLPolicyRequest]) (*connect.Response[v1.DeleteACLPolicyResponse], error) {
+func (UnimplementedACLServiceHandler) DeleteACLPolicy(context.Context, *v1.DeleteACLPolicyRequest) (*v1.DeleteACLPolicyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.DeleteACLPolicy is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) PutACLRole(context.Context, *connect.Request[v1.PutACLRoleRequest]) (*connect.Response[v1.PutACLRoleResponse], error) {
+func (UnimplementedACLServiceHandler) PutACLRole(context.Context, *v1.PutACLRoleRequest) (*v1.PutACLRoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.PutACLRole is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) GetACLRole(context.Context, *connect.Request[v1.GetACLRoleRequest]) (*connect.Response[v1.GetACLRoleResponse], error) {
+func (UnimplementedACLServiceHandler) GetACLRole(context.Context, *v1.GetACLRoleRequest) (*v1.GetACLRoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.GetACLRole is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) ListACLRoles(context.Context, *connect.Request[v1.ListACLRolesRequest]) (*connect.Response[v1.ListACLRolesResponse], error) {
+func (UnimplementedACLServiceHandler) ListACLRoles(context.Context, *v1.ListACLRolesRequest) (*v1.ListACLRolesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.ListACLRoles is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) DeleteACLRole(context.Context, *connect.Request[v1.DeleteACLRoleRequest]) (*connect.Response[v1.DeleteACLRoleResponse], error) {
+func (UnimplementedACLServiceHandler) DeleteACLRole(context.Context, *v1.DeleteACLRoleRequest) (*v1.DeleteACLRoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.DeleteACLRole is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) CreateACLToken(context.Context, *connect.Request[v1.CreateACLTokenRequest]) (*connect.Response[v1.CreateACLTokenResponse], error) {
+func (UnimplementedACLServiceHandler) CreateACLToken(context.Context, *v1.CreateACLTokenRequest) (*v1.CreateACLTokenResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.CreateACLToken is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) GetACLToken(context.Context, *connect.Request[v1.GetACLTokenRequest]) (*connect.Response[v1.GetACLTokenResponse], error) {
+func (UnimplementedACLServiceHandler) GetACLToken(context.Context, *v1.GetACLTokenRequest) (*v1.GetACLTokenResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.GetACLToken is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) ListACLTokens(context.Context, *connect.Request[v1.ListACLTokensRequest]) (*connect.Response[v1.ListACLTokensResponse], error) {
+func (UnimplementedACLServiceHandler) ListACLTokens(context.Context, *v1.ListACLTokensRequest) (*v1.ListACLTokensResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.ListACLTokens is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) DeleteACLToken(context.Context, *connect.Request[v1.DeleteACLTokenRequest]) (*connect.Response[v1.DeleteACLTokenResponse], error) {
+func (UnimplementedACLServiceHandler) DeleteACLToken(context.Context, *v1.DeleteACLTokenRequest) (*v1.DeleteACLTokenResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.DeleteACLToken is not implemented"))
 }
 
-func (UnimplementedACLServiceHandler) GetACLSelf(context.Context, *connect.Request[v1.GetACLSelfRequest]) (*connect.Response[v1.GetACLSelfResponse], error) {
+func (UnimplementedACLServiceHandler) GetACLSelf(context.Context, *v1.GetACLSelfRequest) (*v1.GetACLSelfResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.ACLService.GetACLSelf is not implemented"))
 }

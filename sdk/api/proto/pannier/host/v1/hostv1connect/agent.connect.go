@@ -102,30 +102,30 @@ const (
 // AgentServiceClient is a client for the pannier.host.v1.AgentService service.
 type AgentServiceClient interface {
 	// Status returns the state of the whole host.
-	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
+	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 	// Events streams events on the host from now on, optionally preceded by the most recent ones.
-	Events(context.Context, *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error)
+	Events(context.Context, *v1.EventsRequest) (*connect.ServerStreamForClient[v1.EventsResponse], error)
 	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
 	// StopResponse.pid runs until then.
-	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	Stop(context.Context, *v1.StopRequest) (*v1.StopResponse, error)
 	// Reload reads the agent's configuration again, as SIGHUP does, and takes over its plugin and csi_driver blocks
 	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
 	// and nothing was changed.
-	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
 	// Upgrade replaces the agent's program by the file that is now at its path, within the same process. It answers when
 	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
 	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
-	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
+	Upgrade(context.Context, *v1.UpgradeRequest) (*v1.UpgradeResponse, error)
 	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
 	// lines, its metrics, the mounts below its data directory, stacks and profiles.
-	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
+	Diagnose(context.Context, *v1.DiagnoseRequest) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
 	// how many; the agent does not wait.
-	Monitor(context.Context, *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
+	Monitor(context.Context, *v1.MonitorRequest) (*connect.ServerStreamForClient[v1.MonitorResponse], error)
 	// Examine makes the checks of pannier doctor, with the configuration that the agent runs with. It changes nothing.
 	// What the caller's token does not let the API tell is skipped. One examination is made at a time: callers with the
 	// same rights share it, and an answer is kept for ten seconds. Unavailable: those of others took too long.
-	Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error)
+	Examine(context.Context, *v1.ExamineRequest) (*v1.ExamineResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the pannier.host.v1.AgentService service. By
@@ -203,72 +203,92 @@ type agentServiceClient struct {
 }
 
 // Status calls pannier.host.v1.AgentService.Status.
-func (c *agentServiceClient) Status(ctx context.Context, req *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error) {
-	return c.status.CallUnary(ctx, req)
+func (c *agentServiceClient) Status(ctx context.Context, req *v1.StatusRequest) (*v1.StatusResponse, error) {
+	response, err := c.status.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Events calls pannier.host.v1.AgentService.Events.
-func (c *agentServiceClient) Events(ctx context.Context, req *connect.Request[v1.EventsRequest]) (*connect.ServerStreamForClient[v1.EventsResponse], error) {
-	return c.events.CallServerStream(ctx, req)
+func (c *agentServiceClient) Events(ctx context.Context, req *v1.EventsRequest) (*connect.ServerStreamForClient[v1.EventsResponse], error) {
+	return c.events.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // Stop calls pannier.host.v1.AgentService.Stop.
-func (c *agentServiceClient) Stop(ctx context.Context, req *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
-	return c.stop.CallUnary(ctx, req)
+func (c *agentServiceClient) Stop(ctx context.Context, req *v1.StopRequest) (*v1.StopResponse, error) {
+	response, err := c.stop.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Reload calls pannier.host.v1.AgentService.Reload.
-func (c *agentServiceClient) Reload(ctx context.Context, req *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
-	return c.reload.CallUnary(ctx, req)
+func (c *agentServiceClient) Reload(ctx context.Context, req *v1.ReloadRequest) (*v1.ReloadResponse, error) {
+	response, err := c.reload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Upgrade calls pannier.host.v1.AgentService.Upgrade.
-func (c *agentServiceClient) Upgrade(ctx context.Context, req *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error) {
-	return c.upgrade.CallUnary(ctx, req)
+func (c *agentServiceClient) Upgrade(ctx context.Context, req *v1.UpgradeRequest) (*v1.UpgradeResponse, error) {
+	response, err := c.upgrade.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Diagnose calls pannier.host.v1.AgentService.Diagnose.
-func (c *agentServiceClient) Diagnose(ctx context.Context, req *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
-	return c.diagnose.CallServerStream(ctx, req)
+func (c *agentServiceClient) Diagnose(ctx context.Context, req *v1.DiagnoseRequest) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
+	return c.diagnose.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // Monitor calls pannier.host.v1.AgentService.Monitor.
-func (c *agentServiceClient) Monitor(ctx context.Context, req *connect.Request[v1.MonitorRequest]) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
-	return c.monitor.CallServerStream(ctx, req)
+func (c *agentServiceClient) Monitor(ctx context.Context, req *v1.MonitorRequest) (*connect.ServerStreamForClient[v1.MonitorResponse], error) {
+	return c.monitor.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // Examine calls pannier.host.v1.AgentService.Examine.
-func (c *agentServiceClient) Examine(ctx context.Context, req *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error) {
-	return c.examine.CallUnary(ctx, req)
+func (c *agentServiceClient) Examine(ctx context.Context, req *v1.ExamineRequest) (*v1.ExamineResponse, error) {
+	response, err := c.examine.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // AgentServiceHandler is an implementation of the pannier.host.v1.AgentService service.
 type AgentServiceHandler interface {
 	// Status returns the state of the whole host.
-	Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error)
+	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
 	// Events streams events on the host from now on, optionally preceded by the most recent ones.
-	Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error
+	Events(context.Context, *v1.EventsRequest, *connect.ServerStream[v1.EventsResponse]) error
 	// Stop asks the agent to stop, as SIGTERM does. It answers before the agent has stopped; the process
 	// StopResponse.pid runs until then.
-	Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error)
+	Stop(context.Context, *v1.StopRequest) (*v1.StopResponse, error)
 	// Reload reads the agent's configuration again, as SIGHUP does, and takes over its plugin and csi_driver blocks
 	// and log_level. It returns when changed plugins have been tried. InvalidArgument: the configuration has mistakes,
 	// and nothing was changed.
-	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
+	Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error)
 	// Upgrade replaces the agent's program by the file that is now at its path, within the same process. It answers when
 	// that program has read its configuration; StatusResponse.upgrade has the outcome. Calls meanwhile are answered late.
 	// FailedPrecondition with the reason: the program cannot be used, and nothing was changed.
-	Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error)
+	Upgrade(context.Context, *v1.UpgradeRequest) (*v1.UpgradeResponse, error)
 	// Diagnose streams files that help to find out what the agent does: its configuration without secrets, its last log
 	// lines, its metrics, the mounts below its data directory, stacks and profiles.
-	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
+	Diagnose(context.Context, *v1.DiagnoseRequest, *connect.ServerStream[v1.DiagnoseResponse]) error
 	// Monitor streams the lines that the agent logs from now on. A caller that reads too slowly loses lines, and is told
 	// how many; the agent does not wait.
-	Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error
+	Monitor(context.Context, *v1.MonitorRequest, *connect.ServerStream[v1.MonitorResponse]) error
 	// Examine makes the checks of pannier doctor, with the configuration that the agent runs with. It changes nothing.
 	// What the caller's token does not let the API tell is skipped. One examination is made at a time: callers with the
 	// same rights share it, and an answer is kept for ten seconds. Unavailable: those of others took too long.
-	Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error)
+	Examine(context.Context, *v1.ExamineRequest) (*v1.ExamineResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -278,49 +298,49 @@ type AgentServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	agentServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("AgentService").Methods()
-	agentServiceStatusHandler := connect.NewUnaryHandler(
+	agentServiceStatusHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceStatusProcedure,
 		svc.Status,
 		connect.WithSchema(agentServiceMethods.ByName("Status")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceEventsHandler := connect.NewServerStreamHandler(
+	agentServiceEventsHandler := connect.NewServerStreamHandlerSimple(
 		AgentServiceEventsProcedure,
 		svc.Events,
 		connect.WithSchema(agentServiceMethods.ByName("Events")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceStopHandler := connect.NewUnaryHandler(
+	agentServiceStopHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceStopProcedure,
 		svc.Stop,
 		connect.WithSchema(agentServiceMethods.ByName("Stop")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceReloadHandler := connect.NewUnaryHandler(
+	agentServiceReloadHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceReloadProcedure,
 		svc.Reload,
 		connect.WithSchema(agentServiceMethods.ByName("Reload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceUpgradeHandler := connect.NewUnaryHandler(
+	agentServiceUpgradeHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceUpgradeProcedure,
 		svc.Upgrade,
 		connect.WithSchema(agentServiceMethods.ByName("Upgrade")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceDiagnoseHandler := connect.NewServerStreamHandler(
+	agentServiceDiagnoseHandler := connect.NewServerStreamHandlerSimple(
 		AgentServiceDiagnoseProcedure,
 		svc.Diagnose,
 		connect.WithSchema(agentServiceMethods.ByName("Diagnose")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceMonitorHandler := connect.NewServerStreamHandler(
+	agentServiceMonitorHandler := connect.NewServerStreamHandlerSimple(
 		AgentServiceMonitorProcedure,
 		svc.Monitor,
 		connect.WithSchema(agentServiceMethods.ByName("Monitor")),
 		connect.WithHandlerOptions(opts...),
 	)
-	agentServiceExamineHandler := connect.NewUnaryHandler(
+	agentServiceExamineHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceExamineProcedure,
 		svc.Examine,
 		connect.WithSchema(agentServiceMethods.ByName("Examine")),
@@ -353,55 +373,55 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 // UnimplementedAgentServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedAgentServiceHandler struct{}
 
-func (UnimplementedAgentServiceHandler) Status(context.Context, *connect.Request[v1.StatusRequest]) (*connect.Response[v1.StatusResponse], error) {
+func (UnimplementedAgentServiceHandler) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Status is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Events(context.Context, *connect.Request[v1.EventsRequest], *connect.ServerStream[v1.EventsResponse]) error {
+func (UnimplementedAgentServiceHandler) Events(context.Context, *v1.EventsRequest, *connect.ServerStream[v1.EventsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Events is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Stop(context.Context, *connect.Request[v1.StopRequest]) (*connect.Response[v1.StopResponse], error) {
+func (UnimplementedAgentServiceHandler) Stop(context.Context, *v1.StopRequest) (*v1.StopResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Stop is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+func (UnimplementedAgentServiceHandler) Reload(context.Context, *v1.ReloadRequest) (*v1.ReloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Reload is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Upgrade(context.Context, *connect.Request[v1.UpgradeRequest]) (*connect.Response[v1.UpgradeResponse], error) {
+func (UnimplementedAgentServiceHandler) Upgrade(context.Context, *v1.UpgradeRequest) (*v1.UpgradeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Upgrade is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
+func (UnimplementedAgentServiceHandler) Diagnose(context.Context, *v1.DiagnoseRequest, *connect.ServerStream[v1.DiagnoseResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Diagnose is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Monitor(context.Context, *connect.Request[v1.MonitorRequest], *connect.ServerStream[v1.MonitorResponse]) error {
+func (UnimplementedAgentServiceHandler) Monitor(context.Context, *v1.MonitorRequest, *connect.ServerStream[v1.MonitorResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Monitor is not implemented"))
 }
 
-func (UnimplementedAgentServiceHandler) Examine(context.Context, *connect.Request[v1.ExamineRequest]) (*connect.Response[v1.ExamineResponse], error) {
+func (UnimplementedAgentServiceHandler) Examine(context.Context, *v1.ExamineRequest) (*v1.ExamineResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.AgentService.Examine is not implemented"))
 }
 
 // DriverServiceClient is a client for the pannier.host.v1.DriverService service.
 type DriverServiceClient interface {
 	// RegisterDriver adds a driver that is already running, or updates a driver that was added this way.
-	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
+	RegisterDriver(context.Context, *v1.RegisterDriverRequest) (*v1.RegisterDriverResponse, error)
 	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
 	// through it, unless forced.
-	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	DeregisterDriver(context.Context, *v1.DeregisterDriverRequest) (*v1.DeregisterDriverResponse, error)
 	// RestartDriver stops the process of a driver that the agent runs and starts it again, with its present
 	// configuration. Refused while the driver is in use, unless forced; its children that serve mounts stay then. It
 	// returns when the driver is healthy, or after its health timeout.
-	RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error)
+	RestartDriver(context.Context, *v1.RestartDriverRequest) (*v1.RestartDriverResponse, error)
 	// ListDrivers lists the drivers of this node and in the ledger.
-	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
+	ListDrivers(context.Context, *v1.ListDriversRequest) (*v1.ListDriversResponse, error)
 	// GetDriver returns one driver.
-	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	GetDriver(context.Context, *v1.GetDriverRequest) (*v1.GetDriverResponse, error)
 	// DriverLog streams the output of the processes of a driver that the agent runs, line by line.
-	DriverLog(context.Context, *connect.Request[v1.DriverLogRequest]) (*connect.ServerStreamForClient[v1.DriverLogResponse], error)
+	DriverLog(context.Context, *v1.DriverLogRequest) (*connect.ServerStreamForClient[v1.DriverLogResponse], error)
 }
 
 // NewDriverServiceClient constructs a client for the pannier.host.v1.DriverService service. By
@@ -465,52 +485,72 @@ type driverServiceClient struct {
 }
 
 // RegisterDriver calls pannier.host.v1.DriverService.RegisterDriver.
-func (c *driverServiceClient) RegisterDriver(ctx context.Context, req *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
-	return c.registerDriver.CallUnary(ctx, req)
+func (c *driverServiceClient) RegisterDriver(ctx context.Context, req *v1.RegisterDriverRequest) (*v1.RegisterDriverResponse, error) {
+	response, err := c.registerDriver.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeregisterDriver calls pannier.host.v1.DriverService.DeregisterDriver.
-func (c *driverServiceClient) DeregisterDriver(ctx context.Context, req *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
-	return c.deregisterDriver.CallUnary(ctx, req)
+func (c *driverServiceClient) DeregisterDriver(ctx context.Context, req *v1.DeregisterDriverRequest) (*v1.DeregisterDriverResponse, error) {
+	response, err := c.deregisterDriver.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RestartDriver calls pannier.host.v1.DriverService.RestartDriver.
-func (c *driverServiceClient) RestartDriver(ctx context.Context, req *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error) {
-	return c.restartDriver.CallUnary(ctx, req)
+func (c *driverServiceClient) RestartDriver(ctx context.Context, req *v1.RestartDriverRequest) (*v1.RestartDriverResponse, error) {
+	response, err := c.restartDriver.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListDrivers calls pannier.host.v1.DriverService.ListDrivers.
-func (c *driverServiceClient) ListDrivers(ctx context.Context, req *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
-	return c.listDrivers.CallUnary(ctx, req)
+func (c *driverServiceClient) ListDrivers(ctx context.Context, req *v1.ListDriversRequest) (*v1.ListDriversResponse, error) {
+	response, err := c.listDrivers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetDriver calls pannier.host.v1.DriverService.GetDriver.
-func (c *driverServiceClient) GetDriver(ctx context.Context, req *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
-	return c.getDriver.CallUnary(ctx, req)
+func (c *driverServiceClient) GetDriver(ctx context.Context, req *v1.GetDriverRequest) (*v1.GetDriverResponse, error) {
+	response, err := c.getDriver.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DriverLog calls pannier.host.v1.DriverService.DriverLog.
-func (c *driverServiceClient) DriverLog(ctx context.Context, req *connect.Request[v1.DriverLogRequest]) (*connect.ServerStreamForClient[v1.DriverLogResponse], error) {
-	return c.driverLog.CallServerStream(ctx, req)
+func (c *driverServiceClient) DriverLog(ctx context.Context, req *v1.DriverLogRequest) (*connect.ServerStreamForClient[v1.DriverLogResponse], error) {
+	return c.driverLog.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // DriverServiceHandler is an implementation of the pannier.host.v1.DriverService service.
 type DriverServiceHandler interface {
 	// RegisterDriver adds a driver that is already running, or updates a driver that was added this way.
-	RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error)
+	RegisterDriver(context.Context, *v1.RegisterDriverRequest) (*v1.RegisterDriverResponse, error)
 	// DeregisterDriver removes a driver that was added at run time. Refused while a volume is mounted
 	// through it, unless forced.
-	DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error)
+	DeregisterDriver(context.Context, *v1.DeregisterDriverRequest) (*v1.DeregisterDriverResponse, error)
 	// RestartDriver stops the process of a driver that the agent runs and starts it again, with its present
 	// configuration. Refused while the driver is in use, unless forced; its children that serve mounts stay then. It
 	// returns when the driver is healthy, or after its health timeout.
-	RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error)
+	RestartDriver(context.Context, *v1.RestartDriverRequest) (*v1.RestartDriverResponse, error)
 	// ListDrivers lists the drivers of this node and in the ledger.
-	ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error)
+	ListDrivers(context.Context, *v1.ListDriversRequest) (*v1.ListDriversResponse, error)
 	// GetDriver returns one driver.
-	GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error)
+	GetDriver(context.Context, *v1.GetDriverRequest) (*v1.GetDriverResponse, error)
 	// DriverLog streams the output of the processes of a driver that the agent runs, line by line.
-	DriverLog(context.Context, *connect.Request[v1.DriverLogRequest], *connect.ServerStream[v1.DriverLogResponse]) error
+	DriverLog(context.Context, *v1.DriverLogRequest, *connect.ServerStream[v1.DriverLogResponse]) error
 }
 
 // NewDriverServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -520,37 +560,37 @@ type DriverServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	driverServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("DriverService").Methods()
-	driverServiceRegisterDriverHandler := connect.NewUnaryHandler(
+	driverServiceRegisterDriverHandler := connect.NewUnaryHandlerSimple(
 		DriverServiceRegisterDriverProcedure,
 		svc.RegisterDriver,
 		connect.WithSchema(driverServiceMethods.ByName("RegisterDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceDeregisterDriverHandler := connect.NewUnaryHandler(
+	driverServiceDeregisterDriverHandler := connect.NewUnaryHandlerSimple(
 		DriverServiceDeregisterDriverProcedure,
 		svc.DeregisterDriver,
 		connect.WithSchema(driverServiceMethods.ByName("DeregisterDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceRestartDriverHandler := connect.NewUnaryHandler(
+	driverServiceRestartDriverHandler := connect.NewUnaryHandlerSimple(
 		DriverServiceRestartDriverProcedure,
 		svc.RestartDriver,
 		connect.WithSchema(driverServiceMethods.ByName("RestartDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceListDriversHandler := connect.NewUnaryHandler(
+	driverServiceListDriversHandler := connect.NewUnaryHandlerSimple(
 		DriverServiceListDriversProcedure,
 		svc.ListDrivers,
 		connect.WithSchema(driverServiceMethods.ByName("ListDrivers")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceGetDriverHandler := connect.NewUnaryHandler(
+	driverServiceGetDriverHandler := connect.NewUnaryHandlerSimple(
 		DriverServiceGetDriverProcedure,
 		svc.GetDriver,
 		connect.WithSchema(driverServiceMethods.ByName("GetDriver")),
 		connect.WithHandlerOptions(opts...),
 	)
-	driverServiceDriverLogHandler := connect.NewServerStreamHandler(
+	driverServiceDriverLogHandler := connect.NewServerStreamHandlerSimple(
 		DriverServiceDriverLogProcedure,
 		svc.DriverLog,
 		connect.WithSchema(driverServiceMethods.ByName("DriverLog")),
@@ -579,62 +619,62 @@ func NewDriverServiceHandler(svc DriverServiceHandler, opts ...connect.HandlerOp
 // UnimplementedDriverServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedDriverServiceHandler struct{}
 
-func (UnimplementedDriverServiceHandler) RegisterDriver(context.Context, *connect.Request[v1.RegisterDriverRequest]) (*connect.Response[v1.RegisterDriverResponse], error) {
+func (UnimplementedDriverServiceHandler) RegisterDriver(context.Context, *v1.RegisterDriverRequest) (*v1.RegisterDriverResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.RegisterDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) DeregisterDriver(context.Context, *connect.Request[v1.DeregisterDriverRequest]) (*connect.Response[v1.DeregisterDriverResponse], error) {
+func (UnimplementedDriverServiceHandler) DeregisterDriver(context.Context, *v1.DeregisterDriverRequest) (*v1.DeregisterDriverResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.DeregisterDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) RestartDriver(context.Context, *connect.Request[v1.RestartDriverRequest]) (*connect.Response[v1.RestartDriverResponse], error) {
+func (UnimplementedDriverServiceHandler) RestartDriver(context.Context, *v1.RestartDriverRequest) (*v1.RestartDriverResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.RestartDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) ListDrivers(context.Context, *connect.Request[v1.ListDriversRequest]) (*connect.Response[v1.ListDriversResponse], error) {
+func (UnimplementedDriverServiceHandler) ListDrivers(context.Context, *v1.ListDriversRequest) (*v1.ListDriversResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.ListDrivers is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *connect.Request[v1.GetDriverRequest]) (*connect.Response[v1.GetDriverResponse], error) {
+func (UnimplementedDriverServiceHandler) GetDriver(context.Context, *v1.GetDriverRequest) (*v1.GetDriverResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.GetDriver is not implemented"))
 }
 
-func (UnimplementedDriverServiceHandler) DriverLog(context.Context, *connect.Request[v1.DriverLogRequest], *connect.ServerStream[v1.DriverLogResponse]) error {
+func (UnimplementedDriverServiceHandler) DriverLog(context.Context, *v1.DriverLogRequest, *connect.ServerStream[v1.DriverLogResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DriverService.DriverLog is not implemented"))
 }
 
 // PluginServiceClient is a client for the pannier.host.v1.PluginService service.
 type PluginServiceClient interface {
 	// ListPlugins lists the plugins of this host.
-	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error)
 	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before, or gives it a part of
 	// the calls only. FailedPrecondition: it serves already, there is a canary, or it could not take over and callers
 	// keep the previous process.
-	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
+	SwapPlugin(context.Context, *v1.SwapPluginRequest) (*v1.SwapPluginResponse, error)
 	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
 	// over and callers keep the previous process.
-	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error)
 	// PromotePlugin lets the canary serve, and moves the pin to it if the plugin is pinned. FailedPrecondition: there is
 	// none, or it has just been ended.
-	PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error)
+	PromotePlugin(context.Context, *v1.PromotePluginRequest) (*v1.PromotePluginResponse, error)
 	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
 	// present one until its file changes. While there is a canary, it only ends and refuses that.
 	// FailedPrecondition: there is no such copy, or one is pinned.
-	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
+	RollbackPlugin(context.Context, *v1.RollbackPluginRequest) (*v1.RollbackPluginResponse, error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
-	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
+	PinPlugin(context.Context, *v1.PinPluginRequest) (*v1.PinPluginResponse, error)
 	// UnpinPlugin makes the plugin follow the plugin directory again.
-	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	UnpinPlugin(context.Context, *v1.UnpinPluginRequest) (*v1.UnpinPluginResponse, error)
 	// RemovePlugin ends a plugin whose file is gone from the plugin directory, and forgets its copies.
 	// FailedPrecondition: it has a file, or workloads of this host depend on it.
-	RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error)
+	RemovePlugin(context.Context, *v1.RemovePluginRequest) (*v1.RemovePluginResponse, error)
 	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
 	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
 	// would fail.
-	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
+	VerifyPlugin(context.Context, *v1.VerifyPluginRequest) (*v1.VerifyPluginResponse, error)
 	// PluginLog streams the output of a plugin's processes line by line.
-	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest]) (*connect.ServerStreamForClient[v1.PluginLogResponse], error)
+	PluginLog(context.Context, *v1.PluginLogRequest) (*connect.ServerStreamForClient[v1.PluginLogResponse], error)
 }
 
 // NewPluginServiceClient constructs a client for the pannier.host.v1.PluginService service. By
@@ -726,87 +766,123 @@ type pluginServiceClient struct {
 }
 
 // ListPlugins calls pannier.host.v1.PluginService.ListPlugins.
-func (c *pluginServiceClient) ListPlugins(ctx context.Context, req *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
-	return c.listPlugins.CallUnary(ctx, req)
+func (c *pluginServiceClient) ListPlugins(ctx context.Context, req *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error) {
+	response, err := c.listPlugins.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SwapPlugin calls pannier.host.v1.PluginService.SwapPlugin.
-func (c *pluginServiceClient) SwapPlugin(ctx context.Context, req *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
-	return c.swapPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) SwapPlugin(ctx context.Context, req *v1.SwapPluginRequest) (*v1.SwapPluginResponse, error) {
+	response, err := c.swapPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RestartPlugin calls pannier.host.v1.PluginService.RestartPlugin.
-func (c *pluginServiceClient) RestartPlugin(ctx context.Context, req *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
-	return c.restartPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) RestartPlugin(ctx context.Context, req *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error) {
+	response, err := c.restartPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PromotePlugin calls pannier.host.v1.PluginService.PromotePlugin.
-func (c *pluginServiceClient) PromotePlugin(ctx context.Context, req *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error) {
-	return c.promotePlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) PromotePlugin(ctx context.Context, req *v1.PromotePluginRequest) (*v1.PromotePluginResponse, error) {
+	response, err := c.promotePlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RollbackPlugin calls pannier.host.v1.PluginService.RollbackPlugin.
-func (c *pluginServiceClient) RollbackPlugin(ctx context.Context, req *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {
-	return c.rollbackPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) RollbackPlugin(ctx context.Context, req *v1.RollbackPluginRequest) (*v1.RollbackPluginResponse, error) {
+	response, err := c.rollbackPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PinPlugin calls pannier.host.v1.PluginService.PinPlugin.
-func (c *pluginServiceClient) PinPlugin(ctx context.Context, req *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error) {
-	return c.pinPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) PinPlugin(ctx context.Context, req *v1.PinPluginRequest) (*v1.PinPluginResponse, error) {
+	response, err := c.pinPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // UnpinPlugin calls pannier.host.v1.PluginService.UnpinPlugin.
-func (c *pluginServiceClient) UnpinPlugin(ctx context.Context, req *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error) {
-	return c.unpinPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) UnpinPlugin(ctx context.Context, req *v1.UnpinPluginRequest) (*v1.UnpinPluginResponse, error) {
+	response, err := c.unpinPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RemovePlugin calls pannier.host.v1.PluginService.RemovePlugin.
-func (c *pluginServiceClient) RemovePlugin(ctx context.Context, req *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error) {
-	return c.removePlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) RemovePlugin(ctx context.Context, req *v1.RemovePluginRequest) (*v1.RemovePluginResponse, error) {
+	response, err := c.removePlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // VerifyPlugin calls pannier.host.v1.PluginService.VerifyPlugin.
-func (c *pluginServiceClient) VerifyPlugin(ctx context.Context, req *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
-	return c.verifyPlugin.CallUnary(ctx, req)
+func (c *pluginServiceClient) VerifyPlugin(ctx context.Context, req *v1.VerifyPluginRequest) (*v1.VerifyPluginResponse, error) {
+	response, err := c.verifyPlugin.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PluginLog calls pannier.host.v1.PluginService.PluginLog.
-func (c *pluginServiceClient) PluginLog(ctx context.Context, req *connect.Request[v1.PluginLogRequest]) (*connect.ServerStreamForClient[v1.PluginLogResponse], error) {
-	return c.pluginLog.CallServerStream(ctx, req)
+func (c *pluginServiceClient) PluginLog(ctx context.Context, req *v1.PluginLogRequest) (*connect.ServerStreamForClient[v1.PluginLogResponse], error) {
+	return c.pluginLog.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // PluginServiceHandler is an implementation of the pannier.host.v1.PluginService service.
 type PluginServiceHandler interface {
 	// ListPlugins lists the plugins of this host.
-	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error)
 	// SwapPlugin swaps in the binary in the plugin directory now, even if it was refused before, or gives it a part of
 	// the calls only. FailedPrecondition: it serves already, there is a canary, or it could not take over and callers
 	// keep the previous process.
-	SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error)
+	SwapPlugin(context.Context, *v1.SwapPluginRequest) (*v1.SwapPluginResponse, error)
 	// RestartPlugin swaps in a new process of the binary that serves. FailedPrecondition: it could not take
 	// over and callers keep the previous process.
-	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error)
 	// PromotePlugin lets the canary serve, and moves the pin to it if the plugin is pinned. FailedPrecondition: there is
 	// none, or it has just been ended.
-	PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error)
+	PromotePlugin(context.Context, *v1.PromotePluginRequest) (*v1.PromotePluginResponse, error)
 	// RollbackPlugin swaps in the copy that served before, or another one that is kept, and refuses the
 	// present one until its file changes. While there is a canary, it only ends and refuses that.
 	// FailedPrecondition: there is no such copy, or one is pinned.
-	RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error)
+	RollbackPlugin(context.Context, *v1.RollbackPluginRequest) (*v1.RollbackPluginResponse, error)
 	// PinPlugin keeps a plugin at one copy, regardless of changes in the plugin directory.
 	// FailedPrecondition: that copy is neither stored nor in the plugin directory.
-	PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error)
+	PinPlugin(context.Context, *v1.PinPluginRequest) (*v1.PinPluginResponse, error)
 	// UnpinPlugin makes the plugin follow the plugin directory again.
-	UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error)
+	UnpinPlugin(context.Context, *v1.UnpinPluginRequest) (*v1.UnpinPluginResponse, error)
 	// RemovePlugin ends a plugin whose file is gone from the plugin directory, and forgets its copies.
 	// FailedPrecondition: it has a file, or workloads of this host depend on it.
-	RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error)
+	RemovePlugin(context.Context, *v1.RemovePluginRequest) (*v1.RemovePluginResponse, error)
 	// VerifyPlugin starts a process of a file next to the serving one, as a swap would, and ends it. Only
 	// root and the agent's own user may call it. FailedPrecondition with the reason: a swap to the file
 	// would fail.
-	VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error)
+	VerifyPlugin(context.Context, *v1.VerifyPluginRequest) (*v1.VerifyPluginResponse, error)
 	// PluginLog streams the output of a plugin's processes line by line.
-	PluginLog(context.Context, *connect.Request[v1.PluginLogRequest], *connect.ServerStream[v1.PluginLogResponse]) error
+	PluginLog(context.Context, *v1.PluginLogRequest, *connect.ServerStream[v1.PluginLogResponse]) error
 }
 
 // NewPluginServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -816,61 +892,61 @@ type PluginServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	pluginServiceMethods := v1.File_pannier_host_v1_agent_proto.Services().ByName("PluginService").Methods()
-	pluginServiceListPluginsHandler := connect.NewUnaryHandler(
+	pluginServiceListPluginsHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceListPluginsProcedure,
 		svc.ListPlugins,
 		connect.WithSchema(pluginServiceMethods.ByName("ListPlugins")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceSwapPluginHandler := connect.NewUnaryHandler(
+	pluginServiceSwapPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceSwapPluginProcedure,
 		svc.SwapPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("SwapPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceRestartPluginHandler := connect.NewUnaryHandler(
+	pluginServiceRestartPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceRestartPluginProcedure,
 		svc.RestartPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("RestartPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServicePromotePluginHandler := connect.NewUnaryHandler(
+	pluginServicePromotePluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServicePromotePluginProcedure,
 		svc.PromotePlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("PromotePlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceRollbackPluginHandler := connect.NewUnaryHandler(
+	pluginServiceRollbackPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceRollbackPluginProcedure,
 		svc.RollbackPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("RollbackPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServicePinPluginHandler := connect.NewUnaryHandler(
+	pluginServicePinPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServicePinPluginProcedure,
 		svc.PinPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("PinPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceUnpinPluginHandler := connect.NewUnaryHandler(
+	pluginServiceUnpinPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceUnpinPluginProcedure,
 		svc.UnpinPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("UnpinPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceRemovePluginHandler := connect.NewUnaryHandler(
+	pluginServiceRemovePluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceRemovePluginProcedure,
 		svc.RemovePlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("RemovePlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServiceVerifyPluginHandler := connect.NewUnaryHandler(
+	pluginServiceVerifyPluginHandler := connect.NewUnaryHandlerSimple(
 		PluginServiceVerifyPluginProcedure,
 		svc.VerifyPlugin,
 		connect.WithSchema(pluginServiceMethods.ByName("VerifyPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
-	pluginServicePluginLogHandler := connect.NewServerStreamHandler(
+	pluginServicePluginLogHandler := connect.NewServerStreamHandlerSimple(
 		PluginServicePluginLogProcedure,
 		svc.PluginLog,
 		connect.WithSchema(pluginServiceMethods.ByName("PluginLog")),
@@ -907,42 +983,42 @@ func NewPluginServiceHandler(svc PluginServiceHandler, opts ...connect.HandlerOp
 // UnimplementedPluginServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedPluginServiceHandler struct{}
 
-func (UnimplementedPluginServiceHandler) ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
+func (UnimplementedPluginServiceHandler) ListPlugins(context.Context, *v1.ListPluginsRequest) (*v1.ListPluginsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.ListPlugins is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) SwapPlugin(context.Context, *connect.Request[v1.SwapPluginRequest]) (*connect.Response[v1.SwapPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) SwapPlugin(context.Context, *v1.SwapPluginRequest) (*v1.SwapPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.SwapPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) RestartPlugin(context.Context, *v1.RestartPluginRequest) (*v1.RestartPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RestartPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) PromotePlugin(context.Context, *connect.Request[v1.PromotePluginRequest]) (*connect.Response[v1.PromotePluginResponse], error) {
+func (UnimplementedPluginServiceHandler) PromotePlugin(context.Context, *v1.PromotePluginRequest) (*v1.PromotePluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PromotePlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) RollbackPlugin(context.Context, *connect.Request[v1.RollbackPluginRequest]) (*connect.Response[v1.RollbackPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) RollbackPlugin(context.Context, *v1.RollbackPluginRequest) (*v1.RollbackPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RollbackPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) PinPlugin(context.Context, *connect.Request[v1.PinPluginRequest]) (*connect.Response[v1.PinPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) PinPlugin(context.Context, *v1.PinPluginRequest) (*v1.PinPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PinPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) UnpinPlugin(context.Context, *connect.Request[v1.UnpinPluginRequest]) (*connect.Response[v1.UnpinPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) UnpinPlugin(context.Context, *v1.UnpinPluginRequest) (*v1.UnpinPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.UnpinPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) RemovePlugin(context.Context, *connect.Request[v1.RemovePluginRequest]) (*connect.Response[v1.RemovePluginResponse], error) {
+func (UnimplementedPluginServiceHandler) RemovePlugin(context.Context, *v1.RemovePluginRequest) (*v1.RemovePluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.RemovePlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) VerifyPlugin(context.Context, *connect.Request[v1.VerifyPluginRequest]) (*connect.Response[v1.VerifyPluginResponse], error) {
+func (UnimplementedPluginServiceHandler) VerifyPlugin(context.Context, *v1.VerifyPluginRequest) (*v1.VerifyPluginResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.VerifyPlugin is not implemented"))
 }
 
-func (UnimplementedPluginServiceHandler) PluginLog(context.Context, *connect.Request[v1.PluginLogRequest], *connect.ServerStream[v1.PluginLogResponse]) error {
+func (UnimplementedPluginServiceHandler) PluginLog(context.Context, *v1.PluginLogRequest, *connect.ServerStream[v1.PluginLogResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.PluginService.PluginLog is not implemented"))
 }

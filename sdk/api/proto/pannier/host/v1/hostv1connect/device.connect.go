@@ -44,9 +44,9 @@ const (
 // DeviceServiceClient is a client for the pannier.host.v1.DeviceService service.
 type DeviceServiceClient interface {
 	// ListDevices lists all devices, by group.
-	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
+	ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error)
 	// DeviceStats sends usage statistics of the devices, once or at an interval.
-	DeviceStats(context.Context, *connect.Request[v1.DeviceStatsRequest]) (*connect.ServerStreamForClient[v1.DeviceStatsResponse], error)
+	DeviceStats(context.Context, *v1.DeviceStatsRequest) (*connect.ServerStreamForClient[v1.DeviceStatsResponse], error)
 }
 
 // NewDeviceServiceClient constructs a client for the pannier.host.v1.DeviceService service. By
@@ -82,21 +82,25 @@ type deviceServiceClient struct {
 }
 
 // ListDevices calls pannier.host.v1.DeviceService.ListDevices.
-func (c *deviceServiceClient) ListDevices(ctx context.Context, req *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error) {
-	return c.listDevices.CallUnary(ctx, req)
+func (c *deviceServiceClient) ListDevices(ctx context.Context, req *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error) {
+	response, err := c.listDevices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeviceStats calls pannier.host.v1.DeviceService.DeviceStats.
-func (c *deviceServiceClient) DeviceStats(ctx context.Context, req *connect.Request[v1.DeviceStatsRequest]) (*connect.ServerStreamForClient[v1.DeviceStatsResponse], error) {
-	return c.deviceStats.CallServerStream(ctx, req)
+func (c *deviceServiceClient) DeviceStats(ctx context.Context, req *v1.DeviceStatsRequest) (*connect.ServerStreamForClient[v1.DeviceStatsResponse], error) {
+	return c.deviceStats.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // DeviceServiceHandler is an implementation of the pannier.host.v1.DeviceService service.
 type DeviceServiceHandler interface {
 	// ListDevices lists all devices, by group.
-	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
+	ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error)
 	// DeviceStats sends usage statistics of the devices, once or at an interval.
-	DeviceStats(context.Context, *connect.Request[v1.DeviceStatsRequest], *connect.ServerStream[v1.DeviceStatsResponse]) error
+	DeviceStats(context.Context, *v1.DeviceStatsRequest, *connect.ServerStream[v1.DeviceStatsResponse]) error
 }
 
 // NewDeviceServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -106,13 +110,13 @@ type DeviceServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewDeviceServiceHandler(svc DeviceServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	deviceServiceMethods := v1.File_pannier_host_v1_device_proto.Services().ByName("DeviceService").Methods()
-	deviceServiceListDevicesHandler := connect.NewUnaryHandler(
+	deviceServiceListDevicesHandler := connect.NewUnaryHandlerSimple(
 		DeviceServiceListDevicesProcedure,
 		svc.ListDevices,
 		connect.WithSchema(deviceServiceMethods.ByName("ListDevices")),
 		connect.WithHandlerOptions(opts...),
 	)
-	deviceServiceDeviceStatsHandler := connect.NewServerStreamHandler(
+	deviceServiceDeviceStatsHandler := connect.NewServerStreamHandlerSimple(
 		DeviceServiceDeviceStatsProcedure,
 		svc.DeviceStats,
 		connect.WithSchema(deviceServiceMethods.ByName("DeviceStats")),
@@ -133,10 +137,10 @@ func NewDeviceServiceHandler(svc DeviceServiceHandler, opts ...connect.HandlerOp
 // UnimplementedDeviceServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedDeviceServiceHandler struct{}
 
-func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error) {
+func (UnimplementedDeviceServiceHandler) ListDevices(context.Context, *v1.ListDevicesRequest) (*v1.ListDevicesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DeviceService.ListDevices is not implemented"))
 }
 
-func (UnimplementedDeviceServiceHandler) DeviceStats(context.Context, *connect.Request[v1.DeviceStatsRequest], *connect.ServerStream[v1.DeviceStatsResponse]) error {
+func (UnimplementedDeviceServiceHandler) DeviceStats(context.Context, *v1.DeviceStatsRequest, *connect.ServerStream[v1.DeviceStatsResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.DeviceService.DeviceStats is not implemented"))
 }

@@ -52,20 +52,20 @@ const (
 // NodeServiceClient is a client for the pannier.host.v1.NodeService service.
 type NodeServiceClient interface {
 	// ListNodes lists all nodes that the ledger knows, by name.
-	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode returns one node with its workloads and claims.
-	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
+	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
 	// DrainNode starts or ends a drain. A draining node stops all its workloads, the last started first,
 	// and starts none. The call does not wait for that: GetNode returns the progress.
-	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
-	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
+	SetNodeEligibility(context.Context, *v1.SetNodeEligibilityRequest) (*v1.SetNodeEligibilityResponse, error)
 	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
 	// makes or forwards reach no others, whatever their token. Running workloads continue.
-	SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error)
+	SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
-	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
+	PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error)
 }
 
 // NewNodeServiceClient constructs a client for the pannier.host.v1.NodeService service. By default,
@@ -129,52 +129,76 @@ type nodeServiceClient struct {
 }
 
 // ListNodes calls pannier.host.v1.NodeService.ListNodes.
-func (c *nodeServiceClient) ListNodes(ctx context.Context, req *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
-	return c.listNodes.CallUnary(ctx, req)
+func (c *nodeServiceClient) ListNodes(ctx context.Context, req *v1.ListNodesRequest) (*v1.ListNodesResponse, error) {
+	response, err := c.listNodes.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetNode calls pannier.host.v1.NodeService.GetNode.
-func (c *nodeServiceClient) GetNode(ctx context.Context, req *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {
-	return c.getNode.CallUnary(ctx, req)
+func (c *nodeServiceClient) GetNode(ctx context.Context, req *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
+	response, err := c.getNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DrainNode calls pannier.host.v1.NodeService.DrainNode.
-func (c *nodeServiceClient) DrainNode(ctx context.Context, req *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error) {
-	return c.drainNode.CallUnary(ctx, req)
+func (c *nodeServiceClient) DrainNode(ctx context.Context, req *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	response, err := c.drainNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SetNodeEligibility calls pannier.host.v1.NodeService.SetNodeEligibility.
-func (c *nodeServiceClient) SetNodeEligibility(ctx context.Context, req *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error) {
-	return c.setNodeEligibility.CallUnary(ctx, req)
+func (c *nodeServiceClient) SetNodeEligibility(ctx context.Context, req *v1.SetNodeEligibilityRequest) (*v1.SetNodeEligibilityResponse, error) {
+	response, err := c.setNodeEligibility.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SetNodeNamespaces calls pannier.host.v1.NodeService.SetNodeNamespaces.
-func (c *nodeServiceClient) SetNodeNamespaces(ctx context.Context, req *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error) {
-	return c.setNodeNamespaces.CallUnary(ctx, req)
+func (c *nodeServiceClient) SetNodeNamespaces(ctx context.Context, req *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error) {
+	response, err := c.setNodeNamespaces.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // PurgeNode calls pannier.host.v1.NodeService.PurgeNode.
-func (c *nodeServiceClient) PurgeNode(ctx context.Context, req *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error) {
-	return c.purgeNode.CallUnary(ctx, req)
+func (c *nodeServiceClient) PurgeNode(ctx context.Context, req *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error) {
+	response, err := c.purgeNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // NodeServiceHandler is an implementation of the pannier.host.v1.NodeService service.
 type NodeServiceHandler interface {
 	// ListNodes lists all nodes that the ledger knows, by name.
-	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error)
 	// GetNode returns one node with its workloads and claims.
-	GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error)
+	GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error)
 	// DrainNode starts or ends a drain. A draining node stops all its workloads, the last started first,
 	// and starts none. The call does not wait for that: GetNode returns the progress.
-	DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	// SetNodeEligibility sets whether a node starts workloads. Running workloads continue.
-	SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error)
+	SetNodeEligibility(context.Context, *v1.SetNodeEligibilityRequest) (*v1.SetNodeEligibilityResponse, error)
 	// SetNodeNamespaces binds a node to namespaces: it starts workloads of these only, and calls of the API that it
 	// makes or forwards reach no others, whatever their token. Running workloads continue.
-	SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error)
+	SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error)
 	// PurgeNode removes a node from the ledger. Refused while the node is up, has workloads or holds
 	// claims. With force the caller vouches that the node is down, and its claims are released.
-	PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error)
+	PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error)
 }
 
 // NewNodeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -184,37 +208,37 @@ type NodeServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	nodeServiceMethods := v1.File_pannier_host_v1_node_proto.Services().ByName("NodeService").Methods()
-	nodeServiceListNodesHandler := connect.NewUnaryHandler(
+	nodeServiceListNodesHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceListNodesProcedure,
 		svc.ListNodes,
 		connect.WithSchema(nodeServiceMethods.ByName("ListNodes")),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceGetNodeHandler := connect.NewUnaryHandler(
+	nodeServiceGetNodeHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceGetNodeProcedure,
 		svc.GetNode,
 		connect.WithSchema(nodeServiceMethods.ByName("GetNode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceDrainNodeHandler := connect.NewUnaryHandler(
+	nodeServiceDrainNodeHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceDrainNodeProcedure,
 		svc.DrainNode,
 		connect.WithSchema(nodeServiceMethods.ByName("DrainNode")),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceSetNodeEligibilityHandler := connect.NewUnaryHandler(
+	nodeServiceSetNodeEligibilityHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceSetNodeEligibilityProcedure,
 		svc.SetNodeEligibility,
 		connect.WithSchema(nodeServiceMethods.ByName("SetNodeEligibility")),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServiceSetNodeNamespacesHandler := connect.NewUnaryHandler(
+	nodeServiceSetNodeNamespacesHandler := connect.NewUnaryHandlerSimple(
 		NodeServiceSetNodeNamespacesProcedure,
 		svc.SetNodeNamespaces,
 		connect.WithSchema(nodeServiceMethods.ByName("SetNodeNamespaces")),
 		connect.WithHandlerOptions(opts...),
 	)
-	nodeServicePurgeNodeHandler := connect.NewUnaryHandler(
+	nodeServicePurgeNodeHandler := connect.NewUnaryHandlerSimple(
 		NodeServicePurgeNodeProcedure,
 		svc.PurgeNode,
 		connect.WithSchema(nodeServiceMethods.ByName("PurgeNode")),
@@ -243,26 +267,26 @@ func NewNodeServiceHandler(svc NodeServiceHandler, opts ...connect.HandlerOption
 // UnimplementedNodeServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedNodeServiceHandler struct{}
 
-func (UnimplementedNodeServiceHandler) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
+func (UnimplementedNodeServiceHandler) ListNodes(context.Context, *v1.ListNodesRequest) (*v1.ListNodesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.ListNodes is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (*connect.Response[v1.GetNodeResponse], error) {
+func (UnimplementedNodeServiceHandler) GetNode(context.Context, *v1.GetNodeRequest) (*v1.GetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.GetNode is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) DrainNode(context.Context, *connect.Request[v1.DrainNodeRequest]) (*connect.Response[v1.DrainNodeResponse], error) {
+func (UnimplementedNodeServiceHandler) DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.DrainNode is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) SetNodeEligibility(context.Context, *connect.Request[v1.SetNodeEligibilityRequest]) (*connect.Response[v1.SetNodeEligibilityResponse], error) {
+func (UnimplementedNodeServiceHandler) SetNodeEligibility(context.Context, *v1.SetNodeEligibilityRequest) (*v1.SetNodeEligibilityResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.SetNodeEligibility is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) SetNodeNamespaces(context.Context, *connect.Request[v1.SetNodeNamespacesRequest]) (*connect.Response[v1.SetNodeNamespacesResponse], error) {
+func (UnimplementedNodeServiceHandler) SetNodeNamespaces(context.Context, *v1.SetNodeNamespacesRequest) (*v1.SetNodeNamespacesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.SetNodeNamespaces is not implemented"))
 }
 
-func (UnimplementedNodeServiceHandler) PurgeNode(context.Context, *connect.Request[v1.PurgeNodeRequest]) (*connect.Response[v1.PurgeNodeResponse], error) {
+func (UnimplementedNodeServiceHandler) PurgeNode(context.Context, *v1.PurgeNodeRequest) (*v1.PurgeNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.NodeService.PurgeNode is not implemented"))
 }

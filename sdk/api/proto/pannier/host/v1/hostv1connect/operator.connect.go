@@ -83,22 +83,22 @@ const (
 // OperatorServiceClient is a client for the pannier.host.v1.OperatorService service.
 type OperatorServiceClient interface {
 	// ListPeers lists the servers in raft's configuration.
-	ListPeers(context.Context, *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error)
+	ListPeers(context.Context, *v1.ListPeersRequest) (*v1.ListPeersResponse, error)
 	// TransferLeadership makes another server lead.
-	TransferLeadership(context.Context, *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error)
+	TransferLeadership(context.Context, *v1.TransferLeadershipRequest) (*v1.TransferLeadershipResponse, error)
 	// RemovePeer removes a server that is gone for good from raft's configuration. Refused for a server
 	// that is up, which can leave by itself.
-	RemovePeer(context.Context, *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error)
+	RemovePeer(context.Context, *v1.RemovePeerRequest) (*v1.RemovePeerResponse, error)
 	// GetAutopilot returns the settings of autopilot.
-	GetAutopilot(context.Context, *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error)
+	GetAutopilot(context.Context, *v1.GetAutopilotRequest) (*v1.GetAutopilotResponse, error)
 	// SetAutopilot changes them; absent fields stay unchanged.
-	SetAutopilot(context.Context, *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error)
+	SetAutopilot(context.Context, *v1.SetAutopilotRequest) (*v1.SetAutopilotResponse, error)
 	// AutopilotHealth returns the health of the servers, and how many more may fail.
-	AutopilotHealth(context.Context, *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error)
+	AutopilotHealth(context.Context, *v1.AutopilotHealthRequest) (*v1.AutopilotHealthResponse, error)
 	// SaveSnapshot streams a snapshot of the ledger. Volumes' secrets are encrypted in it.
-	SaveSnapshot(context.Context, *connect.Request[v1.SaveSnapshotRequest]) (*connect.ServerStreamForClient[v1.SaveSnapshotResponse], error)
+	SaveSnapshot(context.Context, *v1.SaveSnapshotRequest) (*connect.ServerStreamForClient[v1.SaveSnapshotResponse], error)
 	// RestoreSnapshot replaces the ledger by a snapshot on every server.
-	RestoreSnapshot(context.Context) *connect.ClientStreamForClient[v1.RestoreSnapshotRequest, v1.RestoreSnapshotResponse]
+	RestoreSnapshot(context.Context) (*connect.ClientStreamForClientSimple[v1.RestoreSnapshotRequest, v1.RestoreSnapshotResponse], error)
 }
 
 // NewOperatorServiceClient constructs a client for the pannier.host.v1.OperatorService service. By
@@ -176,64 +176,88 @@ type operatorServiceClient struct {
 }
 
 // ListPeers calls pannier.host.v1.OperatorService.ListPeers.
-func (c *operatorServiceClient) ListPeers(ctx context.Context, req *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error) {
-	return c.listPeers.CallUnary(ctx, req)
+func (c *operatorServiceClient) ListPeers(ctx context.Context, req *v1.ListPeersRequest) (*v1.ListPeersResponse, error) {
+	response, err := c.listPeers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // TransferLeadership calls pannier.host.v1.OperatorService.TransferLeadership.
-func (c *operatorServiceClient) TransferLeadership(ctx context.Context, req *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error) {
-	return c.transferLeadership.CallUnary(ctx, req)
+func (c *operatorServiceClient) TransferLeadership(ctx context.Context, req *v1.TransferLeadershipRequest) (*v1.TransferLeadershipResponse, error) {
+	response, err := c.transferLeadership.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RemovePeer calls pannier.host.v1.OperatorService.RemovePeer.
-func (c *operatorServiceClient) RemovePeer(ctx context.Context, req *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error) {
-	return c.removePeer.CallUnary(ctx, req)
+func (c *operatorServiceClient) RemovePeer(ctx context.Context, req *v1.RemovePeerRequest) (*v1.RemovePeerResponse, error) {
+	response, err := c.removePeer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetAutopilot calls pannier.host.v1.OperatorService.GetAutopilot.
-func (c *operatorServiceClient) GetAutopilot(ctx context.Context, req *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error) {
-	return c.getAutopilot.CallUnary(ctx, req)
+func (c *operatorServiceClient) GetAutopilot(ctx context.Context, req *v1.GetAutopilotRequest) (*v1.GetAutopilotResponse, error) {
+	response, err := c.getAutopilot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SetAutopilot calls pannier.host.v1.OperatorService.SetAutopilot.
-func (c *operatorServiceClient) SetAutopilot(ctx context.Context, req *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error) {
-	return c.setAutopilot.CallUnary(ctx, req)
+func (c *operatorServiceClient) SetAutopilot(ctx context.Context, req *v1.SetAutopilotRequest) (*v1.SetAutopilotResponse, error) {
+	response, err := c.setAutopilot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // AutopilotHealth calls pannier.host.v1.OperatorService.AutopilotHealth.
-func (c *operatorServiceClient) AutopilotHealth(ctx context.Context, req *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error) {
-	return c.autopilotHealth.CallUnary(ctx, req)
+func (c *operatorServiceClient) AutopilotHealth(ctx context.Context, req *v1.AutopilotHealthRequest) (*v1.AutopilotHealthResponse, error) {
+	response, err := c.autopilotHealth.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SaveSnapshot calls pannier.host.v1.OperatorService.SaveSnapshot.
-func (c *operatorServiceClient) SaveSnapshot(ctx context.Context, req *connect.Request[v1.SaveSnapshotRequest]) (*connect.ServerStreamForClient[v1.SaveSnapshotResponse], error) {
-	return c.saveSnapshot.CallServerStream(ctx, req)
+func (c *operatorServiceClient) SaveSnapshot(ctx context.Context, req *v1.SaveSnapshotRequest) (*connect.ServerStreamForClient[v1.SaveSnapshotResponse], error) {
+	return c.saveSnapshot.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // RestoreSnapshot calls pannier.host.v1.OperatorService.RestoreSnapshot.
-func (c *operatorServiceClient) RestoreSnapshot(ctx context.Context) *connect.ClientStreamForClient[v1.RestoreSnapshotRequest, v1.RestoreSnapshotResponse] {
-	return c.restoreSnapshot.CallClientStream(ctx)
+func (c *operatorServiceClient) RestoreSnapshot(ctx context.Context) (*connect.ClientStreamForClientSimple[v1.RestoreSnapshotRequest, v1.RestoreSnapshotResponse], error) {
+	return c.restoreSnapshot.CallClientStreamSimple(ctx)
 }
 
 // OperatorServiceHandler is an implementation of the pannier.host.v1.OperatorService service.
 type OperatorServiceHandler interface {
 	// ListPeers lists the servers in raft's configuration.
-	ListPeers(context.Context, *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error)
+	ListPeers(context.Context, *v1.ListPeersRequest) (*v1.ListPeersResponse, error)
 	// TransferLeadership makes another server lead.
-	TransferLeadership(context.Context, *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error)
+	TransferLeadership(context.Context, *v1.TransferLeadershipRequest) (*v1.TransferLeadershipResponse, error)
 	// RemovePeer removes a server that is gone for good from raft's configuration. Refused for a server
 	// that is up, which can leave by itself.
-	RemovePeer(context.Context, *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error)
+	RemovePeer(context.Context, *v1.RemovePeerRequest) (*v1.RemovePeerResponse, error)
 	// GetAutopilot returns the settings of autopilot.
-	GetAutopilot(context.Context, *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error)
+	GetAutopilot(context.Context, *v1.GetAutopilotRequest) (*v1.GetAutopilotResponse, error)
 	// SetAutopilot changes them; absent fields stay unchanged.
-	SetAutopilot(context.Context, *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error)
+	SetAutopilot(context.Context, *v1.SetAutopilotRequest) (*v1.SetAutopilotResponse, error)
 	// AutopilotHealth returns the health of the servers, and how many more may fail.
-	AutopilotHealth(context.Context, *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error)
+	AutopilotHealth(context.Context, *v1.AutopilotHealthRequest) (*v1.AutopilotHealthResponse, error)
 	// SaveSnapshot streams a snapshot of the ledger. Volumes' secrets are encrypted in it.
-	SaveSnapshot(context.Context, *connect.Request[v1.SaveSnapshotRequest], *connect.ServerStream[v1.SaveSnapshotResponse]) error
+	SaveSnapshot(context.Context, *v1.SaveSnapshotRequest, *connect.ServerStream[v1.SaveSnapshotResponse]) error
 	// RestoreSnapshot replaces the ledger by a snapshot on every server.
-	RestoreSnapshot(context.Context, *connect.ClientStream[v1.RestoreSnapshotRequest]) (*connect.Response[v1.RestoreSnapshotResponse], error)
+	RestoreSnapshot(context.Context, *connect.ClientStream[v1.RestoreSnapshotRequest]) (*v1.RestoreSnapshotResponse, error)
 }
 
 // NewOperatorServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -243,49 +267,49 @@ type OperatorServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	operatorServiceMethods := v1.File_pannier_host_v1_operator_proto.Services().ByName("OperatorService").Methods()
-	operatorServiceListPeersHandler := connect.NewUnaryHandler(
+	operatorServiceListPeersHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceListPeersProcedure,
 		svc.ListPeers,
 		connect.WithSchema(operatorServiceMethods.ByName("ListPeers")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceTransferLeadershipHandler := connect.NewUnaryHandler(
+	operatorServiceTransferLeadershipHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceTransferLeadershipProcedure,
 		svc.TransferLeadership,
 		connect.WithSchema(operatorServiceMethods.ByName("TransferLeadership")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceRemovePeerHandler := connect.NewUnaryHandler(
+	operatorServiceRemovePeerHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceRemovePeerProcedure,
 		svc.RemovePeer,
 		connect.WithSchema(operatorServiceMethods.ByName("RemovePeer")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceGetAutopilotHandler := connect.NewUnaryHandler(
+	operatorServiceGetAutopilotHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceGetAutopilotProcedure,
 		svc.GetAutopilot,
 		connect.WithSchema(operatorServiceMethods.ByName("GetAutopilot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceSetAutopilotHandler := connect.NewUnaryHandler(
+	operatorServiceSetAutopilotHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceSetAutopilotProcedure,
 		svc.SetAutopilot,
 		connect.WithSchema(operatorServiceMethods.ByName("SetAutopilot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceAutopilotHealthHandler := connect.NewUnaryHandler(
+	operatorServiceAutopilotHealthHandler := connect.NewUnaryHandlerSimple(
 		OperatorServiceAutopilotHealthProcedure,
 		svc.AutopilotHealth,
 		connect.WithSchema(operatorServiceMethods.ByName("AutopilotHealth")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceSaveSnapshotHandler := connect.NewServerStreamHandler(
+	operatorServiceSaveSnapshotHandler := connect.NewServerStreamHandlerSimple(
 		OperatorServiceSaveSnapshotProcedure,
 		svc.SaveSnapshot,
 		connect.WithSchema(operatorServiceMethods.ByName("SaveSnapshot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	operatorServiceRestoreSnapshotHandler := connect.NewClientStreamHandler(
+	operatorServiceRestoreSnapshotHandler := connect.NewClientStreamHandlerSimple(
 		OperatorServiceRestoreSnapshotProcedure,
 		svc.RestoreSnapshot,
 		connect.WithSchema(operatorServiceMethods.ByName("RestoreSnapshot")),
@@ -318,57 +342,57 @@ func NewOperatorServiceHandler(svc OperatorServiceHandler, opts ...connect.Handl
 // UnimplementedOperatorServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedOperatorServiceHandler struct{}
 
-func (UnimplementedOperatorServiceHandler) ListPeers(context.Context, *connect.Request[v1.ListPeersRequest]) (*connect.Response[v1.ListPeersResponse], error) {
+func (UnimplementedOperatorServiceHandler) ListPeers(context.Context, *v1.ListPeersRequest) (*v1.ListPeersResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.ListPeers is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) TransferLeadership(context.Context, *connect.Request[v1.TransferLeadershipRequest]) (*connect.Response[v1.TransferLeadershipResponse], error) {
+func (UnimplementedOperatorServiceHandler) TransferLeadership(context.Context, *v1.TransferLeadershipRequest) (*v1.TransferLeadershipResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.TransferLeadership is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) RemovePeer(context.Context, *connect.Request[v1.RemovePeerRequest]) (*connect.Response[v1.RemovePeerResponse], error) {
+func (UnimplementedOperatorServiceHandler) RemovePeer(context.Context, *v1.RemovePeerRequest) (*v1.RemovePeerResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.RemovePeer is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) GetAutopilot(context.Context, *connect.Request[v1.GetAutopilotRequest]) (*connect.Response[v1.GetAutopilotResponse], error) {
+func (UnimplementedOperatorServiceHandler) GetAutopilot(context.Context, *v1.GetAutopilotRequest) (*v1.GetAutopilotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.GetAutopilot is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) SetAutopilot(context.Context, *connect.Request[v1.SetAutopilotRequest]) (*connect.Response[v1.SetAutopilotResponse], error) {
+func (UnimplementedOperatorServiceHandler) SetAutopilot(context.Context, *v1.SetAutopilotRequest) (*v1.SetAutopilotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.SetAutopilot is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) AutopilotHealth(context.Context, *connect.Request[v1.AutopilotHealthRequest]) (*connect.Response[v1.AutopilotHealthResponse], error) {
+func (UnimplementedOperatorServiceHandler) AutopilotHealth(context.Context, *v1.AutopilotHealthRequest) (*v1.AutopilotHealthResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.AutopilotHealth is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) SaveSnapshot(context.Context, *connect.Request[v1.SaveSnapshotRequest], *connect.ServerStream[v1.SaveSnapshotResponse]) error {
+func (UnimplementedOperatorServiceHandler) SaveSnapshot(context.Context, *v1.SaveSnapshotRequest, *connect.ServerStream[v1.SaveSnapshotResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.SaveSnapshot is not implemented"))
 }
 
-func (UnimplementedOperatorServiceHandler) RestoreSnapshot(context.Context, *connect.ClientStream[v1.RestoreSnapshotRequest]) (*connect.Response[v1.RestoreSnapshotResponse], error) {
+func (UnimplementedOperatorServiceHandler) RestoreSnapshot(context.Context, *connect.ClientStream[v1.RestoreSnapshotRequest]) (*v1.RestoreSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.OperatorService.RestoreSnapshot is not implemented"))
 }
 
 // MemberServiceClient is a client for the pannier.host.v1.MemberService service.
 type MemberServiceClient interface {
 	// ListMembers lists the agents that this one knows.
-	ListMembers(context.Context, *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error)
+	ListMembers(context.Context, *v1.ListMembersRequest) (*v1.ListMembersResponse, error)
 	// JoinMembers joins agents at the given addresses. It succeeds if at least one of them answers.
-	JoinMembers(context.Context, *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error)
+	JoinMembers(context.Context, *v1.JoinMembersRequest) (*v1.JoinMembersResponse, error)
 	// ForceLeave makes a failed agent count as one that has left.
-	ForceLeave(context.Context, *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error)
+	ForceLeave(context.Context, *v1.ForceLeaveRequest) (*v1.ForceLeaveResponse, error)
 	// Leave makes this agent leave the cluster for good and stop. Refused while workloads on its node
 	// have volumes.
-	Leave(context.Context, *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error)
+	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
 	// ListKeys lists the keys that encrypt gossip, and how many agents have each of them.
-	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// AddKey gives every agent an additional key for decryption.
-	AddKey(context.Context, *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error)
+	AddKey(context.Context, *v1.AddKeyRequest) (*v1.AddKeyResponse, error)
 	// UseKey makes every agent encrypt with a key that all of them have.
-	UseKey(context.Context, *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error)
+	UseKey(context.Context, *v1.UseKeyRequest) (*v1.UseKeyResponse, error)
 	// RemoveKey removes a key that is not in use.
-	RemoveKey(context.Context, *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error)
+	RemoveKey(context.Context, *v1.RemoveKeyRequest) (*v1.RemoveKeyResponse, error)
 }
 
 // NewMemberServiceClient constructs a client for the pannier.host.v1.MemberService service. By
@@ -446,64 +470,96 @@ type memberServiceClient struct {
 }
 
 // ListMembers calls pannier.host.v1.MemberService.ListMembers.
-func (c *memberServiceClient) ListMembers(ctx context.Context, req *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error) {
-	return c.listMembers.CallUnary(ctx, req)
+func (c *memberServiceClient) ListMembers(ctx context.Context, req *v1.ListMembersRequest) (*v1.ListMembersResponse, error) {
+	response, err := c.listMembers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // JoinMembers calls pannier.host.v1.MemberService.JoinMembers.
-func (c *memberServiceClient) JoinMembers(ctx context.Context, req *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error) {
-	return c.joinMembers.CallUnary(ctx, req)
+func (c *memberServiceClient) JoinMembers(ctx context.Context, req *v1.JoinMembersRequest) (*v1.JoinMembersResponse, error) {
+	response, err := c.joinMembers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ForceLeave calls pannier.host.v1.MemberService.ForceLeave.
-func (c *memberServiceClient) ForceLeave(ctx context.Context, req *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error) {
-	return c.forceLeave.CallUnary(ctx, req)
+func (c *memberServiceClient) ForceLeave(ctx context.Context, req *v1.ForceLeaveRequest) (*v1.ForceLeaveResponse, error) {
+	response, err := c.forceLeave.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Leave calls pannier.host.v1.MemberService.Leave.
-func (c *memberServiceClient) Leave(ctx context.Context, req *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error) {
-	return c.leave.CallUnary(ctx, req)
+func (c *memberServiceClient) Leave(ctx context.Context, req *v1.LeaveRequest) (*v1.LeaveResponse, error) {
+	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListKeys calls pannier.host.v1.MemberService.ListKeys.
-func (c *memberServiceClient) ListKeys(ctx context.Context, req *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error) {
-	return c.listKeys.CallUnary(ctx, req)
+func (c *memberServiceClient) ListKeys(ctx context.Context, req *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
+	response, err := c.listKeys.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // AddKey calls pannier.host.v1.MemberService.AddKey.
-func (c *memberServiceClient) AddKey(ctx context.Context, req *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error) {
-	return c.addKey.CallUnary(ctx, req)
+func (c *memberServiceClient) AddKey(ctx context.Context, req *v1.AddKeyRequest) (*v1.AddKeyResponse, error) {
+	response, err := c.addKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // UseKey calls pannier.host.v1.MemberService.UseKey.
-func (c *memberServiceClient) UseKey(ctx context.Context, req *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error) {
-	return c.useKey.CallUnary(ctx, req)
+func (c *memberServiceClient) UseKey(ctx context.Context, req *v1.UseKeyRequest) (*v1.UseKeyResponse, error) {
+	response, err := c.useKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RemoveKey calls pannier.host.v1.MemberService.RemoveKey.
-func (c *memberServiceClient) RemoveKey(ctx context.Context, req *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error) {
-	return c.removeKey.CallUnary(ctx, req)
+func (c *memberServiceClient) RemoveKey(ctx context.Context, req *v1.RemoveKeyRequest) (*v1.RemoveKeyResponse, error) {
+	response, err := c.removeKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // MemberServiceHandler is an implementation of the pannier.host.v1.MemberService service.
 type MemberServiceHandler interface {
 	// ListMembers lists the agents that this one knows.
-	ListMembers(context.Context, *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error)
+	ListMembers(context.Context, *v1.ListMembersRequest) (*v1.ListMembersResponse, error)
 	// JoinMembers joins agents at the given addresses. It succeeds if at least one of them answers.
-	JoinMembers(context.Context, *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error)
+	JoinMembers(context.Context, *v1.JoinMembersRequest) (*v1.JoinMembersResponse, error)
 	// ForceLeave makes a failed agent count as one that has left.
-	ForceLeave(context.Context, *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error)
+	ForceLeave(context.Context, *v1.ForceLeaveRequest) (*v1.ForceLeaveResponse, error)
 	// Leave makes this agent leave the cluster for good and stop. Refused while workloads on its node
 	// have volumes.
-	Leave(context.Context, *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error)
+	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
 	// ListKeys lists the keys that encrypt gossip, and how many agents have each of them.
-	ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error)
+	ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error)
 	// AddKey gives every agent an additional key for decryption.
-	AddKey(context.Context, *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error)
+	AddKey(context.Context, *v1.AddKeyRequest) (*v1.AddKeyResponse, error)
 	// UseKey makes every agent encrypt with a key that all of them have.
-	UseKey(context.Context, *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error)
+	UseKey(context.Context, *v1.UseKeyRequest) (*v1.UseKeyResponse, error)
 	// RemoveKey removes a key that is not in use.
-	RemoveKey(context.Context, *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error)
+	RemoveKey(context.Context, *v1.RemoveKeyRequest) (*v1.RemoveKeyResponse, error)
 }
 
 // NewMemberServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -513,49 +569,49 @@ type MemberServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewMemberServiceHandler(svc MemberServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	memberServiceMethods := v1.File_pannier_host_v1_operator_proto.Services().ByName("MemberService").Methods()
-	memberServiceListMembersHandler := connect.NewUnaryHandler(
+	memberServiceListMembersHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceListMembersProcedure,
 		svc.ListMembers,
 		connect.WithSchema(memberServiceMethods.ByName("ListMembers")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceJoinMembersHandler := connect.NewUnaryHandler(
+	memberServiceJoinMembersHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceJoinMembersProcedure,
 		svc.JoinMembers,
 		connect.WithSchema(memberServiceMethods.ByName("JoinMembers")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceForceLeaveHandler := connect.NewUnaryHandler(
+	memberServiceForceLeaveHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceForceLeaveProcedure,
 		svc.ForceLeave,
 		connect.WithSchema(memberServiceMethods.ByName("ForceLeave")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceLeaveHandler := connect.NewUnaryHandler(
+	memberServiceLeaveHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceLeaveProcedure,
 		svc.Leave,
 		connect.WithSchema(memberServiceMethods.ByName("Leave")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceListKeysHandler := connect.NewUnaryHandler(
+	memberServiceListKeysHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceListKeysProcedure,
 		svc.ListKeys,
 		connect.WithSchema(memberServiceMethods.ByName("ListKeys")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceAddKeyHandler := connect.NewUnaryHandler(
+	memberServiceAddKeyHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceAddKeyProcedure,
 		svc.AddKey,
 		connect.WithSchema(memberServiceMethods.ByName("AddKey")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceUseKeyHandler := connect.NewUnaryHandler(
+	memberServiceUseKeyHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceUseKeyProcedure,
 		svc.UseKey,
 		connect.WithSchema(memberServiceMethods.ByName("UseKey")),
 		connect.WithHandlerOptions(opts...),
 	)
-	memberServiceRemoveKeyHandler := connect.NewUnaryHandler(
+	memberServiceRemoveKeyHandler := connect.NewUnaryHandlerSimple(
 		MemberServiceRemoveKeyProcedure,
 		svc.RemoveKey,
 		connect.WithSchema(memberServiceMethods.ByName("RemoveKey")),
@@ -588,34 +644,34 @@ func NewMemberServiceHandler(svc MemberServiceHandler, opts ...connect.HandlerOp
 // UnimplementedMemberServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedMemberServiceHandler struct{}
 
-func (UnimplementedMemberServiceHandler) ListMembers(context.Context, *connect.Request[v1.ListMembersRequest]) (*connect.Response[v1.ListMembersResponse], error) {
+func (UnimplementedMemberServiceHandler) ListMembers(context.Context, *v1.ListMembersRequest) (*v1.ListMembersResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.ListMembers is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) JoinMembers(context.Context, *connect.Request[v1.JoinMembersRequest]) (*connect.Response[v1.JoinMembersResponse], error) {
+func (UnimplementedMemberServiceHandler) JoinMembers(context.Context, *v1.JoinMembersRequest) (*v1.JoinMembersResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.JoinMembers is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) ForceLeave(context.Context, *connect.Request[v1.ForceLeaveRequest]) (*connect.Response[v1.ForceLeaveResponse], error) {
+func (UnimplementedMemberServiceHandler) ForceLeave(context.Context, *v1.ForceLeaveRequest) (*v1.ForceLeaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.ForceLeave is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) Leave(context.Context, *connect.Request[v1.LeaveRequest]) (*connect.Response[v1.LeaveResponse], error) {
+func (UnimplementedMemberServiceHandler) Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.Leave is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) ListKeys(context.Context, *connect.Request[v1.ListKeysRequest]) (*connect.Response[v1.ListKeysResponse], error) {
+func (UnimplementedMemberServiceHandler) ListKeys(context.Context, *v1.ListKeysRequest) (*v1.ListKeysResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.ListKeys is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) AddKey(context.Context, *connect.Request[v1.AddKeyRequest]) (*connect.Response[v1.AddKeyResponse], error) {
+func (UnimplementedMemberServiceHandler) AddKey(context.Context, *v1.AddKeyRequest) (*v1.AddKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.AddKey is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) UseKey(context.Context, *connect.Request[v1.UseKeyRequest]) (*connect.Response[v1.UseKeyResponse], error) {
+func (UnimplementedMemberServiceHandler) UseKey(context.Context, *v1.UseKeyRequest) (*v1.UseKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.UseKey is not implemented"))
 }
 
-func (UnimplementedMemberServiceHandler) RemoveKey(context.Context, *connect.Request[v1.RemoveKeyRequest]) (*connect.Response[v1.RemoveKeyResponse], error) {
+func (UnimplementedMemberServiceHandler) RemoveKey(context.Context, *v1.RemoveKeyRequest) (*v1.RemoveKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.MemberService.RemoveKey is not implemented"))
 }

@@ -50,16 +50,16 @@ const (
 // SecretsServiceClient is a client for the pannier.host.v1.SecretsService service.
 type SecretsServiceClient interface {
 	// GetSecretsStatus lists the keys and how many records each encrypts.
-	GetSecretsStatus(context.Context, *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error)
+	GetSecretsStatus(context.Context, *v1.GetSecretsStatusRequest) (*v1.GetSecretsStatusResponse, error)
 	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
 	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
-	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
+	RotateSecretsKey(context.Context, *v1.RotateSecretsKeyRequest) (*v1.RotateSecretsKeyResponse, error)
 	// GetSigningKeys lists the key that signs JWTs and the one that it replaces, or that will replace it.
-	GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error)
+	GetSigningKeys(context.Context, *v1.GetSigningKeysRequest) (*v1.GetSigningKeysResponse, error)
 	// RotateSigningKey begins to replace the key that signs JWTs, unless that has begun, and answers as
 	// GetSigningKeys. The new key signs as soon as all servers publish it and every Consul of the leader's
 	// configuration has it. The old one is published for ten minutes more.
-	RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error)
+	RotateSigningKey(context.Context, *v1.RotateSigningKeyRequest) (*v1.RotateSigningKeyResponse, error)
 }
 
 // NewSecretsServiceClient constructs a client for the pannier.host.v1.SecretsService service. By
@@ -109,38 +109,54 @@ type secretsServiceClient struct {
 }
 
 // GetSecretsStatus calls pannier.host.v1.SecretsService.GetSecretsStatus.
-func (c *secretsServiceClient) GetSecretsStatus(ctx context.Context, req *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error) {
-	return c.getSecretsStatus.CallUnary(ctx, req)
+func (c *secretsServiceClient) GetSecretsStatus(ctx context.Context, req *v1.GetSecretsStatusRequest) (*v1.GetSecretsStatusResponse, error) {
+	response, err := c.getSecretsStatus.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RotateSecretsKey calls pannier.host.v1.SecretsService.RotateSecretsKey.
-func (c *secretsServiceClient) RotateSecretsKey(ctx context.Context, req *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error) {
-	return c.rotateSecretsKey.CallUnary(ctx, req)
+func (c *secretsServiceClient) RotateSecretsKey(ctx context.Context, req *v1.RotateSecretsKeyRequest) (*v1.RotateSecretsKeyResponse, error) {
+	response, err := c.rotateSecretsKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetSigningKeys calls pannier.host.v1.SecretsService.GetSigningKeys.
-func (c *secretsServiceClient) GetSigningKeys(ctx context.Context, req *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error) {
-	return c.getSigningKeys.CallUnary(ctx, req)
+func (c *secretsServiceClient) GetSigningKeys(ctx context.Context, req *v1.GetSigningKeysRequest) (*v1.GetSigningKeysResponse, error) {
+	response, err := c.getSigningKeys.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RotateSigningKey calls pannier.host.v1.SecretsService.RotateSigningKey.
-func (c *secretsServiceClient) RotateSigningKey(ctx context.Context, req *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error) {
-	return c.rotateSigningKey.CallUnary(ctx, req)
+func (c *secretsServiceClient) RotateSigningKey(ctx context.Context, req *v1.RotateSigningKeyRequest) (*v1.RotateSigningKeyResponse, error) {
+	response, err := c.rotateSigningKey.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SecretsServiceHandler is an implementation of the pannier.host.v1.SecretsService service.
 type SecretsServiceHandler interface {
 	// GetSecretsStatus lists the keys and how many records each encrypts.
-	GetSecretsStatus(context.Context, *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error)
+	GetSecretsStatus(context.Context, *v1.GetSecretsStatusRequest) (*v1.GetSecretsStatusResponse, error)
 	// RotateSecretsKey gives every server a new key and encrypts with it from now on. Secrets that older
 	// keys encrypt are re-encrypted in the background. Refused while a server does not answer.
-	RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error)
+	RotateSecretsKey(context.Context, *v1.RotateSecretsKeyRequest) (*v1.RotateSecretsKeyResponse, error)
 	// GetSigningKeys lists the key that signs JWTs and the one that it replaces, or that will replace it.
-	GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error)
+	GetSigningKeys(context.Context, *v1.GetSigningKeysRequest) (*v1.GetSigningKeysResponse, error)
 	// RotateSigningKey begins to replace the key that signs JWTs, unless that has begun, and answers as
 	// GetSigningKeys. The new key signs as soon as all servers publish it and every Consul of the leader's
 	// configuration has it. The old one is published for ten minutes more.
-	RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error)
+	RotateSigningKey(context.Context, *v1.RotateSigningKeyRequest) (*v1.RotateSigningKeyResponse, error)
 }
 
 // NewSecretsServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -150,25 +166,25 @@ type SecretsServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewSecretsServiceHandler(svc SecretsServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	secretsServiceMethods := v1.File_pannier_host_v1_secrets_proto.Services().ByName("SecretsService").Methods()
-	secretsServiceGetSecretsStatusHandler := connect.NewUnaryHandler(
+	secretsServiceGetSecretsStatusHandler := connect.NewUnaryHandlerSimple(
 		SecretsServiceGetSecretsStatusProcedure,
 		svc.GetSecretsStatus,
 		connect.WithSchema(secretsServiceMethods.ByName("GetSecretsStatus")),
 		connect.WithHandlerOptions(opts...),
 	)
-	secretsServiceRotateSecretsKeyHandler := connect.NewUnaryHandler(
+	secretsServiceRotateSecretsKeyHandler := connect.NewUnaryHandlerSimple(
 		SecretsServiceRotateSecretsKeyProcedure,
 		svc.RotateSecretsKey,
 		connect.WithSchema(secretsServiceMethods.ByName("RotateSecretsKey")),
 		connect.WithHandlerOptions(opts...),
 	)
-	secretsServiceGetSigningKeysHandler := connect.NewUnaryHandler(
+	secretsServiceGetSigningKeysHandler := connect.NewUnaryHandlerSimple(
 		SecretsServiceGetSigningKeysProcedure,
 		svc.GetSigningKeys,
 		connect.WithSchema(secretsServiceMethods.ByName("GetSigningKeys")),
 		connect.WithHandlerOptions(opts...),
 	)
-	secretsServiceRotateSigningKeyHandler := connect.NewUnaryHandler(
+	secretsServiceRotateSigningKeyHandler := connect.NewUnaryHandlerSimple(
 		SecretsServiceRotateSigningKeyProcedure,
 		svc.RotateSigningKey,
 		connect.WithSchema(secretsServiceMethods.ByName("RotateSigningKey")),
@@ -193,18 +209,18 @@ func NewSecretsServiceHandler(svc SecretsServiceHandler, opts ...connect.Handler
 // UnimplementedSecretsServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedSecretsServiceHandler struct{}
 
-func (UnimplementedSecretsServiceHandler) GetSecretsStatus(context.Context, *connect.Request[v1.GetSecretsStatusRequest]) (*connect.Response[v1.GetSecretsStatusResponse], error) {
+func (UnimplementedSecretsServiceHandler) GetSecretsStatus(context.Context, *v1.GetSecretsStatusRequest) (*v1.GetSecretsStatusResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.GetSecretsStatus is not implemented"))
 }
 
-func (UnimplementedSecretsServiceHandler) RotateSecretsKey(context.Context, *connect.Request[v1.RotateSecretsKeyRequest]) (*connect.Response[v1.RotateSecretsKeyResponse], error) {
+func (UnimplementedSecretsServiceHandler) RotateSecretsKey(context.Context, *v1.RotateSecretsKeyRequest) (*v1.RotateSecretsKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.RotateSecretsKey is not implemented"))
 }
 
-func (UnimplementedSecretsServiceHandler) GetSigningKeys(context.Context, *connect.Request[v1.GetSigningKeysRequest]) (*connect.Response[v1.GetSigningKeysResponse], error) {
+func (UnimplementedSecretsServiceHandler) GetSigningKeys(context.Context, *v1.GetSigningKeysRequest) (*v1.GetSigningKeysResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.GetSigningKeys is not implemented"))
 }
 
-func (UnimplementedSecretsServiceHandler) RotateSigningKey(context.Context, *connect.Request[v1.RotateSigningKeyRequest]) (*connect.Response[v1.RotateSigningKeyResponse], error) {
+func (UnimplementedSecretsServiceHandler) RotateSigningKey(context.Context, *v1.RotateSigningKeyRequest) (*v1.RotateSigningKeyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SecretsService.RotateSigningKey is not implemented"))
 }

@@ -43,10 +43,10 @@ const (
 // SystemServiceClient is a client for the pannier.host.v1.SystemService service.
 type SystemServiceClient interface {
 	// CollectGarbage removes unneeded records now. The leader also does so periodically.
-	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
+	CollectGarbage(context.Context, *v1.CollectGarbageRequest) (*v1.CollectGarbageResponse, error)
 	// Watch sends a message at once, and whenever something in the topics may have changed. The message
 	// does not contain the change; read it with a query.
-	Watch(context.Context, *connect.Request[v1.WatchRequest]) (*connect.ServerStreamForClient[v1.WatchResponse], error)
+	Watch(context.Context, *v1.WatchRequest) (*connect.ServerStreamForClient[v1.WatchResponse], error)
 }
 
 // NewSystemServiceClient constructs a client for the pannier.host.v1.SystemService service. By
@@ -82,22 +82,26 @@ type systemServiceClient struct {
 }
 
 // CollectGarbage calls pannier.host.v1.SystemService.CollectGarbage.
-func (c *systemServiceClient) CollectGarbage(ctx context.Context, req *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error) {
-	return c.collectGarbage.CallUnary(ctx, req)
+func (c *systemServiceClient) CollectGarbage(ctx context.Context, req *v1.CollectGarbageRequest) (*v1.CollectGarbageResponse, error) {
+	response, err := c.collectGarbage.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // Watch calls pannier.host.v1.SystemService.Watch.
-func (c *systemServiceClient) Watch(ctx context.Context, req *connect.Request[v1.WatchRequest]) (*connect.ServerStreamForClient[v1.WatchResponse], error) {
-	return c.watch.CallServerStream(ctx, req)
+func (c *systemServiceClient) Watch(ctx context.Context, req *v1.WatchRequest) (*connect.ServerStreamForClient[v1.WatchResponse], error) {
+	return c.watch.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // SystemServiceHandler is an implementation of the pannier.host.v1.SystemService service.
 type SystemServiceHandler interface {
 	// CollectGarbage removes unneeded records now. The leader also does so periodically.
-	CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error)
+	CollectGarbage(context.Context, *v1.CollectGarbageRequest) (*v1.CollectGarbageResponse, error)
 	// Watch sends a message at once, and whenever something in the topics may have changed. The message
 	// does not contain the change; read it with a query.
-	Watch(context.Context, *connect.Request[v1.WatchRequest], *connect.ServerStream[v1.WatchResponse]) error
+	Watch(context.Context, *v1.WatchRequest, *connect.ServerStream[v1.WatchResponse]) error
 }
 
 // NewSystemServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -107,13 +111,13 @@ type SystemServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewSystemServiceHandler(svc SystemServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	systemServiceMethods := v1.File_pannier_host_v1_system_proto.Services().ByName("SystemService").Methods()
-	systemServiceCollectGarbageHandler := connect.NewUnaryHandler(
+	systemServiceCollectGarbageHandler := connect.NewUnaryHandlerSimple(
 		SystemServiceCollectGarbageProcedure,
 		svc.CollectGarbage,
 		connect.WithSchema(systemServiceMethods.ByName("CollectGarbage")),
 		connect.WithHandlerOptions(opts...),
 	)
-	systemServiceWatchHandler := connect.NewServerStreamHandler(
+	systemServiceWatchHandler := connect.NewServerStreamHandlerSimple(
 		SystemServiceWatchProcedure,
 		svc.Watch,
 		connect.WithSchema(systemServiceMethods.ByName("Watch")),
@@ -134,10 +138,10 @@ func NewSystemServiceHandler(svc SystemServiceHandler, opts ...connect.HandlerOp
 // UnimplementedSystemServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedSystemServiceHandler struct{}
 
-func (UnimplementedSystemServiceHandler) CollectGarbage(context.Context, *connect.Request[v1.CollectGarbageRequest]) (*connect.Response[v1.CollectGarbageResponse], error) {
+func (UnimplementedSystemServiceHandler) CollectGarbage(context.Context, *v1.CollectGarbageRequest) (*v1.CollectGarbageResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SystemService.CollectGarbage is not implemented"))
 }
 
-func (UnimplementedSystemServiceHandler) Watch(context.Context, *connect.Request[v1.WatchRequest], *connect.ServerStream[v1.WatchResponse]) error {
+func (UnimplementedSystemServiceHandler) Watch(context.Context, *v1.WatchRequest, *connect.ServerStream[v1.WatchResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.SystemService.Watch is not implemented"))
 }

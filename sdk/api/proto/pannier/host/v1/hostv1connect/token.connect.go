@@ -43,10 +43,10 @@ const (
 // TokenServiceClient is a client for the pannier.host.v1.TokenService service.
 type TokenServiceClient interface {
 	// ListTokens lists the tokens in the ledger.
-	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	ListTokens(context.Context, *v1.ListTokensRequest) (*v1.ListTokensResponse, error)
 	// SweepTokens revokes the tokens whose workload is gone now: those in the ledger and those that each
 	// Consul lists. The leader also does so periodically.
-	SweepTokens(context.Context, *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error)
+	SweepTokens(context.Context, *v1.SweepTokensRequest) (*v1.SweepTokensResponse, error)
 }
 
 // NewTokenServiceClient constructs a client for the pannier.host.v1.TokenService service. By
@@ -82,22 +82,30 @@ type tokenServiceClient struct {
 }
 
 // ListTokens calls pannier.host.v1.TokenService.ListTokens.
-func (c *tokenServiceClient) ListTokens(ctx context.Context, req *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error) {
-	return c.listTokens.CallUnary(ctx, req)
+func (c *tokenServiceClient) ListTokens(ctx context.Context, req *v1.ListTokensRequest) (*v1.ListTokensResponse, error) {
+	response, err := c.listTokens.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // SweepTokens calls pannier.host.v1.TokenService.SweepTokens.
-func (c *tokenServiceClient) SweepTokens(ctx context.Context, req *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error) {
-	return c.sweepTokens.CallUnary(ctx, req)
+func (c *tokenServiceClient) SweepTokens(ctx context.Context, req *v1.SweepTokensRequest) (*v1.SweepTokensResponse, error) {
+	response, err := c.sweepTokens.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // TokenServiceHandler is an implementation of the pannier.host.v1.TokenService service.
 type TokenServiceHandler interface {
 	// ListTokens lists the tokens in the ledger.
-	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
+	ListTokens(context.Context, *v1.ListTokensRequest) (*v1.ListTokensResponse, error)
 	// SweepTokens revokes the tokens whose workload is gone now: those in the ledger and those that each
 	// Consul lists. The leader also does so periodically.
-	SweepTokens(context.Context, *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error)
+	SweepTokens(context.Context, *v1.SweepTokensRequest) (*v1.SweepTokensResponse, error)
 }
 
 // NewTokenServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -107,13 +115,13 @@ type TokenServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewTokenServiceHandler(svc TokenServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	tokenServiceMethods := v1.File_pannier_host_v1_token_proto.Services().ByName("TokenService").Methods()
-	tokenServiceListTokensHandler := connect.NewUnaryHandler(
+	tokenServiceListTokensHandler := connect.NewUnaryHandlerSimple(
 		TokenServiceListTokensProcedure,
 		svc.ListTokens,
 		connect.WithSchema(tokenServiceMethods.ByName("ListTokens")),
 		connect.WithHandlerOptions(opts...),
 	)
-	tokenServiceSweepTokensHandler := connect.NewUnaryHandler(
+	tokenServiceSweepTokensHandler := connect.NewUnaryHandlerSimple(
 		TokenServiceSweepTokensProcedure,
 		svc.SweepTokens,
 		connect.WithSchema(tokenServiceMethods.ByName("SweepTokens")),
@@ -134,10 +142,10 @@ func NewTokenServiceHandler(svc TokenServiceHandler, opts ...connect.HandlerOpti
 // UnimplementedTokenServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedTokenServiceHandler struct{}
 
-func (UnimplementedTokenServiceHandler) ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error) {
+func (UnimplementedTokenServiceHandler) ListTokens(context.Context, *v1.ListTokensRequest) (*v1.ListTokensResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.TokenService.ListTokens is not implemented"))
 }
 
-func (UnimplementedTokenServiceHandler) SweepTokens(context.Context, *connect.Request[v1.SweepTokensRequest]) (*connect.Response[v1.SweepTokensResponse], error) {
+func (UnimplementedTokenServiceHandler) SweepTokens(context.Context, *v1.SweepTokensRequest) (*v1.SweepTokensResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.TokenService.SweepTokens is not implemented"))
 }

@@ -92,49 +92,49 @@ const (
 type VolumeServiceClient interface {
 	// RegisterVolume adds a volume that exists at its driver, or updates its definition. The driver
 	// validates the volume first, so it must be healthy.
-	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
+	RegisterVolume(context.Context, *v1.RegisterVolumeRequest) (*v1.RegisterVolumeResponse, error)
 	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
 	// definition returns the same volume.
-	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	CreateVolume(context.Context, *v1.CreateVolumeRequest) (*v1.CreateVolumeResponse, error)
 	// CheckVolume says whether CreateVolume would be accepted, as far as that can be known without asking the driver to
 	// make the volume. It changes nothing.
-	CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error)
+	CheckVolume(context.Context, *v1.CheckVolumeRequest) (*v1.CheckVolumeResponse, error)
 	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
-	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
+	GetVolume(context.Context, *v1.GetVolumeRequest) (*v1.GetVolumeResponse, error)
 	// ListVolumes lists volumes by namespace, driver or node.
-	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	ListVolumes(context.Context, *v1.ListVolumesRequest) (*v1.ListVolumesResponse, error)
 	// ExplainVolume returns the holders of a volume, what claims that are being released wait for, and
 	// what an operator can do.
-	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
+	ExplainVolume(context.Context, *v1.ExplainVolumeRequest) (*v1.ExplainVolumeResponse, error)
 	// ListExternal lists the volumes at a driver, registered or not, in pages.
-	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
+	ListExternal(context.Context, *v1.ListExternalRequest) (*v1.ListExternalResponse, error)
 	// DeregisterVolume removes a volume from the ledger and leaves it at its driver. Refused while the
 	// volume has claims, unless forced.
-	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
+	DeregisterVolume(context.Context, *v1.DeregisterVolumeRequest) (*v1.DeregisterVolumeResponse, error)
 	// DeleteVolume deletes a volume at its driver, then removes it from the ledger. Refused while the
 	// volume has claims.
-	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
+	DeleteVolume(context.Context, *v1.DeleteVolumeRequest) (*v1.DeleteVolumeResponse, error)
 	// ExpandVolume grows a volume, whether it is mounted or not.
-	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	ExpandVolume(context.Context, *v1.ExpandVolumeRequest) (*v1.ExpandVolumeResponse, error)
 	// ModifyVolume changes a volume's mutable parameters at its driver. Those that are not given stay as they are.
-	ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error)
+	ModifyVolume(context.Context, *v1.ModifyVolumeRequest) (*v1.ModifyVolumeResponse, error)
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
-	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
+	DetachVolume(context.Context, *v1.DetachVolumeRequest) (*v1.DetachVolumeResponse, error)
 	// CreateSnapshot takes a snapshot, or returns the existing one with that name. Names are unique per namespace: that
 	// of another volume's snapshot is refused.
-	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
+	CreateSnapshot(context.Context, *v1.CreateSnapshotRequest) (*v1.CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot at its driver. An unknown one is not found, if the driver lists its snapshots.
-	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
+	DeleteSnapshot(context.Context, *v1.DeleteSnapshotRequest) (*v1.DeleteSnapshotResponse, error)
 	// ListSnapshots lists a driver's snapshots in pages.
-	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	ListSnapshots(context.Context, *v1.ListSnapshotsRequest) (*v1.ListSnapshotsResponse, error)
 	// CreateGroupSnapshot takes snapshots of several volumes of a driver as of one moment, or returns the
 	// existing ones with that name.
-	CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error)
+	CreateGroupSnapshot(context.Context, *v1.CreateGroupSnapshotRequest) (*v1.CreateGroupSnapshotResponse, error)
 	// GetGroupSnapshot returns a group with its snapshots.
-	GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error)
+	GetGroupSnapshot(context.Context, *v1.GetGroupSnapshotRequest) (*v1.GetGroupSnapshotResponse, error)
 	// DeleteGroupSnapshot deletes a group with its snapshots at its driver.
-	DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error)
+	DeleteGroupSnapshot(context.Context, *v1.DeleteGroupSnapshotRequest) (*v1.DeleteGroupSnapshotResponse, error)
 }
 
 // NewVolumeServiceClient constructs a client for the pannier.host.v1.VolumeService service. By
@@ -282,142 +282,214 @@ type volumeServiceClient struct {
 }
 
 // RegisterVolume calls pannier.host.v1.VolumeService.RegisterVolume.
-func (c *volumeServiceClient) RegisterVolume(ctx context.Context, req *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
-	return c.registerVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) RegisterVolume(ctx context.Context, req *v1.RegisterVolumeRequest) (*v1.RegisterVolumeResponse, error) {
+	response, err := c.registerVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // CreateVolume calls pannier.host.v1.VolumeService.CreateVolume.
-func (c *volumeServiceClient) CreateVolume(ctx context.Context, req *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
-	return c.createVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) CreateVolume(ctx context.Context, req *v1.CreateVolumeRequest) (*v1.CreateVolumeResponse, error) {
+	response, err := c.createVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // CheckVolume calls pannier.host.v1.VolumeService.CheckVolume.
-func (c *volumeServiceClient) CheckVolume(ctx context.Context, req *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error) {
-	return c.checkVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) CheckVolume(ctx context.Context, req *v1.CheckVolumeRequest) (*v1.CheckVolumeResponse, error) {
+	response, err := c.checkVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetVolume calls pannier.host.v1.VolumeService.GetVolume.
-func (c *volumeServiceClient) GetVolume(ctx context.Context, req *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
-	return c.getVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) GetVolume(ctx context.Context, req *v1.GetVolumeRequest) (*v1.GetVolumeResponse, error) {
+	response, err := c.getVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListVolumes calls pannier.host.v1.VolumeService.ListVolumes.
-func (c *volumeServiceClient) ListVolumes(ctx context.Context, req *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
-	return c.listVolumes.CallUnary(ctx, req)
+func (c *volumeServiceClient) ListVolumes(ctx context.Context, req *v1.ListVolumesRequest) (*v1.ListVolumesResponse, error) {
+	response, err := c.listVolumes.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ExplainVolume calls pannier.host.v1.VolumeService.ExplainVolume.
-func (c *volumeServiceClient) ExplainVolume(ctx context.Context, req *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error) {
-	return c.explainVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) ExplainVolume(ctx context.Context, req *v1.ExplainVolumeRequest) (*v1.ExplainVolumeResponse, error) {
+	response, err := c.explainVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListExternal calls pannier.host.v1.VolumeService.ListExternal.
-func (c *volumeServiceClient) ListExternal(ctx context.Context, req *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error) {
-	return c.listExternal.CallUnary(ctx, req)
+func (c *volumeServiceClient) ListExternal(ctx context.Context, req *v1.ListExternalRequest) (*v1.ListExternalResponse, error) {
+	response, err := c.listExternal.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeregisterVolume calls pannier.host.v1.VolumeService.DeregisterVolume.
-func (c *volumeServiceClient) DeregisterVolume(ctx context.Context, req *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
-	return c.deregisterVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) DeregisterVolume(ctx context.Context, req *v1.DeregisterVolumeRequest) (*v1.DeregisterVolumeResponse, error) {
+	response, err := c.deregisterVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteVolume calls pannier.host.v1.VolumeService.DeleteVolume.
-func (c *volumeServiceClient) DeleteVolume(ctx context.Context, req *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
-	return c.deleteVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) DeleteVolume(ctx context.Context, req *v1.DeleteVolumeRequest) (*v1.DeleteVolumeResponse, error) {
+	response, err := c.deleteVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ExpandVolume calls pannier.host.v1.VolumeService.ExpandVolume.
-func (c *volumeServiceClient) ExpandVolume(ctx context.Context, req *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
-	return c.expandVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) ExpandVolume(ctx context.Context, req *v1.ExpandVolumeRequest) (*v1.ExpandVolumeResponse, error) {
+	response, err := c.expandVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ModifyVolume calls pannier.host.v1.VolumeService.ModifyVolume.
-func (c *volumeServiceClient) ModifyVolume(ctx context.Context, req *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error) {
-	return c.modifyVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) ModifyVolume(ctx context.Context, req *v1.ModifyVolumeRequest) (*v1.ModifyVolumeResponse, error) {
+	response, err := c.modifyVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DetachVolume calls pannier.host.v1.VolumeService.DetachVolume.
-func (c *volumeServiceClient) DetachVolume(ctx context.Context, req *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
-	return c.detachVolume.CallUnary(ctx, req)
+func (c *volumeServiceClient) DetachVolume(ctx context.Context, req *v1.DetachVolumeRequest) (*v1.DetachVolumeResponse, error) {
+	response, err := c.detachVolume.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // CreateSnapshot calls pannier.host.v1.VolumeService.CreateSnapshot.
-func (c *volumeServiceClient) CreateSnapshot(ctx context.Context, req *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error) {
-	return c.createSnapshot.CallUnary(ctx, req)
+func (c *volumeServiceClient) CreateSnapshot(ctx context.Context, req *v1.CreateSnapshotRequest) (*v1.CreateSnapshotResponse, error) {
+	response, err := c.createSnapshot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteSnapshot calls pannier.host.v1.VolumeService.DeleteSnapshot.
-func (c *volumeServiceClient) DeleteSnapshot(ctx context.Context, req *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error) {
-	return c.deleteSnapshot.CallUnary(ctx, req)
+func (c *volumeServiceClient) DeleteSnapshot(ctx context.Context, req *v1.DeleteSnapshotRequest) (*v1.DeleteSnapshotResponse, error) {
+	response, err := c.deleteSnapshot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListSnapshots calls pannier.host.v1.VolumeService.ListSnapshots.
-func (c *volumeServiceClient) ListSnapshots(ctx context.Context, req *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error) {
-	return c.listSnapshots.CallUnary(ctx, req)
+func (c *volumeServiceClient) ListSnapshots(ctx context.Context, req *v1.ListSnapshotsRequest) (*v1.ListSnapshotsResponse, error) {
+	response, err := c.listSnapshots.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // CreateGroupSnapshot calls pannier.host.v1.VolumeService.CreateGroupSnapshot.
-func (c *volumeServiceClient) CreateGroupSnapshot(ctx context.Context, req *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error) {
-	return c.createGroupSnapshot.CallUnary(ctx, req)
+func (c *volumeServiceClient) CreateGroupSnapshot(ctx context.Context, req *v1.CreateGroupSnapshotRequest) (*v1.CreateGroupSnapshotResponse, error) {
+	response, err := c.createGroupSnapshot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // GetGroupSnapshot calls pannier.host.v1.VolumeService.GetGroupSnapshot.
-func (c *volumeServiceClient) GetGroupSnapshot(ctx context.Context, req *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error) {
-	return c.getGroupSnapshot.CallUnary(ctx, req)
+func (c *volumeServiceClient) GetGroupSnapshot(ctx context.Context, req *v1.GetGroupSnapshotRequest) (*v1.GetGroupSnapshotResponse, error) {
+	response, err := c.getGroupSnapshot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // DeleteGroupSnapshot calls pannier.host.v1.VolumeService.DeleteGroupSnapshot.
-func (c *volumeServiceClient) DeleteGroupSnapshot(ctx context.Context, req *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error) {
-	return c.deleteGroupSnapshot.CallUnary(ctx, req)
+func (c *volumeServiceClient) DeleteGroupSnapshot(ctx context.Context, req *v1.DeleteGroupSnapshotRequest) (*v1.DeleteGroupSnapshotResponse, error) {
+	response, err := c.deleteGroupSnapshot.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // VolumeServiceHandler is an implementation of the pannier.host.v1.VolumeService service.
 type VolumeServiceHandler interface {
 	// RegisterVolume adds a volume that exists at its driver, or updates its definition. The driver
 	// validates the volume first, so it must be healthy.
-	RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error)
+	RegisterVolume(context.Context, *v1.RegisterVolumeRequest) (*v1.RegisterVolumeResponse, error)
 	// CreateVolume provisions a volume at its driver, then registers it. Repeating the call with the same
 	// definition returns the same volume.
-	CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error)
+	CreateVolume(context.Context, *v1.CreateVolumeRequest) (*v1.CreateVolumeResponse, error)
 	// CheckVolume says whether CreateVolume would be accepted, as far as that can be known without asking the driver to
 	// make the volume. It changes nothing.
-	CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error)
+	CheckVolume(context.Context, *v1.CheckVolumeRequest) (*v1.CheckVolumeResponse, error)
 	// GetVolume returns one volume with its claims, and its usage if it is mounted on this node.
-	GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error)
+	GetVolume(context.Context, *v1.GetVolumeRequest) (*v1.GetVolumeResponse, error)
 	// ListVolumes lists volumes by namespace, driver or node.
-	ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error)
+	ListVolumes(context.Context, *v1.ListVolumesRequest) (*v1.ListVolumesResponse, error)
 	// ExplainVolume returns the holders of a volume, what claims that are being released wait for, and
 	// what an operator can do.
-	ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error)
+	ExplainVolume(context.Context, *v1.ExplainVolumeRequest) (*v1.ExplainVolumeResponse, error)
 	// ListExternal lists the volumes at a driver, registered or not, in pages.
-	ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error)
+	ListExternal(context.Context, *v1.ListExternalRequest) (*v1.ListExternalResponse, error)
 	// DeregisterVolume removes a volume from the ledger and leaves it at its driver. Refused while the
 	// volume has claims, unless forced.
-	DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error)
+	DeregisterVolume(context.Context, *v1.DeregisterVolumeRequest) (*v1.DeregisterVolumeResponse, error)
 	// DeleteVolume deletes a volume at its driver, then removes it from the ledger. Refused while the
 	// volume has claims.
-	DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error)
+	DeleteVolume(context.Context, *v1.DeleteVolumeRequest) (*v1.DeleteVolumeResponse, error)
 	// ExpandVolume grows a volume, whether it is mounted or not.
-	ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error)
+	ExpandVolume(context.Context, *v1.ExpandVolumeRequest) (*v1.ExpandVolumeResponse, error)
 	// ModifyVolume changes a volume's mutable parameters at its driver. Those that are not given stay as they are.
-	ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error)
+	ModifyVolume(context.Context, *v1.ModifyVolumeRequest) (*v1.ModifyVolumeResponse, error)
 	// DetachVolume releases every claim of a volume on a node. For each claim it returns what was done,
 	// or the reason why that failed.
-	DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error)
+	DetachVolume(context.Context, *v1.DetachVolumeRequest) (*v1.DetachVolumeResponse, error)
 	// CreateSnapshot takes a snapshot, or returns the existing one with that name. Names are unique per namespace: that
 	// of another volume's snapshot is refused.
-	CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error)
+	CreateSnapshot(context.Context, *v1.CreateSnapshotRequest) (*v1.CreateSnapshotResponse, error)
 	// DeleteSnapshot deletes a snapshot at its driver. An unknown one is not found, if the driver lists its snapshots.
-	DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error)
+	DeleteSnapshot(context.Context, *v1.DeleteSnapshotRequest) (*v1.DeleteSnapshotResponse, error)
 	// ListSnapshots lists a driver's snapshots in pages.
-	ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error)
+	ListSnapshots(context.Context, *v1.ListSnapshotsRequest) (*v1.ListSnapshotsResponse, error)
 	// CreateGroupSnapshot takes snapshots of several volumes of a driver as of one moment, or returns the
 	// existing ones with that name.
-	CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error)
+	CreateGroupSnapshot(context.Context, *v1.CreateGroupSnapshotRequest) (*v1.CreateGroupSnapshotResponse, error)
 	// GetGroupSnapshot returns a group with its snapshots.
-	GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error)
+	GetGroupSnapshot(context.Context, *v1.GetGroupSnapshotRequest) (*v1.GetGroupSnapshotResponse, error)
 	// DeleteGroupSnapshot deletes a group with its snapshots at its driver.
-	DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error)
+	DeleteGroupSnapshot(context.Context, *v1.DeleteGroupSnapshotRequest) (*v1.DeleteGroupSnapshotResponse, error)
 }
 
 // NewVolumeServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -427,109 +499,109 @@ type VolumeServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	volumeServiceMethods := v1.File_pannier_host_v1_volume_proto.Services().ByName("VolumeService").Methods()
-	volumeServiceRegisterVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceRegisterVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceRegisterVolumeProcedure,
 		svc.RegisterVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("RegisterVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceCreateVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceCreateVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceCreateVolumeProcedure,
 		svc.CreateVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("CreateVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceCheckVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceCheckVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceCheckVolumeProcedure,
 		svc.CheckVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("CheckVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceGetVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceGetVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceGetVolumeProcedure,
 		svc.GetVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("GetVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceListVolumesHandler := connect.NewUnaryHandler(
+	volumeServiceListVolumesHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceListVolumesProcedure,
 		svc.ListVolumes,
 		connect.WithSchema(volumeServiceMethods.ByName("ListVolumes")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceExplainVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceExplainVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceExplainVolumeProcedure,
 		svc.ExplainVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("ExplainVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceListExternalHandler := connect.NewUnaryHandler(
+	volumeServiceListExternalHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceListExternalProcedure,
 		svc.ListExternal,
 		connect.WithSchema(volumeServiceMethods.ByName("ListExternal")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeregisterVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceDeregisterVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceDeregisterVolumeProcedure,
 		svc.DeregisterVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("DeregisterVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeleteVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceDeleteVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceDeleteVolumeProcedure,
 		svc.DeleteVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("DeleteVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceExpandVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceExpandVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceExpandVolumeProcedure,
 		svc.ExpandVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("ExpandVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceModifyVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceModifyVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceModifyVolumeProcedure,
 		svc.ModifyVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("ModifyVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDetachVolumeHandler := connect.NewUnaryHandler(
+	volumeServiceDetachVolumeHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceDetachVolumeProcedure,
 		svc.DetachVolume,
 		connect.WithSchema(volumeServiceMethods.ByName("DetachVolume")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceCreateSnapshotHandler := connect.NewUnaryHandler(
+	volumeServiceCreateSnapshotHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceCreateSnapshotProcedure,
 		svc.CreateSnapshot,
 		connect.WithSchema(volumeServiceMethods.ByName("CreateSnapshot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeleteSnapshotHandler := connect.NewUnaryHandler(
+	volumeServiceDeleteSnapshotHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceDeleteSnapshotProcedure,
 		svc.DeleteSnapshot,
 		connect.WithSchema(volumeServiceMethods.ByName("DeleteSnapshot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceListSnapshotsHandler := connect.NewUnaryHandler(
+	volumeServiceListSnapshotsHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceListSnapshotsProcedure,
 		svc.ListSnapshots,
 		connect.WithSchema(volumeServiceMethods.ByName("ListSnapshots")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceCreateGroupSnapshotHandler := connect.NewUnaryHandler(
+	volumeServiceCreateGroupSnapshotHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceCreateGroupSnapshotProcedure,
 		svc.CreateGroupSnapshot,
 		connect.WithSchema(volumeServiceMethods.ByName("CreateGroupSnapshot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceGetGroupSnapshotHandler := connect.NewUnaryHandler(
+	volumeServiceGetGroupSnapshotHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceGetGroupSnapshotProcedure,
 		svc.GetGroupSnapshot,
 		connect.WithSchema(volumeServiceMethods.ByName("GetGroupSnapshot")),
 		connect.WithHandlerOptions(opts...),
 	)
-	volumeServiceDeleteGroupSnapshotHandler := connect.NewUnaryHandler(
+	volumeServiceDeleteGroupSnapshotHandler := connect.NewUnaryHandlerSimple(
 		VolumeServiceDeleteGroupSnapshotProcedure,
 		svc.DeleteGroupSnapshot,
 		connect.WithSchema(volumeServiceMethods.ByName("DeleteGroupSnapshot")),
@@ -582,74 +654,74 @@ func NewVolumeServiceHandler(svc VolumeServiceHandler, opts ...connect.HandlerOp
 // UnimplementedVolumeServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedVolumeServiceHandler struct{}
 
-func (UnimplementedVolumeServiceHandler) RegisterVolume(context.Context, *connect.Request[v1.RegisterVolumeRequest]) (*connect.Response[v1.RegisterVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) RegisterVolume(context.Context, *v1.RegisterVolumeRequest) (*v1.RegisterVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.RegisterVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) CreateVolume(context.Context, *connect.Request[v1.CreateVolumeRequest]) (*connect.Response[v1.CreateVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) CreateVolume(context.Context, *v1.CreateVolumeRequest) (*v1.CreateVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) CheckVolume(context.Context, *connect.Request[v1.CheckVolumeRequest]) (*connect.Response[v1.CheckVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) CheckVolume(context.Context, *v1.CheckVolumeRequest) (*v1.CheckVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CheckVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) GetVolume(context.Context, *connect.Request[v1.GetVolumeRequest]) (*connect.Response[v1.GetVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) GetVolume(context.Context, *v1.GetVolumeRequest) (*v1.GetVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.GetVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ListVolumes(context.Context, *connect.Request[v1.ListVolumesRequest]) (*connect.Response[v1.ListVolumesResponse], error) {
+func (UnimplementedVolumeServiceHandler) ListVolumes(context.Context, *v1.ListVolumesRequest) (*v1.ListVolumesResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListVolumes is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ExplainVolume(context.Context, *connect.Request[v1.ExplainVolumeRequest]) (*connect.Response[v1.ExplainVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) ExplainVolume(context.Context, *v1.ExplainVolumeRequest) (*v1.ExplainVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ExplainVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ListExternal(context.Context, *connect.Request[v1.ListExternalRequest]) (*connect.Response[v1.ListExternalResponse], error) {
+func (UnimplementedVolumeServiceHandler) ListExternal(context.Context, *v1.ListExternalRequest) (*v1.ListExternalResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListExternal is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) DeregisterVolume(context.Context, *connect.Request[v1.DeregisterVolumeRequest]) (*connect.Response[v1.DeregisterVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) DeregisterVolume(context.Context, *v1.DeregisterVolumeRequest) (*v1.DeregisterVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeregisterVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) DeleteVolume(context.Context, *connect.Request[v1.DeleteVolumeRequest]) (*connect.Response[v1.DeleteVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) DeleteVolume(context.Context, *v1.DeleteVolumeRequest) (*v1.DeleteVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeleteVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ExpandVolume(context.Context, *connect.Request[v1.ExpandVolumeRequest]) (*connect.Response[v1.ExpandVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) ExpandVolume(context.Context, *v1.ExpandVolumeRequest) (*v1.ExpandVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ExpandVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ModifyVolume(context.Context, *connect.Request[v1.ModifyVolumeRequest]) (*connect.Response[v1.ModifyVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) ModifyVolume(context.Context, *v1.ModifyVolumeRequest) (*v1.ModifyVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ModifyVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) DetachVolume(context.Context, *connect.Request[v1.DetachVolumeRequest]) (*connect.Response[v1.DetachVolumeResponse], error) {
+func (UnimplementedVolumeServiceHandler) DetachVolume(context.Context, *v1.DetachVolumeRequest) (*v1.DetachVolumeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DetachVolume is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) CreateSnapshot(context.Context, *connect.Request[v1.CreateSnapshotRequest]) (*connect.Response[v1.CreateSnapshotResponse], error) {
+func (UnimplementedVolumeServiceHandler) CreateSnapshot(context.Context, *v1.CreateSnapshotRequest) (*v1.CreateSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateSnapshot is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) DeleteSnapshot(context.Context, *connect.Request[v1.DeleteSnapshotRequest]) (*connect.Response[v1.DeleteSnapshotResponse], error) {
+func (UnimplementedVolumeServiceHandler) DeleteSnapshot(context.Context, *v1.DeleteSnapshotRequest) (*v1.DeleteSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeleteSnapshot is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) ListSnapshots(context.Context, *connect.Request[v1.ListSnapshotsRequest]) (*connect.Response[v1.ListSnapshotsResponse], error) {
+func (UnimplementedVolumeServiceHandler) ListSnapshots(context.Context, *v1.ListSnapshotsRequest) (*v1.ListSnapshotsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.ListSnapshots is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) CreateGroupSnapshot(context.Context, *connect.Request[v1.CreateGroupSnapshotRequest]) (*connect.Response[v1.CreateGroupSnapshotResponse], error) {
+func (UnimplementedVolumeServiceHandler) CreateGroupSnapshot(context.Context, *v1.CreateGroupSnapshotRequest) (*v1.CreateGroupSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.CreateGroupSnapshot is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) GetGroupSnapshot(context.Context, *connect.Request[v1.GetGroupSnapshotRequest]) (*connect.Response[v1.GetGroupSnapshotResponse], error) {
+func (UnimplementedVolumeServiceHandler) GetGroupSnapshot(context.Context, *v1.GetGroupSnapshotRequest) (*v1.GetGroupSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.GetGroupSnapshot is not implemented"))
 }
 
-func (UnimplementedVolumeServiceHandler) DeleteGroupSnapshot(context.Context, *connect.Request[v1.DeleteGroupSnapshotRequest]) (*connect.Response[v1.DeleteGroupSnapshotResponse], error) {
+func (UnimplementedVolumeServiceHandler) DeleteGroupSnapshot(context.Context, *v1.DeleteGroupSnapshotRequest) (*v1.DeleteGroupSnapshotResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.VolumeService.DeleteGroupSnapshot is not implemented"))
 }

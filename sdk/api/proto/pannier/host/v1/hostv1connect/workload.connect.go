@@ -58,23 +58,23 @@ type WorkloadServiceClient interface {
 	// StartWorkload starts a workload and streams its steps; the last message contains the workload. It
 	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
-	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
+	StartWorkload(context.Context, *v1.StartWorkloadRequest) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error)
 	// CheckWorkload says what StartWorkload would do with a spec on this node, as far as that can be known without
 	// claiming anything. It changes nothing.
-	CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error)
+	CheckWorkload(context.Context, *v1.CheckWorkloadRequest) (*v1.CheckWorkloadResponse, error)
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
 	// that it has started.
-	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
+	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
 	// continues meanwhile; the caller may close it.
-	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error)
+	StopWorkload(context.Context, *v1.StopWorkloadRequest) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error)
 	// GetWorkload returns one workload.
-	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
+	GetWorkload(context.Context, *v1.GetWorkloadRequest) (*v1.GetWorkloadResponse, error)
 	// ListWorkloads lists workloads on this node.
-	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
+	ListWorkloads(context.Context, *v1.ListWorkloadsRequest) (*v1.ListWorkloadsResponse, error)
 }
 
 // NewWorkloadServiceClient constructs a client for the pannier.host.v1.WorkloadService service. By
@@ -138,33 +138,49 @@ type workloadServiceClient struct {
 }
 
 // StartWorkload calls pannier.host.v1.WorkloadService.StartWorkload.
-func (c *workloadServiceClient) StartWorkload(ctx context.Context, req *connect.Request[v1.StartWorkloadRequest]) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error) {
-	return c.startWorkload.CallServerStream(ctx, req)
+func (c *workloadServiceClient) StartWorkload(ctx context.Context, req *v1.StartWorkloadRequest) (*connect.ServerStreamForClient[v1.StartWorkloadResponse], error) {
+	return c.startWorkload.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // CheckWorkload calls pannier.host.v1.WorkloadService.CheckWorkload.
-func (c *workloadServiceClient) CheckWorkload(ctx context.Context, req *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error) {
-	return c.checkWorkload.CallUnary(ctx, req)
+func (c *workloadServiceClient) CheckWorkload(ctx context.Context, req *v1.CheckWorkloadRequest) (*v1.CheckWorkloadResponse, error) {
+	response, err := c.checkWorkload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // RunningWorkload calls pannier.host.v1.WorkloadService.RunningWorkload.
-func (c *workloadServiceClient) RunningWorkload(ctx context.Context, req *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
-	return c.runningWorkload.CallUnary(ctx, req)
+func (c *workloadServiceClient) RunningWorkload(ctx context.Context, req *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error) {
+	response, err := c.runningWorkload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // StopWorkload calls pannier.host.v1.WorkloadService.StopWorkload.
-func (c *workloadServiceClient) StopWorkload(ctx context.Context, req *connect.Request[v1.StopWorkloadRequest]) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error) {
-	return c.stopWorkload.CallServerStream(ctx, req)
+func (c *workloadServiceClient) StopWorkload(ctx context.Context, req *v1.StopWorkloadRequest) (*connect.ServerStreamForClient[v1.StopWorkloadResponse], error) {
+	return c.stopWorkload.CallServerStream(ctx, connect.NewRequest(req))
 }
 
 // GetWorkload calls pannier.host.v1.WorkloadService.GetWorkload.
-func (c *workloadServiceClient) GetWorkload(ctx context.Context, req *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
-	return c.getWorkload.CallUnary(ctx, req)
+func (c *workloadServiceClient) GetWorkload(ctx context.Context, req *v1.GetWorkloadRequest) (*v1.GetWorkloadResponse, error) {
+	response, err := c.getWorkload.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // ListWorkloads calls pannier.host.v1.WorkloadService.ListWorkloads.
-func (c *workloadServiceClient) ListWorkloads(ctx context.Context, req *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
-	return c.listWorkloads.CallUnary(ctx, req)
+func (c *workloadServiceClient) ListWorkloads(ctx context.Context, req *v1.ListWorkloadsRequest) (*v1.ListWorkloadsResponse, error) {
+	response, err := c.listWorkloads.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
 }
 
 // WorkloadServiceHandler is an implementation of the pannier.host.v1.WorkloadService service.
@@ -172,23 +188,23 @@ type WorkloadServiceHandler interface {
 	// StartWorkload starts a workload and streams its steps; the last message contains the workload. It
 	// may be repeated with the same spec at any time: it joins a start in progress, and returns at once
 	// if the workload runs. A start that fails is undone, and the stream then ends with the error.
-	StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error
+	StartWorkload(context.Context, *v1.StartWorkloadRequest, *connect.ServerStream[v1.StartWorkloadResponse]) error
 	// CheckWorkload says what StartWorkload would do with a spec on this node, as far as that can be known without
 	// claiming anything. It changes nothing.
-	CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error)
+	CheckWorkload(context.Context, *v1.CheckWorkloadRequest) (*v1.CheckWorkloadResponse, error)
 	// RunningWorkload reports the workload's process, before that does anything. The host releases the
 	// workload when its owner or that process ends, and kills the process when it stops the workload: only
 	// the owner (StartWorkload, release_with_caller) may report it, over the unix socket, and only a process
 	// that it has started.
-	RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error)
+	RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error)
 	// StopWorkload stops a workload and streams its steps. It may be repeated. A step that cannot be
 	// undone now, for example because a driver is unavailable, is retried until it succeeds. The stream
 	// continues meanwhile; the caller may close it.
-	StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error
+	StopWorkload(context.Context, *v1.StopWorkloadRequest, *connect.ServerStream[v1.StopWorkloadResponse]) error
 	// GetWorkload returns one workload.
-	GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error)
+	GetWorkload(context.Context, *v1.GetWorkloadRequest) (*v1.GetWorkloadResponse, error)
 	// ListWorkloads lists workloads on this node.
-	ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error)
+	ListWorkloads(context.Context, *v1.ListWorkloadsRequest) (*v1.ListWorkloadsResponse, error)
 }
 
 // NewWorkloadServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -198,37 +214,37 @@ type WorkloadServiceHandler interface {
 // and JSON codecs. They also support gzip compression.
 func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
 	workloadServiceMethods := v1.File_pannier_host_v1_workload_proto.Services().ByName("WorkloadService").Methods()
-	workloadServiceStartWorkloadHandler := connect.NewServerStreamHandler(
+	workloadServiceStartWorkloadHandler := connect.NewServerStreamHandlerSimple(
 		WorkloadServiceStartWorkloadProcedure,
 		svc.StartWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("StartWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceCheckWorkloadHandler := connect.NewUnaryHandler(
+	workloadServiceCheckWorkloadHandler := connect.NewUnaryHandlerSimple(
 		WorkloadServiceCheckWorkloadProcedure,
 		svc.CheckWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("CheckWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceRunningWorkloadHandler := connect.NewUnaryHandler(
+	workloadServiceRunningWorkloadHandler := connect.NewUnaryHandlerSimple(
 		WorkloadServiceRunningWorkloadProcedure,
 		svc.RunningWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("RunningWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceStopWorkloadHandler := connect.NewServerStreamHandler(
+	workloadServiceStopWorkloadHandler := connect.NewServerStreamHandlerSimple(
 		WorkloadServiceStopWorkloadProcedure,
 		svc.StopWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("StopWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceGetWorkloadHandler := connect.NewUnaryHandler(
+	workloadServiceGetWorkloadHandler := connect.NewUnaryHandlerSimple(
 		WorkloadServiceGetWorkloadProcedure,
 		svc.GetWorkload,
 		connect.WithSchema(workloadServiceMethods.ByName("GetWorkload")),
 		connect.WithHandlerOptions(opts...),
 	)
-	workloadServiceListWorkloadsHandler := connect.NewUnaryHandler(
+	workloadServiceListWorkloadsHandler := connect.NewUnaryHandlerSimple(
 		WorkloadServiceListWorkloadsProcedure,
 		svc.ListWorkloads,
 		connect.WithSchema(workloadServiceMethods.ByName("ListWorkloads")),
@@ -257,26 +273,26 @@ func NewWorkloadServiceHandler(svc WorkloadServiceHandler, opts ...connect.Handl
 // UnimplementedWorkloadServiceHandler returns CodeUnimplemented from all methods.
 type UnimplementedWorkloadServiceHandler struct{}
 
-func (UnimplementedWorkloadServiceHandler) StartWorkload(context.Context, *connect.Request[v1.StartWorkloadRequest], *connect.ServerStream[v1.StartWorkloadResponse]) error {
+func (UnimplementedWorkloadServiceHandler) StartWorkload(context.Context, *v1.StartWorkloadRequest, *connect.ServerStream[v1.StartWorkloadResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.StartWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) CheckWorkload(context.Context, *connect.Request[v1.CheckWorkloadRequest]) (*connect.Response[v1.CheckWorkloadResponse], error) {
+func (UnimplementedWorkloadServiceHandler) CheckWorkload(context.Context, *v1.CheckWorkloadRequest) (*v1.CheckWorkloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.CheckWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) RunningWorkload(context.Context, *connect.Request[v1.RunningWorkloadRequest]) (*connect.Response[v1.RunningWorkloadResponse], error) {
+func (UnimplementedWorkloadServiceHandler) RunningWorkload(context.Context, *v1.RunningWorkloadRequest) (*v1.RunningWorkloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.RunningWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) StopWorkload(context.Context, *connect.Request[v1.StopWorkloadRequest], *connect.ServerStream[v1.StopWorkloadResponse]) error {
+func (UnimplementedWorkloadServiceHandler) StopWorkload(context.Context, *v1.StopWorkloadRequest, *connect.ServerStream[v1.StopWorkloadResponse]) error {
 	return connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.StopWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) GetWorkload(context.Context, *connect.Request[v1.GetWorkloadRequest]) (*connect.Response[v1.GetWorkloadResponse], error) {
+func (UnimplementedWorkloadServiceHandler) GetWorkload(context.Context, *v1.GetWorkloadRequest) (*v1.GetWorkloadResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.GetWorkload is not implemented"))
 }
 
-func (UnimplementedWorkloadServiceHandler) ListWorkloads(context.Context, *connect.Request[v1.ListWorkloadsRequest]) (*connect.Response[v1.ListWorkloadsResponse], error) {
+func (UnimplementedWorkloadServiceHandler) ListWorkloads(context.Context, *v1.ListWorkloadsRequest) (*v1.ListWorkloadsResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("pannier.host.v1.WorkloadService.ListWorkloads is not implemented"))
 }
