@@ -230,8 +230,12 @@ bench-plots: ## Draw how claims, restarts, memory, releases and heartbeats grow,
 bench-compare: ## Say what got worse between two results of make bench (OLD="a.json ..." NEW="b.json ...")
 	@go run ./test/bench/compare -benchstat "$$(tools/tool benchstat)" '$(OLD)' '$(NEW)'
 
+.PHONY: house
+house: ## Print the rooms with their lines, budgets and arrows; fail when a room is over its budget
+	@go run ./test/house
+
 .PHONY: lint
-lint: ## Check the Go code, its import rules and the protobuf files
+lint: house ## Check the Go code, its import rules, the rooms' budgets and the protobuf files
 	"$$(tools/tool golangci-lint)" run $(PACKAGES)
 	"$$(tools/tool golangci-lint)" run --build-tags client --tests=false ./host/cmd/pannier ./host/internal/cli
 	"$$(tools/tool buf)" lint
