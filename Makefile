@@ -212,8 +212,8 @@ bench: RESULTS = $(CURDIR)/bench/results.json
 bench: ONLY =
 
 .PHONY: bench-page
-bench-page: ## Write the results of make bench into docs/benchmarks.md
-	@go run ./test/bench/page bench/results.json docs/benchmarks.md
+bench-page: ## Write the results of make bench into test/bench/TABLE.md
+	@go run ./test/bench/page bench/results.json test/bench/TABLE.md
 
 .PHONY: bench-plots
 bench-plots: GROWTH = $(CURDIR)/bench/growth.json

@@ -1,7 +1,7 @@
 // Package bench measures what Pannier costs: the real programs, the real driver, a real disk.
 // It has no tests, one benchmark (BenchmarkPannier), and asserts nothing about time: its rows go to a file, with the
 // machine, as JSON and as a table. `make bench` runs it, with the benchmarks below the API, on an idle machine;
-// docs/benchmarks.md has the results, and says what is missed and why.
+// TABLE.md has the results, NOTES.md what is missed and why, docs/benchmarks.md the few numbers for users.
 //
 // Each measurement has a bound, so that all of them take less than 20 minutes: a series ends early when its time is
 // over, but not before its second turn. FULL=1 measures without bounds, and what takes longer.

@@ -1,23 +1,17 @@
-// Command page writes the results of the benchmarks into the page about them:
+// Command page writes the results of the benchmarks as a page:
 //
-//	page RESULTS.json docs/benchmarks.md
-//
-// What stands between the page's lines <!-- results --> and <!-- end of results --> is replaced.
+//	page RESULTS.json test/bench/TABLE.md
 package main
 
 import (
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/pannier/pannier/test/bench/table"
 )
 
-// The lines around the results.
-const (
-	begin = "<!-- results -->\n"
-	end   = "<!-- end of results -->\n"
-)
+const head = "# The results of the benchmarks\n\nOne run of `make bench` on an idle machine, written here by " +
+	"`make bench-page`. [NOTES.md](NOTES.md) says what is missed and why.\n\n"
 
 func main() {
 	if len(os.Args) != 3 {
@@ -35,14 +29,5 @@ func write(results, page string) error {
 	if err != nil {
 		return err
 	}
-	text, err := os.ReadFile(page)
-	if err != nil {
-		return err
-	}
-	before, rest, begins := strings.Cut(string(text), begin)
-	_, after, ends := strings.Cut(rest, end)
-	if !begins || !ends {
-		return fmt.Errorf("%s has no lines %q and %q", page, strings.TrimSpace(begin), strings.TrimSpace(end))
-	}
-	return os.WriteFile(page, []byte(before+begin+"\n"+report.String()+"\n"+end+after), 0o644)
+	return os.WriteFile(page, []byte(head+report.String()), 0o644)
 }
