@@ -169,7 +169,7 @@ attacks: hostpath consul ## Try each attack of a table for real, and check that 
 	@go run ./test/attacks -run '$(ONLY)'
 
 .PHONY: drivers
-drivers: hostpath ## Run CSI drivers through every operation and fault, and write the matrix into docs/drivers.md (root)
+drivers: hostpath ## Run CSI drivers through every operation and fault, and write test/suite/drivers/MATRIX.md (root)
 	@cd test/suite/drivers && go test -count=1 -timeout 30m -full -update | sed -u -e '/^PASS$$/d' -e '/^ok /d'
 
 .PHONY: docker-head
@@ -248,7 +248,7 @@ proto: ## Generate Go code from the protobuf files, beside them, and descriptors
 	@$(DESCRIPTORS) sdk/api/proto -o sdk/api/proto/api.binpb
 
 .PHONY: docs
-docs: ## Write the commands in docs/cli.md, the checks in docs/conformance.md, the mutants in docs/guarantees.md, the attacks in docs/operations/security.md
+docs: ## Write the tables of conformance checks, planted bugs and attacks, beside their suites
 	@go test -count=1 ./host/internal/cli -run '^TestCommandReference$$' -update
 	@go test -count=1 ./sdk/conformance -run '^TestPage$$' -update
 	@go test -count=1 ./test/mutants -run '^TestPage$$' -update

@@ -1,6 +1,6 @@
 // Package conformance tests a plugin's binary: it starts the binary as a host does, and reports for each check
 // whether it passed and, if not, how to correct the plugin. `pannier plugin test BINARY` does the same from a
-// command line; docs/conformance.md lists the checks.
+// command line; CHECKS.md lists the checks.
 //
 //	func TestConformance(t *testing.T) {
 //		conformance.Storage(t, conformance.Config{Binary: "./my-plugin", Driver: conformance.Driver("/run/my-driver.sock")})

@@ -7,6 +7,6 @@
 //	make attacks                     all of them; the last line is "attacks: N tried, M worked"
 //	make attacks ONLY='token|gossip' those whose attacker, text or test matches
 //
-// The test of this package checks the table in make quick: each test exists, and docs/operations/security.md lists each
-// attack. An area's attacks are in its table_<area>.go; a new one needs an entry, and make docs.
+// The test of this package checks the table in make quick: each test exists, and TABLE.md lists each attack. An area's
+// attacks are in its table_<area>.go; a new one needs an entry, and make docs.
 package main

@@ -53,14 +53,14 @@ var ofAccess = []attack{
 	},
 	{
 		who: stranger, tries: "keep others from the metrics, and streams held, by not reading answers",
-		stops: "[bounds](#bounds)",
+		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   apiserverPkg, run: "^TestSlowReadersOfTheMetrics$",
 		worked:  "71b237a: the metrics: 503 Service Unavailable: Limit of concurrent requests reached (4), try again later.",
 		remains: "a caller at the same address as the reader shares its bound",
 	},
 	{
 		who: stranger, tries: "fill the disk with lines of the audit log",
-		stops: "[bounds](#bounds); what is left out is counted, and never a line about a token or an allowed change",
+		stops: "[bounds](../../docs/operations/security.md#bounds); what is left out is counted, and never a line about a token or an allowed change",
 		pkg:   apiserverPkg, run: "^TestAuditOfStrangersIsBounded$",
 		worked:  "71b237a: 1500 calls without a token took 630ms and made 1500 lines, more than 110",
 		remains: "864,000 lines a day: rotate the log",

@@ -8,7 +8,7 @@ var onTheHost = []attack{
 		who: localUser, tries: "call the agent over its unix socket",
 		stops: "the socket is 0660, of root and `socket_group`",
 		pkg:   apiserverPkg, run: "^TestSocket$",
-		remains: "root on the machine, and [what members of the group may](#members-of-socket_group)",
+		remains: "root on the machine, and [what members of the group may](../../docs/operations/security.md#members-of-socket_group)",
 	},
 	{
 		who: localUser + ", or root in a container that has the socket", tries: "get a unit's Consul token, by an abstract address that names the unit as systemd's does",

@@ -10,7 +10,7 @@ const (
 var floods = []attack{
 	{
 		who: stranger, tries: "fill the agent's memory with bodies that are begun and never finished, over one connection",
-		stops: "the certificate and the token are checked before a body is read; [bounds](#bounds) on what is in flight, in all and of each caller",
+		stops: "the certificate and the token are checked before a body is read; [bounds](../../docs/operations/security.md#bounds) on what is in flight, in all and of each caller",
 		pkg:   suitePkg, run: "^TestIntruders$/^stalled_bodies$",
 		worked: "efd83ab: nobody, to the http port: 799 MiB of 800 were taken, and 1115 MiB of memory. " +
 			"An operator, to the API: 799 MiB and 548 MiB; a node, to the leader: 799 MiB and 814 MiB. " +
@@ -19,7 +19,7 @@ var floods = []attack{
 	},
 	{
 		who: stranger, tries: "take all descriptors with idle connections, so that root, raft and heartbeats get none",
-		stops: "[bounds](#bounds) on connections by address, user and certificate, which leave room for all other kinds; the log names the address",
+		stops: "[bounds](../../docs/operations/security.md#bounds) on connections by address, user and certificate, which leave room for all other kinds; the log names the address",
 		pkg:   suitePkg, run: "^TestIntruders$/^idle_connections$",
 		worked: "efd83ab, with 1,024 descriptors: 964 connections are kept open, connection 964: i/o timeout; the only " +
 			"warning was that the port cannot take connections. Now: 64 are kept open",
@@ -27,7 +27,7 @@ var floods = []attack{
 	},
 	{
 		who: stranger, tries: "fill the agent's memory through the gossip port, with states of 19 MiB without the key",
-		stops: "[bounds](#bounds) on what is read of connections before it is decrypted",
+		stops: "[bounds](../../docs/operations/security.md#bounds) on what is read of connections before it is decrypted",
 		pkg:   suitePkg, run: "^TestIntruders$/^stalled_bodies$",
 		worked:  "efd83ab: nobody, to the gossip port: 177 MiB of memory, above the 1.6 GiB of the attacks before. Now: 0 MiB",
 		remains: "64 MiB in all; from three addresses the exchange of whole states can be held up, not gossip by UDP",
@@ -39,7 +39,7 @@ var floods = []attack{
 	},
 	{
 		who: "a caller with a certificate", tries: "have a request of any size read that is not a snapshot",
-		stops: "[bounds](#bounds)",
+		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   "./host/internal/apiserver", run: "^TestLargeBodies$",
 	},
 }

@@ -30,7 +30,7 @@ var ofNodes = []attack{
 	},
 	{
 		who: hostileNode, tries: "take another namespace's volume and its secrets, stop the workload that has it (`replaces`), or look at it, without a caller",
-		stops: "the server that leads checks and audits the caller's token, which travels with the call ([what a node may have](#what-a-node-may-have))",
+		stops: "the server that leads checks and audits the caller's token, which travels with the call ([what a node may have](../../docs/operations/security.md#what-a-node-may-have))",
 		pkg:   suitePkg, run: "^TestAHostileNode$/^without_a_token$",
 		worked:  "71b237a: a claim on another namespace's volume: <nil>; it has the secret: ...password...swordfish; the claims on prod/db are [node-2 taken]",
 		remains: "a node whose agent was not upgraded yet; what it holds; the secrets of volumes whose driver has its controller there",
@@ -75,12 +75,12 @@ var ofNodes = []attack{
 	},
 	{
 		who: hostileNode, tries: "have a server read a request of 100 MB",
-		stops: "[bounds](#bounds)",
+		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   suitePkg, run: "^TestIntruders$/^huge_requests$",
 	},
 	{
 		who: hostileNode, tries: "hold more connections than its share",
-		stops: "[bounds](#bounds)",
+		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   transportPkg, run: "^TestManyConnectionsOfOnePeer$",
 	},
 	{

@@ -33,7 +33,7 @@ var ofStrangers = []attack{
 	},
 	{
 		who: stranger, tries: "hold connections open by thousands, silent or slow",
-		stops: "[bounds](#bounds)",
+		stops: "[bounds](../../docs/operations/security.md#bounds)",
 		pkg:   suitePkg, run: "^TestIntruders$/^slow_clients,_and_thousands$",
 		remains: "a flood that fills the line itself",
 	},

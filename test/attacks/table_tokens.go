@@ -9,7 +9,7 @@ const (
 var ofTokens = []attack{
 	{
 		who: weakToken, tries: "make any call that its policies do not allow",
-		stops: "[ACLs](../acl.md): each call has its need, by name",
+		stops: "[ACLs](../../docs/acl.md): each call has its need, by name",
 		pkg:   apiserverPkg, run: "^TestWhoMayDoWhat$",
 		remains: "without ACLs every certificate may call the whole API",
 	},

@@ -1,4 +1,4 @@
-// Package docpages reads pages of docs for tests that run their commands.
+// Package docpages reads pages of docs for tests that run their commands, and writes pages that tests generate.
 //
 // A comment before a code block names it: <!-- run: NAME --> for commands, and another word than run for anything else,
 // such as <!-- file: PATH --> for what a file has.
@@ -101,5 +101,24 @@ func (p *Pages) complete() {
 		if !p.used[where] {
 			p.t.Errorf("docs: this is never run: %s", where)
 		}
+	}
+}
+
+// Generated compares a file of the checkout with the text that a test generates for it, or writes it if update is set.
+func Generated(t testing.TB, path, want string, update bool) {
+	t.Helper()
+	file := filepath.Join(testbin.Root(), path)
+	if update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	have, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != want {
+		t.Errorf("%s is out of date: run make docs", path)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 var (
 	full   = flag.Bool("full", false, "kill the driver in every call, and print the matrix")
-	update = flag.Bool("update", false, "write the matrix into docs/drivers.md (with -full)")
+	update = flag.Bool("update", false, "write MATRIX.md (with -full)")
 )
 
 // sideBySide is how many drivers are tested at the same time: their hosts mostly wait.
