@@ -67,26 +67,31 @@ func TestDocumentedSpecsParse(t *testing.T) {
 			os.WriteFile(path, regexp.MustCompile(`file://[^"]+`).ReplaceAll(text, []byte("file://"+secret)), 0o600)))
 		return volume(path)
 	}
-	for name, parse := range map[string]func(path string) error{
+	for pattern, parse := range map[string]func(path string) error{
 		"configuration.md":      agent,
 		"operations/forming.md": agent,
 		// These hosts are in a cluster, so their configuration also needs TLS.
 		"operations/tuning.md": func(path string) error { return errors.Join(addTLS(path), agent(path)) },
 		"drivers.md":           agentOrVolume,
+		"drivers/*.md":         agentOrVolume,
 		"volume-spec.md":       volume,
 		"workload-spec.md":     func(path string) error { _, err := config.ReadWorkload(path); return err },
 	} {
-		page, err := os.ReadFile(filepath.Join(docs, name))
-		check.NoError(t, err)
-		found := blocks.FindAllSubmatch(page, -1)
-		if len(found) == 0 {
-			t.Errorf("%s shows no HCL", name)
+		pages := check.Must(filepath.Glob(filepath.Join(docs, pattern)))(t)
+		if len(pages) == 0 {
+			t.Errorf("there is no page %s", pattern)
 		}
-		for _, block := range found {
-			path := filepath.Join(t.TempDir(), "example.hcl")
-			check.NoError(t, os.WriteFile(path, block[1], 0o644))
-			if err := parse(path); err != nil {
-				t.Errorf("%s:\n%s\n%v", name, block[1], err)
+		for _, page := range pages {
+			found := blocks.FindAllSubmatch(check.Must(os.ReadFile(page))(t), -1)
+			if len(found) == 0 {
+				t.Errorf("%s shows no HCL", page)
+			}
+			for _, block := range found {
+				path := filepath.Join(t.TempDir(), "example.hcl")
+				check.NoError(t, os.WriteFile(path, block[1], 0o644))
+				if err := parse(path); err != nil {
+					t.Errorf("%s:\n%s\n%v", page, block[1], err)
+				}
 			}
 		}
 	}
@@ -100,16 +105,22 @@ var (
 	testName  = regexp.MustCompile(`\bTest[A-Z]\w+`)
 )
 
-// The volumes of docs/drivers.md name drivers that the page has a block for.
+// The volumes on a page of docs/drivers name drivers that the page has a block for.
 func TestVolumesOfDocumentedDrivers(t *testing.T) {
-	page := string(check.Must(os.ReadFile(filepath.Join(docs, "drivers.md")))(t))
-	volumes := regexp.MustCompile(`(?m)^plugin_id += "(.*)"$`).FindAllStringSubmatch(page, -1)
-	if len(volumes) < 10 {
-		t.Errorf("docs/drivers.md has %d volumes, want ten or more", len(volumes))
+	pages := check.Must(filepath.Glob(filepath.Join(docs, "drivers/*.md")))(t)
+	if len(pages) < 10 {
+		t.Errorf("docs/drivers has %d pages, want ten or more", len(pages))
 	}
-	for _, v := range volumes {
-		if !strings.Contains(page, "\ncsi_driver \""+v[1]+"\" {\n") {
-			t.Errorf("docs/drivers.md has a volume of driver %q, and no csi_driver block for it", v[1])
+	for _, path := range pages {
+		page := string(check.Must(os.ReadFile(path))(t))
+		volumes := regexp.MustCompile(`(?m)^plugin_id += "(.*)"$`).FindAllStringSubmatch(page, -1)
+		if len(volumes) == 0 {
+			t.Errorf("%s has no volume", path)
+		}
+		for _, v := range volumes {
+			if !strings.Contains(page, "\ncsi_driver \""+v[1]+"\" {\n") {
+				t.Errorf("%s has a volume of driver %q, and no csi_driver block for it", path, v[1])
+			}
 		}
 	}
 }
