@@ -27,7 +27,7 @@ swapped and abandoned; the table says which checks passed, and what to do about 
 It needs no agent. Arguments after -- are the plugin's own, as args in its block.
 
 Checks that need a CSI driver or a Consul are skipped unless one is given. What they make
-there is deleted again. docs/conformance.md lists the checks.`,
+there is deleted again. docs/conformance.md says more.`,
 		Example: "pannier plugin test -driver unix:///run/csi/local.sock ./my-storage",
 		Args:    binaryArgs,
 	}
