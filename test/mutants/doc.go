@@ -13,6 +13,6 @@
 //	make mutants ONLY='lease|fence'  those whose names match
 //
 // The test of this package checks the table in make test: each old text occurs exactly once in its file, each test
-// exists, and TABLE.md lists each mutant (make docs writes it). So a change of the code that a mutant is planted in has to change
-// the mutant too.
+// exists, and TABLE.md lists each mutant (make docs writes it). So a change of the code that a mutant is planted in has
+// to change the mutant too.
 package main
