@@ -201,14 +201,11 @@ func outcomeOf(future raft.ApplyFuture) state.Outcome {
 	if err := future.Error(); err != nil {
 		return state.Outcome{Err: raftError(err)}
 	}
-	switch r := future.Response().(type) {
-	case state.Outcome:
-		return r
-	case error: // it was not applied
-		return state.Outcome{Err: raftError(r)}
-	default:
-		return state.Outcome{Err: fmt.Errorf("raft answered %T", r)}
+	outcome, ok := future.Response().(state.Outcome)
+	if !ok {
+		outcome.Err = fmt.Errorf("raft answered %T", future.Response())
 	}
+	return outcome
 }
 
 func allFailed(n int, err error) []state.Outcome {

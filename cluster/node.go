@@ -155,7 +155,6 @@ func (n *Node) Close() error {
 		n.mu.Lock()
 		n.closed = true
 		n.mu.Unlock()
-		n.raft.EndWaits()
 		// Raft answers every command while it runs, but not all of those that it still holds when it is shut down.
 		n.inFlight.Wait()
 		n.stop()

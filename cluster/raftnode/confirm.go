@@ -80,7 +80,6 @@ func (c *confirmations) majority(servers []raft.Server, self raft.ServerID, term
 func (t *preVoteTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse,
 ) error {
-	t.node.tail.bound(args)
 	return t.confirmations.count(id, args, resp, func() error {
 		return t.NetworkTransport.AppendEntries(id, target, args, resp)
 	})

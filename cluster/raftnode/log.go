@@ -183,3 +183,43 @@ func damagedAt(data []byte) (at int, ok bool) {
 	}
 	return 0, true
 }
+
+// boundedLog refuses entries while the disk lacks room for them and for what the ledger makes of them. A leader
+// then steps down; other servers are told to try again.
+type boundedLog struct {
+	*wal.WAL
+	room func() error // nil: always enough
+}
+
+// StoreLog appends an entry (raft.LogStore).
+func (l boundedLog) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
+
+// StoreLogs appends entries (raft.LogStore).
+func (l boundedLog) StoreLogs(entries []*raft.Log) error {
+	if err := l.checkRoom(); err != nil {
+		return err
+	}
+	return l.WAL.StoreLogs(entries)
+}
+
+// DeleteRange deletes entries (raft.LogStore). Entries at the end are deleted to be replaced by others, and raft
+// cannot recover if only the deletion succeeds, so room is checked first.
+func (l boundedLog) DeleteRange(lowest, highest uint64) error {
+	first, err := l.FirstIndex()
+	if err != nil {
+		return err
+	}
+	if lowest > first {
+		if err := l.checkRoom(); err != nil {
+			return err
+		}
+	}
+	return l.WAL.DeleteRange(lowest, highest)
+}
+
+func (l boundedLog) checkRoom() error {
+	if l.room == nil {
+		return nil
+	}
+	return l.room()
+}

@@ -79,7 +79,6 @@ type preVoteTransport struct {
 	*raft.NetworkTransport
 	preVotes      *preVoteTracker
 	confirmations *confirmations
-	node          *Node
 	ctx           context.Context // ends with the server
 }
 

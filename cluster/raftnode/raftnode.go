@@ -113,7 +113,6 @@ type Node struct {
 	cfg       Config
 	logger    hclog.Logger
 	log       *wal.WAL
-	tail      *tailLog
 	transport interface {
 		raft.Transport
 		raft.WithClose
@@ -197,13 +196,13 @@ func Open(cfg Config) (n *Node, err error) {
 	if n.start, err = newStart(cfg, n.log, snapshots, conf.NoSnapshotRestoreOnStart); err != nil {
 		return n, err
 	}
-	if err := n.openTail(); err != nil {
+	entries, err := raft.NewLogCache(cachedEntries, startedLog{boundedLog{n.log, cfg.Room}, n.start})
+	if err != nil {
 		return n, err
 	}
 	n.start.onWrite = n.resetThreshold
 	conf.SnapshotThreshold = n.start.threshold()
-	fsm := &tailFSM{BatchingFSM: cfg.FSM, log: n.tail}
-	if n.Raft, err = raft.NewRaft(conf, fsm, n.tail, n.log, n.start, n.transport); err != nil {
+	if n.Raft, err = raft.NewRaft(conf, cfg.FSM, entries, n.log, n.start, n.transport); err != nil {
 		return n, err
 	}
 	close(n.opened)
@@ -237,7 +236,7 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
 	n.preVotes = newPreVoteTracker()
-	transport := &preVoteTransport{n.network, n.preVotes, n.confirmations, n, ctx}
+	transport := &preVoteTransport{n.network, n.preVotes, n.confirmations, ctx}
 	n.transport = transport
 	if n.abstention.active() {
 		t := &abstainingTransport{transport, n.abstention, make(chan raft.RPC)}
@@ -338,17 +337,10 @@ func (n *Node) SnapshotIndex() uint64 {
 	return index
 }
 
-// EndWaits ends the waiting for a disk that fails, before Close: entries that could not be written are not applied, and
-// the response to them is an error.
-func (n *Node) EndWaits() { n.tail.close() }
-
 // Close stops raft and closes its log. Calls that wait for raft return.
 func (n *Node) Close() error {
 	n.closing.Do(func() {
 		n.stop()
-		if n.tail != nil {
-			n.tail.close()
-		}
 		n.running.Wait()
 		if n.Raft != nil {
 			n.closeErr = n.Shutdown().Error()

@@ -79,13 +79,13 @@ func (s *start) skipped() uint64 {
 // for the term of the snapshot's last entry in its log, if that is not where raft has started. The entry may have been
 // deleted.
 type startedLog struct {
-	*wal.WAL
+	boundedLog
 	start *start
 }
 
 // GetLog reads an entry (raft.LogStore).
 func (l startedLog) GetLog(index uint64, entry *raft.Log) error {
-	err := l.WAL.GetLog(index, entry)
+	err := l.boundedLog.GetLog(index, entry)
 	if errors.Is(err, raft.ErrLogNotFound) && l.start.at != nil && index == l.start.snapshot && index > 0 {
 		*entry = raft.Log{Index: index, Term: l.start.term, Type: raft.LogNoop}
 		return nil

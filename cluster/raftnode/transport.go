@@ -314,7 +314,6 @@ func (c *trackedConn) Close() error {
 // no entries, and the server could not shut down.
 type pipeline struct {
 	raft.AppendPipeline
-	tail     *tailLog
 	answered chan raft.AppendFuture
 	closed   chan struct{}
 	once     sync.Once
@@ -328,19 +327,9 @@ func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID,
 	if err != nil {
 		return nil, err
 	}
-	p := &pipeline{
-		AppendPipeline: under, tail: t.node.tail, answered: make(chan raft.AppendFuture), closed: make(chan struct{}),
-	}
+	p := &pipeline{AppendPipeline: under, answered: make(chan raft.AppendFuture), closed: make(chan struct{})}
 	go p.pass()
 	return p, nil
-}
-
-// AppendEntries sends entries (raft.AppendPipeline).
-func (p *pipeline) AppendEntries(args *raft.AppendEntriesRequest,
-	resp *raft.AppendEntriesResponse,
-) (raft.AppendFuture, error) {
-	p.tail.bound(args)
-	return p.AppendPipeline.AppendEntries(args, resp)
 }
 
 // Consumer returns the answers.

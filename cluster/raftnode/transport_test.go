@@ -20,8 +20,7 @@ func TestARefusedPipelineEnds(t *testing.T) {
 		t.Cleanup(func() { n.Close() })
 		return n
 	}
-	n := &Node{tail: &tailLog{}}
-	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), &confirmations{}, n, t.Context()}
+	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), &confirmations{}, t.Context()}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {

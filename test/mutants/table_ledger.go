@@ -207,27 +207,6 @@ var ledger = []mutant{
 		pkg:  raftPkg, run: "^(TestAnswersFromBeforeTheQuestion|TestMajorityOfVoters)$",
 	},
 	{
-		name: "commit-ahead-of-the-disk", promise: "no follower applies an entry that its leader could lose",
-		file: "cluster/raftnode/tail.go",
-		old:  "args.LeaderCommitIndex = min(args.LeaderCommitIndex, first-1)",
-		new:  "args.LeaderCommitIndex = max(args.LeaderCommitIndex, first-1)",
-		pkg:  clusterPkg, run: "^TestUnwrittenTail$",
-	},
-	{
-		name: "applied-before-the-disk", promise: "a leader applies and acknowledges no entry that it could lose",
-		file: "cluster/raftnode/tail.go",
-		old:  "return first != 0 && first <= index }",
-		new:  "return first != 0 && first < index && index == 0 }",
-		pkg:  clusterPkg, run: "^TestUnwrittenTail$",
-	},
-	{
-		name: "tail-acknowledged-unwritten", promise: "what a former leader acknowledges is on its disk",
-		file: "cluster/raftnode/tail.go",
-		old:  "	case !l.leads():\n",
-		new:  "	case !l.leads() && index < first:\n",
-		pkg:  raftPkg, run: "^TestTailOnABrokenDisk$",
-	},
-	{
 		name: "gone-although-it-listens", promise: "only a leader whose port refuses connections is gone",
 		file: "cluster/raftnode/leadergone.go",
 		old:  "refusals <- errors.Is(err, syscall.ECONNREFUSED)\n",

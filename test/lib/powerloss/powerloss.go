@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -90,23 +89,4 @@ func run(t testing.TB, name string, args ...string) string {
 		t.Fatalf("%s %v: %v", name, args, err)
 	}
 	return strings.TrimSpace(string(out))
-}
-
-// Stall suspends all writes to a disk of Disk (ioctl_fifreeze(2)), until resume or lose. After lose they fail, those
-// that waited too, and the power is gone: only cut makes the disk usable again.
-func Stall(t testing.TB, dir string) (resume, lose func()) {
-	t.Helper()
-	const freeze, thaw = 0xc0045877, 0xc0045878 // FIFREEZE, FITHAW
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	check.NoError(t, err)
-	check.NoError(t, unix.IoctlSetInt(fd, freeze, 0))
-	resume = sync.OnceFunc(func() {
-		check.NoError(t, errors.Join(unix.IoctlSetInt(fd, thaw, 0), unix.Close(fd)))
-	})
-	t.Cleanup(resume)
-	return resume, func() {
-		t.Helper()
-		shutDown(t, dir)
-		resume()
-	}
 }
