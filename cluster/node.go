@@ -125,16 +125,11 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {
 		n.autopilot = *cfg.Autopilot
 	}
-	servers, err := store.Servers()
-	if err != nil {
-		return nil, errors.Join(err, store.Close())
-	}
 	n.raft, err = raftnode.Open(raftnode.Config{ //nolint:contextcheck // it runs until Close, longer than ctx
 		Dir: filepath.Join(cfg.Dir, "raft"), ID: cfg.Name, BootstrapExpect: cfg.BootstrapExpect,
 		Streams: cfg.Streams, Members: cfg.Members, Vet: n.vet, Known: n.registered, Autopilot: n.Autopilot, Report: n.report,
 		Room: room(cfg), FSM: fsm.New(store), Applied: store.AppliedIndex(), SnapshotIndex: state.SnapshotIndex,
-		Servers: raftnode.Servers(servers),
-		Logger:  log.Named("raft"),
+		Logger: log.Named("raft"),
 	})
 	if err != nil {
 		return nil, errors.Join(err, store.Close())

@@ -48,9 +48,6 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 			}
 			entry.Command = c
 		}
-		if log.Type == raft.LogConfiguration {
-			entry.Servers = log.Data
-		}
 		entries = append(entries, entry)
 	}
 	outcomes, err := f.store.Apply(entries)

@@ -14,8 +14,6 @@ type Entry struct {
 	Index   uint64
 	Term    uint64 // of the leader that wrote the entry
 	Command command.Command
-	// Servers is raft's configuration if the entry is one, in raft's encoding; nil: it is not.
-	Servers []byte
 }
 
 // Outcome is the result of an entry (a result type of the command package) or the refusal. It is empty for an
@@ -84,11 +82,6 @@ func (s *Store) applySome(entries []Entry, outcomes []Outcome) (n int, err error
 			outcomes[n] = Outcome{result, err}
 			if err != nil {
 				outcomes[n].Result = nil
-			}
-			if e.Servers != nil {
-				if err := tx.putServers(e.Index, e.Servers); err != nil {
-					return n, err
-				}
 			}
 			applied = e.Index
 		}

@@ -51,7 +51,6 @@ import (
 //	xi/INDEX/TIME/KEY                  outcomes of commands with a key, oldest first
 //	m/applied                          index of the last applied entry
 //	m/keys                             version of the index keys
-//	m/servers                          raft's configuration (Servers)
 const (
 	volumes    = "v/"
 	claims     = "c/"

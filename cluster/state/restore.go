@@ -118,9 +118,6 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	if err := putKeysVersion(func(key, value []byte) error { return to.add(string(key), value) }); err != nil {
 		return 0, err
 	}
-	if err := to.add(serversKey, Servers{Since: index}.encode()); err != nil {
-		return 0, err
-	}
 	return index, to.finish()
 }
 

@@ -85,7 +85,7 @@ func (l *ledger) must(c command.Command) any {
 	return result
 }
 
-// dump returns every key of the ledger but what belongs to this copy of it.
+// dump returns every key of the ledger.
 func (l *ledger) dump() map[string]string {
 	l.t.Helper()
 	all := map[string]string{}
@@ -98,7 +98,6 @@ func (l *ledger) dump() map[string]string {
 	if err != nil {
 		l.t.Fatalf("dump: %v", err)
 	}
-	delete(all, serversKey)
 	return all
 }
 

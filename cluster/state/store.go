@@ -101,9 +101,6 @@ func (s *Store) open() error {
 	if err := upgradeKeys(s.gen.db); err != nil {
 		return err
 	}
-	if err := beginServers(s.gen.db); err != nil {
-		return err
-	}
 	if err := takeBallast(s.dir); err != nil {
 		return err
 	}

@@ -158,20 +158,6 @@ var ledger = []mutant{
 		pkg:  statePkg, run: "^TestNodesThatTakeNoWorkloads$",
 	},
 	{
-		name: "start-with-old-servers", promise: "a server that starts knows the servers of the last configuration",
-		file: "cluster/raftnode/start.go",
-		old:  "	known := s.snapshot > 0 && cfg.Servers.Since <= s.snapshot\n",
-		new:  "	known := s.snapshot > 0\n",
-		pkg:  raftPkg, run: "^TestStartWhereTheFSMIs$",
-	},
-	{
-		name: "skipped-entries-uncounted", promise: "the log of a server that restarts often is bounded",
-		file: "cluster/raftnode/start.go",
-		old:  "	return snapshotThreshold - min(s.skipped(), snapshotThreshold-1)\n",
-		new:  "	return snapshotThreshold - min(s.snapshot, snapshotThreshold-1)\n",
-		pkg:  raftPkg, run: "^TestSnapshotsInTime$",
-	},
-	{
 		name: "term-unchecked", promise: "what a leader decided has no effect in another term",
 		file: "cluster/state/idempotency.go",
 		old:  "	if term := command.Term(c); term != 0 && term != tx.term {\n",
