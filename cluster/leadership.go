@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hashicorp/raft"
-
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/internal/notify"
 )
@@ -147,27 +145,6 @@ func (n *Node) WaitReady(ctx context.Context) error {
 		return context.Cause(ctx)
 	case <-n.running.Done():
 		return command.ErrClosed
-	}
-}
-
-// AwaitLeader waits while no server leads as far as this one knows, or the leader is silent, but for a second at most:
-// a caller who looks for the leader then learns of it at once.
-func (n *Node) AwaitLeader(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	n.raft.AwaitLeader(ctx)
-	for n.raft.State() == raft.Leader {
-		leads, changed := n.leadership.get()
-		if leads != nil {
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return
-		case <-n.running.Done():
-			return
-		}
 	}
 }
 

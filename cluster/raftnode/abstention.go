@@ -136,10 +136,16 @@ func (n *Node) catchUp(ctx context.Context) {
 // abstainingTransport is the transport of a server that abstains when it starts: until it has caught up, it
 // neither votes nor asks for votes.
 type abstainingTransport struct {
-	*preVoteTransport
+	*confirmingTransport
 	abstention *abstention
 	calls      chan raft.RPC
 }
+
+// Without it raft would hold elections without pre-votes.
+var (
+	_ raft.WithPreVote = (*confirmingTransport)(nil)
+	_ raft.WithPreVote = (*abstainingTransport)(nil)
+)
 
 // run passes other servers' calls on to raft.
 func (t *abstainingTransport) run(ctx context.Context) {
@@ -174,7 +180,7 @@ func (t *abstainingTransport) RequestVote(id raft.ServerID, target raft.ServerAd
 	if t.abstention.active() {
 		return errAbstains
 	}
-	return t.preVoteTransport.RequestVote(id, target, args, resp)
+	return t.confirmingTransport.RequestVote(id, target, args, resp)
 }
 
 // RequestPreVote asks whether a server would give its vote (raft.WithPreVote).
@@ -184,5 +190,5 @@ func (t *abstainingTransport) RequestPreVote(id raft.ServerID, target raft.Serve
 	if t.abstention.active() {
 		return errAbstains
 	}
-	return t.preVoteTransport.RequestPreVote(id, target, args, resp)
+	return t.confirmingTransport.RequestPreVote(id, target, args, resp)
 }

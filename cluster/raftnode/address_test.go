@@ -1,9 +1,11 @@
 package raftnode_test
 
 import (
+	"fmt"
 	"net"
-	"sync/atomic"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/cluster/raftnode"
@@ -25,13 +27,68 @@ func (m misled) Members() []discovery.Member {
 	return all
 }
 
+// pipes are the connections of servers in one process, and the servers' addresses in gossip.
+type pipes map[string]*pipe
+
+// pipe is one server's connections to the others (raftnode.Streams).
+type pipe struct {
+	all      pipes
+	name     string
+	incoming chan net.Conn
+	closed   chan struct{}
+	closing  sync.Once
+}
+
+func (all pipes) add(name string) {
+	all[name] = &pipe{all: all, name: name, incoming: make(chan net.Conn), closed: make(chan struct{})}
+}
+
+func (p *pipe) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.incoming:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipe) Dial(name, addr string, _ time.Duration) (net.Conn, error) {
+	if addr != name {
+		return nil, fmt.Errorf("%s answers, not %s", addr, name)
+	}
+	near, far := net.Pipe()
+	select {
+	case p.all[addr].incoming <- far:
+		return near, nil
+	case <-p.all[addr].closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipe) Close() error {
+	p.closing.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipe) Addr() net.Addr { return &net.UnixAddr{Name: p.name} }
+
+func (all pipes) Members() (members []discovery.Member) {
+	for name := range all {
+		self := discovery.Self{Name: name, Role: discovery.Server, RPC: name, Expect: len(all)}
+		members = append(members, discovery.Member{Self: self, Status: discovery.Alive})
+	}
+	return members
+}
+
+func (pipes) Changed() <-chan struct{}      { return nil }
+func (pipes) SetFormed()                    {}
+func (pipes) ForceLeave(string, bool) error { return nil }
+
 // TestForgedAddress: a server that is asked for by another's address would count, and vote, for two.
 func TestForgedAddress(t *testing.T) {
 	all := pipes{}
 	for _, name := range []string{"a", "b", "c"} {
-		all[name] = &pipe{
-			all: all, name: name, late: &atomic.Int64{}, incoming: make(chan net.Conn), closed: make(chan struct{}),
-		}
+		all.add(name)
 	}
 	node := func(name string, members raftnode.Members, known func(string) string) *raftnode.Node {
 		cfg := config(t.TempDir(), name, 3)
@@ -47,9 +104,7 @@ func TestForgedAddress(t *testing.T) {
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	all["a"] = &pipe{
-		all: all, name: "a", late: &atomic.Int64{}, incoming: make(chan net.Conn), closed: make(chan struct{}),
-	}
+	all.add("a")
 	a = node("a", misled{all, "b", "c"}, func(server string) string { return server })
 	if s, err := a.Ask(t.Context(), "b"); err != nil || s.ID != "b" {
 		t.Errorf("b is not found where the ledger has it: %q, %v", s.ID, err)

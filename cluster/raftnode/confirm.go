@@ -76,8 +76,14 @@ func (c *confirmations) majority(servers []raft.Server, self raft.ServerID, term
 	return yes > voters/2
 }
 
+// confirmingTransport counts confirmations, and ends pipelines that were refused (pipeline).
+type confirmingTransport struct {
+	*raft.NetworkTransport
+	confirmations *confirmations
+}
+
 // AppendEntries is raft's heartbeat, too.
-func (t *preVoteTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
+func (t *confirmingTransport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest,
 	resp *raft.AppendEntriesResponse,
 ) error {
 	return t.confirmations.count(id, args, resp, func() error {

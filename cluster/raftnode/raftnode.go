@@ -22,7 +22,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/discovery"
-	"github.com/pannier/pannier/internal/notify"
 )
 
 // Config is the configuration of a raft node.
@@ -34,6 +33,9 @@ type Config struct {
 	// BootstrapExpect is how many servers form the cluster when none has raft state. With 0 this server forms
 	// none: it waits to be added.
 	BootstrapExpect int
+	// ElectionTimeout is how long servers wait for a leader: for its next heartbeat, and for the end of an election.
+	// A leader that no majority answers for so long leads no more. 0: DefaultElectionTimeout.
+	ElectionTimeout time.Duration
 	// Streams connect to the other servers, and Members says where they are. Both nil: there are no others.
 	// Streams are closed with the node.
 	Streams Streams
@@ -75,15 +77,11 @@ type Members interface {
 	ForceLeave(name string, prune bool) error
 }
 
+// DefaultElectionTimeout is the usual ElectionTimeout.
+const DefaultElectionTimeout = 500 * time.Millisecond
+
 // Timings and sizes of raft.
 const (
-	// Elections among several servers; raft's own defaults. A single voter does not wait for them (startAlone).
-	heartbeat   = time.Second
-	leaderLease = 500 * time.Millisecond
-	// Those of a server without others, which has nobody to hear from: it should wake up rarely. It does not wait for
-	// them to lead again (watchAlone).
-	aloneTimeout = time.Minute
-	aloneLease   = aloneTimeout - 2*time.Millisecond // checkLeader shortens the timeout
 	// maxAppend bounds a group commit: one fsync of the log, one transaction.
 	maxAppend = 256
 	// cachedEntries is how many of the log's last entries stay in memory, for the other servers and for the FSM.
@@ -116,9 +114,6 @@ type Node struct {
 		raft.WithClose
 	}
 	network    *raft.NetworkTransport // and streams: nil without other servers
-	preVotes   *preVoteTracker
-	gone       goneLeader
-	elected    notify.Broadcast
 	streams    *streams
 	forming    *forming
 	abstention *abstention
@@ -126,12 +121,11 @@ type Node struct {
 	// confirmations are the answers of the other servers to this one as the leader.
 	confirmations *confirmations
 
-	opened    chan struct{} // closed when raft runs
-	reloading sync.Mutex    // held while raft's configuration changes
-	stop      context.CancelFunc
-	running   sync.WaitGroup
-	closing   sync.Once
-	closeErr  error
+	opened   chan struct{} // closed when raft runs
+	stop     context.CancelFunc
+	running  sync.WaitGroup
+	closing  sync.Once
+	closeErr error
 }
 
 // Open starts raft and, if needed, forms the cluster in the background. It returns before there is a leader.
@@ -202,14 +196,8 @@ func Open(cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	if n.streams != nil {
-		n.RegisterObserver(raft.NewObserver(nil, false, n.preVotes.observe))
-		n.RegisterObserver(raft.NewObserver(nil, false, n.observeLeader))
 		n.running.Go(func() { n.forming.run(ctx) })
 		n.running.Go(func() { n.catchUp(ctx) })
-		n.running.Go(func() { n.watchLeader(ctx) })
-		n.running.Go(func() { n.watchProcess(ctx) })
-	} else {
-		n.running.Go(func() { n.watchAlone(ctx) })
 	}
 	return n, nil
 }
@@ -217,9 +205,7 @@ func Open(cfg Config) (n *Node, err error) {
 // connect makes the transport to the other servers, or one without connections.
 func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	if n.cfg.Streams == nil {
-		address, alone := raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
-		alone.Connect(address, alone) // for leadAgain
-		n.transport = alone
+		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.ID))
 		return
 	}
 	log := quieter(logger.Named("transport"), n.cfg)
@@ -227,11 +213,10 @@ func (n *Node) connect(ctx context.Context, logger hclog.Logger) {
 	n.network = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: n.streams, MaxPool: connections, Timeout: callTimeout, Logger: log, MsgpackUseNewTimeFormat: true,
 	})
-	n.preVotes = newPreVoteTracker()
-	transport := &preVoteTransport{n.network, n.preVotes, n.confirmations, ctx}
-	n.transport = transport
+	confirming := &confirmingTransport{n.network, n.confirmations}
+	n.transport = confirming
 	if n.abstention.active() {
-		t := &abstainingTransport{transport, n.abstention, make(chan raft.RPC)}
+		t := &abstainingTransport{confirming, n.abstention, make(chan raft.RPC)}
 		n.running.Go(func() { t.run(ctx) })
 		n.transport = t
 	}
@@ -242,12 +227,17 @@ func config(cfg Config, logger hclog.Logger, leadership chan<- bool) *raft.Confi
 	conf.LocalID = raft.ServerID(cfg.ID)
 	conf.Logger = quieter(logger, cfg)
 	conf.NotifyCh = leadership
-	conf.HeartbeatTimeout = heartbeat
-	conf.ElectionTimeout = heartbeat
-	conf.LeaderLeaseTimeout = leaderLease
-	if cfg.Streams == nil {
-		conf.HeartbeatTimeout, conf.ElectionTimeout, conf.LeaderLeaseTimeout = aloneTimeout, aloneTimeout, aloneLease
+	timeout := cfg.ElectionTimeout
+	if timeout == 0 {
+		timeout = DefaultElectionTimeout
 	}
+	if cfg.Streams == nil {
+		// A leader wakes up at the end of each lease, here for nothing. A server whose log could not be written leads
+		// again after one to two timeouts.
+		timeout *= 10
+	}
+	conf.HeartbeatTimeout, conf.ElectionTimeout = timeout, timeout
+	conf.LeaderLeaseTimeout = timeout - time.Millisecond // startAlone shortens the first
 	conf.MaxAppendEntries = maxAppend
 	conf.BatchApplyCh = true
 	conf.SnapshotInterval = snapshotInterval
@@ -298,8 +288,8 @@ func bootstrap(cfg Config, conf *raft.Config, store *wal.WAL, snapshots raft.Sna
 	return nil
 }
 
-// startAlone lets an only voter be elected at once, although the timeouts are those of several servers: it has
-// nobody to wait for.
+// startAlone lets an only voter be elected at once: it has nobody to wait for. A follower checks for a leader when its
+// heartbeat timeout is shortened, if only by a millisecond.
 func (n *Node) startAlone() error {
 	f := n.GetConfiguration()
 	if err := f.Error(); err != nil {
@@ -314,7 +304,9 @@ func (n *Node) startAlone() error {
 	if len(servers) != 1 || servers[0].ID != raft.ServerID(n.cfg.ID) {
 		return nil
 	}
-	return n.checkLeader()
+	conf := n.ReloadableConfig()
+	conf.HeartbeatTimeout -= time.Millisecond
+	return n.ReloadConfig(conf)
 }
 
 // Close stops raft and closes its log. Calls that wait for raft return.

@@ -16,7 +16,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/discovery"
-	"github.com/pannier/pannier/internal/notify"
 )
 
 // Bounds of the requests between servers (ask).
@@ -53,8 +52,6 @@ type streams struct {
 
 	mu    sync.Mutex
 	conns map[*trackedConn]struct{} // accepted, and not closed yet
-
-	ended notify.Broadcast // a connection of raft's was ended, by the other server or by an error
 
 	closing  sync.Once
 	closeErr error
@@ -295,11 +292,7 @@ func (c *trackedConn) Read(p []byte) (int, error) {
 		c.first = c.first[n:]
 		return n, nil
 	}
-	n, err := c.Conn.Read(p)
-	if err != nil {
-		c.all.ended.Notify()
-	}
-	return n, err
+	return c.Conn.Read(p)
 }
 
 func (c *trackedConn) Close() error {
@@ -320,7 +313,7 @@ type pipeline struct {
 }
 
 // AppendEntriesPipeline wraps the pipeline of raft's transport.
-func (t *preVoteTransport) AppendEntriesPipeline(id raft.ServerID,
+func (t *confirmingTransport) AppendEntriesPipeline(id raft.ServerID,
 	target raft.ServerAddress,
 ) (raft.AppendPipeline, error) {
 	under, err := t.NetworkTransport.AppendEntriesPipeline(id, target)

@@ -20,7 +20,7 @@ func TestARefusedPipelineEnds(t *testing.T) {
 		t.Cleanup(func() { n.Close() })
 		return n
 	}
-	other, own := transport(), &preVoteTransport{transport(), newPreVoteTracker(), &confirmations{}, t.Context()}
+	other, own := transport(), &confirmingTransport{transport(), &confirmations{}}
 	over := make(chan struct{})
 	defer close(over)
 	go func() {

@@ -193,20 +193,6 @@ var ledger = []mutant{
 		pkg:  raftPkg, run: "^(TestAnswersFromBeforeTheQuestion|TestMajorityOfVoters)$",
 	},
 	{
-		name: "gone-although-it-listens", promise: "only a leader whose port refuses connections is gone",
-		file: "cluster/raftnode/leadergone.go",
-		old:  "refusals <- errors.Is(err, syscall.ECONNREFUSED)\n",
-		new:  "refusals <- err != nil && !errors.Is(err, syscall.EPERM)\n",
-		pkg:  raftPkg, run: "^TestDeadLeaderIsNoticedAtOnce$",
-	},
-	{
-		name: "gone-although-it-is-heard", promise: "a leader that is heard from again is not gone",
-		file: "cluster/raftnode/leadergone.go",
-		old:  "g.name == leader && !silent.After(g.at) {",
-		new:  "g.name == leader {",
-		pkg:  raftPkg, run: "^TestALeaderThatIsHeardAgainIsNotGone$",
-	},
-	{
 		name: "joins-two-clusters", promise: "servers of two clusters never mix",
 		file: "cluster/raftnode/membership.go",
 		old:  "r.Joins != identity {",

@@ -31,8 +31,6 @@ type Ledger interface {
 	AnswerQuery(ctx context.Context, q command.Query) (answer any, index uint64, err error)
 	// Term is the term in which this server leads; 0: it does not lead.
 	Term() uint64
-	// AwaitLeader waits a moment for a leader if there is none.
-	AwaitLeader(ctx context.Context)
 	route.Local
 }
 

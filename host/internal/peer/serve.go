@@ -138,9 +138,6 @@ func (g *guard) check(ctx context.Context, method string, req any) error {
 		return err
 	}
 	if !g.Leader.Ledger.Leader() {
-		g.Leader.Ledger.AwaitLeader(ctx)
-	}
-	if !g.Leader.Ledger.Leader() {
 		return errNotLeading
 	}
 	return mayAgent(ctx, g.Leader, peer, req)

@@ -44,8 +44,8 @@ func measureElection(b *testing.B, r *table.Section) {
 		s.awaitVoters(b)
 	}
 	r.Add(
-		outages.Row("kill -9 of the leader → a node's next claim is taken, p50", 0.5).Most(700),
-		outages.Row("kill -9 of the leader → a node's next claim is taken, p99", 0.99).Most(1200),
+		outages.Row("kill -9 of the leader → a node's next claim is taken, p50", 0.5).Most(1300),
+		outages.Row("kill -9 of the leader → a node's next claim is taken, p99", 0.99).Most(2500),
 		outages.Row("the worst", 1),
 		table.Row{What: "kills", Value: float64(len(outages))},
 	)
