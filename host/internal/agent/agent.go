@@ -113,7 +113,6 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 // open opens all parts.
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
-	a.startFast()
 	if err := resident.CalmMonitor(); err != nil {
 		a.log.Debug("the agent wakes up more often than it needs to", "error", err)
 	}

@@ -40,7 +40,6 @@ func (n *node) steps() []step {
 		{"API", n.openServer},
 		{"credentials", n.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", n.followSignals},
-		{"memory", n.tuneMemory}, // last: the agent should be up soon
 	}
 }
 

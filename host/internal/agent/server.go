@@ -53,7 +53,6 @@ func (s *server) steps() []step {
 		{"API", s.openServer},
 		{"credentials", s.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", s.followSignals},
-		{"memory", s.tuneMemory}, // last: the agent should be up soon
 	}
 }
 

@@ -38,7 +38,6 @@ func (s *standalone) steps() []step {
 		{"API", s.openServer},
 		{"credentials", s.serveCredentials}, // the API has made the folder of the sockets
 		{"signals", s.followSignals},
-		{"memory", s.tuneMemory}, // last: the agent should be up soon
 	}
 }
 
