@@ -9,14 +9,12 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/sdk/wire"
 )
 
@@ -43,9 +41,6 @@ func Main(info Info, p Plugin) {
 		os.Exit(1)
 	}
 	slog.SetDefault(slogTo(os.Stderr, level()))
-	if err := resident.CalmMonitor(); err != nil {
-		slog.Debug("the plugin wakes up more often than it needs to", "error", err)
-	}
 	listeners.inherit()
 	if socket := os.Getenv(wire.EnvDebugSocket); socket != "" {
 		os.Exit(relay(socket))
@@ -59,22 +54,12 @@ func keepPrivate() error {
 	return errors.Join(unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0), unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}))
 }
 
-// trimAfter is when what only the start of a plugin has used is returned to the system.
-const trimAfter = 20 * time.Second
-
 func serve(adapter *server) (exitCode int) {
 	log := Logger()
 	life := newLifetime(log)
 	adapter.life = life
 	closeImpl := sync.OnceValue(func() error { return closePlugin(adapter.plugin) })
 	life.finish = func() { _ = closeImpl() } // its error is reported below
-
-	trim := time.AfterFunc(trimAfter, func() {
-		if err := resident.Trim(); err != nil {
-			log.Debug("the plugin uses more memory than it needs", "error", err)
-		}
-	})
-	defer trim.Stop()
 
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)

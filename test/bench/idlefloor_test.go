@@ -8,13 +8,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/go-plugin"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pannier/pannier/sdk/resident"
 	"github.com/pannier/pannier/test/lib/check"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
@@ -58,7 +56,6 @@ func floorIdle(dir, program, driver string) error {
 	if err := writeSynced(idlePIDs(dir), []byte(strings.Join(pids, " "))); err != nil {
 		return err
 	}
-	time.AfterFunc(rest/2, func() { _ = resident.Trim() }) // else it keeps what only its start has used
 	_, err := io.Copy(io.Discard, os.Stdin)
 	return err
 }

@@ -41,7 +41,6 @@ import (
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/host/internal/workload/journal"
 	"github.com/pannier/pannier/internal/printable"
-	"github.com/pannier/pannier/sdk/resident"
 )
 
 // devStopTimeout bounds how long an agent in dev mode waits for its workloads to stop.
@@ -113,9 +112,6 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 // open opens all parts.
 func (a *agent) open(ctx context.Context) error {
 	began := time.Now()
-	if err := resident.CalmMonitor(); err != nil {
-		a.log.Debug("the agent wakes up more often than it needs to", "error", err)
-	}
 	if err := a.openTraces(ctx); err != nil {
 		return err
 	}

@@ -13,13 +13,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/pannier/pannier/sdk/resident"
 )
 
-const (
-	trimAfter = 20 * time.Second // that of sdk.Main
-	lookEvery = 30 * time.Second // that of csi-bridge
-)
+// lookEvery is csi-bridge's interval.
+const lookEvery = 30 * time.Second
 
 type nothing struct{ plugin.NetRPCUnsupportedPlugin }
 
@@ -56,11 +53,6 @@ func main() {
 			}
 		}()
 	}
-	time.AfterFunc(trimAfter, func() {
-		if err := resident.Trim(); err != nil {
-			panic(err)
-		}
-	})
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig: plugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
 		Plugins:         plugin.PluginSet{"nothing": nothing{}},
