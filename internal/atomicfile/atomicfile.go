@@ -13,17 +13,8 @@ import (
 // WriteFile replaces the file at path (0600). After a crash the file has all of the old or all of the new contents;
 // once WriteFile has returned nil it has the new ones. A file that has them already is not written again.
 func WriteFile(path string, data []byte) error {
-	if err := Replace(path, data); err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path)) // also where the rename is that of an earlier call
-}
-
-// Replace is WriteFile for what counts only until the machine ends: the file of a killed process has the new contents,
-// but after a loss of power it may have the old ones.
-func Replace(path string, data []byte) error {
 	if has(path, data) {
-		return nil
+		return SyncDir(filepath.Dir(path)) // an earlier call may have ended before it did
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".write-") // 0600
 	if err != nil {
@@ -35,8 +26,9 @@ func Replace(path string, data []byte) error {
 	}
 	if err != nil {
 		_ = os.Remove(f.Name())
+		return err
 	}
-	return err
+	return SyncDir(filepath.Dir(path))
 }
 
 // has says whether a regular file (0600) has the contents that an earlier WriteFile, which synced them, gave it.

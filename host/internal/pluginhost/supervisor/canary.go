@@ -119,7 +119,6 @@ func (i *instance) noCanary() error {
 func (i *instance) startCanary(ctx context.Context, gen *generation, percent int) error {
 	was := i.rec
 	i.rec.Pinned, i.rec.Refused = "", nil
-	defer i.copying()()
 	src, problems, err := i.candidate()
 	i.rec.Pinned, i.rec.Refused = was.Pinned, was.Refused
 	switch {

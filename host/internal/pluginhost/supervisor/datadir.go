@@ -90,7 +90,7 @@ func loadAuthority(path string) (*wire.Authority, error) {
 	if data, err = a.MarshalPEM(); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.Replace(path, data); err != nil {
+	if err := atomicfile.WriteFile(path, data); err != nil {
 		return nil, fmt.Errorf("write the host's plugin certificate: %w", err)
 	}
 	return a, nil

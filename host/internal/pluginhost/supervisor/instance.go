@@ -32,7 +32,6 @@ type instance struct {
 	loaded         bool              // rec was read from disk
 	sums           map[string]hashed // checksums of files of the plugin directory
 	proofs         map[string]proven // and their signatures
-	look           *look             // nil: files are only hashed (see copying)
 	lastTried      string            // the copy that was started last
 	unhealthySince time.Time         // since when the serving process has been unhealthy; zero: it is healthy
 	degraded       bool              // it fails more calls than the generation before; reported
@@ -129,7 +128,6 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 			return nil, "", permanent{err}
 		}
 		i.loaded = true
-		i.knowFiles()
 		if gen, err = i.reattach(ctx); gen != nil || err != nil {
 			return gen, EventReattached, err
 		}
@@ -138,7 +136,6 @@ func (i *instance) bring(ctx context.Context) (gen *generation, how EventType, e
 	if err := i.clearAll(ctx, i.sup.cfg.StopTimeout); err != nil {
 		return nil, "", err
 	}
-	defer i.copying()()
 	src, err := i.choose()
 	if err != nil {
 		i.removeIfUnknown(ctx, err)

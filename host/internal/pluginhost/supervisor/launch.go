@@ -43,9 +43,7 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	logged := fileSize(i.logPath)
 	run := newRunner()
 	run.meter, run.promised = i.newMeter(giveUp), bin.version
-	room := i.look.takeRoom(i.spec.limits())
-	defer room.Close()
-	client, err := i.newClient(ctx, bin, run, room)
+	client, err := i.newClient(ctx, bin, run)
 	if err != nil {
 		return nil, err
 	}
@@ -62,12 +60,6 @@ func (i *instance) launch(parent context.Context, src source) (gen *generation, 
 	}()
 	aborted := context.AfterFunc(ctx, run.abort)
 	gen, err = i.connect(ctx, client, run)
-	if err == nil {
-		if err = bin.onDisk(); err != nil {
-			gen.health.close()
-			gen, err = nil, notCopied{err}
-		}
-	}
 	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
 		<-ctx.Done() // the process knows the deadline too and may have noticed it first
 	}
@@ -93,8 +85,6 @@ func (i *instance) copyOf(src source) (bin binary, unpin func(), err error) {
 	}
 	if src.path == "" {
 		bin, unpin, err = i.sup.store.use(src.sha, i.name, checksum)
-	} else if temp := i.look.take(src); temp != "" {
-		bin, unpin, err = i.sup.store.addCopy(temp, src.sha, src.path, i.name, checksum)
 	} else {
 		bin, unpin, err = i.sup.store.add(src.path, i.name, checksum)
 	}
@@ -132,17 +122,13 @@ func (i *instance) late(ctx context.Context, err error) error {
 // failedStop is how long a process may take to end after a failed start.
 const failedStop = time.Second
 
-// newClient makes go-plugin's client for a process that it starts, in a room if there is one.
-func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner, room *process.Room,
-) (*goplugin.Client, error) {
+// newClient makes go-plugin's client for a process that it starts.
+func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner) (*goplugin.Client, error) {
 	sockets, files, err := i.listeners(ctx)
 	if err != nil {
 		return nil, notCopied{err} // which says nothing about the binary
 	}
 	token := process.NewToken()
-	if room != nil {
-		token = room.Token()
-	}
 	cfg := i.clientConfig(token, i.rec.Generation+1)
 	cfg.StartTimeout = i.sup.cfg.StartTimeout
 	cfg.SkipHostEnv = true
@@ -169,7 +155,6 @@ func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner,
 			Limits:      i.spec.limits(),
 			LogPath:     i.logPath,
 			DieWithHost: i.sup.cfg.DieWithHost,
-			Room:        room,
 		}
 		i.rec.Generation++
 		run.record = &runRecord{
@@ -179,7 +164,7 @@ func (i *instance) newClient(ctx context.Context, bin binary, run *pluginRunner,
 		i.rec.Runs = append(i.rec.Runs, run.record)
 		run.save = func(ref process.Ref) error {
 			run.record.Process = &ref
-			return i.rec.saveProcess(i.sup.dir)
+			return i.rec.save(i.sup.dir)
 		}
 		return run, nil
 	}

@@ -171,9 +171,8 @@ func (i *instance) keep(sha string) error {
 		if got, err := i.sum(f.path); err != nil || got != sha {
 			continue
 		}
-		bin, unpin, err := i.sup.store.add(f.path, i.name, sha)
+		_, unpin, err := i.sup.store.add(f.path, i.name, sha)
 		if err == nil {
-			err = bin.onDisk()
 			unpin()
 		}
 		return err

@@ -38,14 +38,8 @@ type record struct {
 	// Refused are copies that failed while another one worked, with the reason. They are not tried again.
 	Refused map[string]string `json:"refused,omitempty"`
 	Swaps   []Swap            `json:"swaps,omitempty"` // the newest last, at most maxSwaps
-	// Kept are the copies that served and are kept, the one that served last at the end. Hosts before this field
-	// drop it, and keep only Served and LastGood.
+	// Kept are the copies that served and are kept, the one that served last at the end.
 	Kept []keptCopy `json:"kept,omitempty"`
-	// Files are the checksums of the plugin's files in the plugin directory, by path, so that the next host does not
-	// read those that have not changed. Hosts before this field drop it.
-	Files map[string]hashed `json:"files,omitempty"`
-
-	unsaved bool // Files has changed
 }
 
 // keptCopy is a copy that served.
@@ -127,40 +121,15 @@ func (r *record) upgrade(data []byte) error {
 	return nil
 }
 
-func (r *record) save(dir string) error { return r.write(dir, atomicfile.WriteFile) }
-
-// saveProcess saves what a process that does not serve yet is found by, which a loss of power ends.
-func (r *record) saveProcess(dir string) error { return r.write(dir, atomicfile.Replace) }
-
-func (r *record) write(dir string, write func(path string, data []byte) error) error {
+func (r *record) save(dir string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
-	if err := write(recordPath(dir, r.Name), append(data, '\n')); err != nil {
+	if err := atomicfile.WriteFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
 		return fmt.Errorf("write the record of plugin %q: %w", r.Name, err)
 	}
-	r.unsaved = false
 	return nil
-}
-
-// hashed records the checksum of a file if every later change of the file can be noticed, and drops those of files
-// that are gone.
-func (r *record) hashed(path string, h hashed, settled bool) {
-	files := maps.Clone(r.Files)
-	maps.DeleteFunc(files, func(other string, _ hashed) bool {
-		_, err := os.Lstat(other)
-		return other == path || errors.Is(err, fs.ErrNotExist)
-	})
-	if settled {
-		if files == nil {
-			files = map[string]hashed{}
-		}
-		files[path] = h
-	}
-	if !maps.Equal(files, r.Files) {
-		r.Files, r.unsaved = files, true
-	}
 }
 
 // serving returns the run that callers use, or nil.

@@ -36,22 +36,15 @@ type binary struct {
 	sha  string // 64 hex digits
 	// version that its signature, if one is required, or else the name of its file promises; nil: any.
 	version *version.Version
-	// onDisk waits until the copy cannot be lost any more, and returns why it may be.
-	onDisk func() error
 }
 
 // add copies an executable and checks it against checksum unless that is empty. The copy is kept at least until
-// unpin is called. It may run at once, but nothing may rely on it before it is onDisk.
+// unpin is called, and survives a loss of power.
 func (s *store) add(src, name, checksum string) (bin binary, unpin func(), err error) {
 	temp, sha, err := program.Copy(src, s.dir)
 	if err != nil {
 		return binary{}, nil, err
 	}
-	return s.addCopy(temp, sha, src, name, checksum)
-}
-
-// addCopy is add with a copy that program.Copy has made of src, which is gone afterwards.
-func (s *store) addCopy(temp, sha, src, name, checksum string) (bin binary, unpin func(), err error) {
 	defer os.Remove(temp) // already gone if the rename was reached
 	if checksum != "" && sha != checksum {
 		return binary{}, nil, fmt.Errorf("%w: %s has sha256:%s, the configuration wants sha256:%s", errChecksum, src, sha,
@@ -65,24 +58,12 @@ func (s *store) addCopy(temp, sha, src, name, checksum string) (bin binary, unpi
 	if bin.version, err = s.checkSigned(name, src, temp, proof); err != nil {
 		return binary{}, nil, fmt.Errorf("%s: %w", src, err)
 	}
-	released := s.pin(sha)
-	keep := "keep a copy of " + src
+	unpin = s.pin(sha)
 	if err := s.place(temp, bin.path, proof); err != nil {
-		released()
-		return binary{}, nil, fmt.Errorf("%s: %w", keep, err)
+		unpin()
+		return binary{}, nil, fmt.Errorf("keep a copy of %s: %w", src, err)
 	}
-	synced := make(chan error, 1)
-	go func() {
-		synced <- errors.Join(s.sync(bin.path), atomicfile.SyncDir(filepath.Dir(bin.path)), atomicfile.SyncDir(s.dir))
-	}()
-	onDisk := sync.OnceValue(func() error {
-		if err := <-synced; err != nil {
-			return fmt.Errorf("%s: %w", keep, err)
-		}
-		return nil
-	})
-	bin.onDisk = onDisk
-	return bin, func() { _ = onDisk(); released() }, nil
+	return bin, unpin, nil
 }
 
 // use returns a copy that is kept already, after hashing it again.
@@ -92,7 +73,7 @@ func (s *store) use(sha, name, checksum string) (bin binary, unpin func(), err e
 			checksum)
 	}
 	unpin = s.pin(sha)
-	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha, onDisk: func() error { return nil }}
+	bin = binary{path: filepath.Join(s.dir, sha, name), sha: sha}
 	got, err := program.Sum(bin.path)
 	if err == nil && got != sha {
 		err = fmt.Errorf("%w: %s has sha256:%s", errChecksum, bin.path, got)
@@ -144,12 +125,13 @@ func (s *store) place(temp, path string, proof signing.Proof) error {
 			return err
 		}
 	}
-	if _, err := os.Stat(path); err == nil { // a copy that may be relied on must not be replaced by one that can be lost
-		if err := s.sync(temp); err != nil {
-			return err
-		}
+	if err := s.sync(temp); err != nil {
+		return err
 	}
-	return os.Rename(temp, path)
+	if err := os.Rename(temp, path); err != nil {
+		return err
+	}
+	return errors.Join(atomicfile.SyncDir(filepath.Dir(path)), atomicfile.SyncDir(s.dir))
 }
 
 func (s *store) pin(sha string) (unpin func()) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/pannier/pannier/host/internal/pluginhost/signing"
 	"github.com/pannier/pannier/host/internal/system/failpoint"
-	"github.com/pannier/pannier/host/internal/system/process"
 	"github.com/pannier/pannier/host/internal/system/program"
 	"github.com/pannier/pannier/internal/printable"
 )
@@ -66,14 +64,12 @@ var errSame = errors.New("it runs already")
 // replace brings the binary that should run up beside gen, moves callers to it, and leaves gen to finish their
 // calls within grace. If it fails, callers notice nothing: gen still serves, and nothing of the new process is left.
 func (i *instance) replace(ctx context.Context, gen *generation, grace *time.Duration) (*generation, error) {
-	defer i.copying()()
 	src, err := i.choose()
 	if err != nil {
 		return nil, err
 	}
 	i.use(src.sha)
 	if src.sha == gen.sha && (i.hasSettings(gen) || i.unfit[src.sha]) {
-		i.saveFiles()
 		return nil, errSame
 	}
 	return i.swapTo(ctx, gen, src, grace)
@@ -466,11 +462,11 @@ func (i *instance) fileIs(problem string) {
 // hashed is the checksum of a file as it was when last read.
 type hashed struct {
 	program.Stamp
-	SHA256 string `json:"sha256"`
+	SHA256 string
 }
 
-// sum returns the checksum of a file that can be run. It reads the file only if it has changed, also under an earlier
-// host. It decides which file is copied; what runs is hashed when it is copied.
+// sum returns the checksum of a file that can be run. It reads the file only if it has changed. It
+// decides which file is copied; what runs is hashed when it is copied.
 func (i *instance) sum(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -484,26 +480,11 @@ func (i *instance) sum(path string) (string, error) {
 	if now.SHA256 = was.SHA256; ok && now == was {
 		return was.SHA256, nil
 	}
-	looked := time.Now()
 	if now.SHA256, err = i.read(path); err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
 	i.sums[path] = now
-	i.rec.hashed(path, now, now.Settled(looked))
 	return now.SHA256, nil
-}
-
-// knowFiles takes over the checksums of files from the record.
-func (i *instance) knowFiles() { maps.Copy(i.sums, i.rec.Files) }
-
-// saveFiles saves the record if the checksum of a file is new in it.
-func (i *instance) saveFiles() {
-	if !i.rec.unsaved {
-		return
-	}
-	if err := i.rec.save(i.sup.dir); err != nil {
-		i.log.Warn("the next host reads the plugin's files again", "error", err)
-	}
 }
 
 // signed returns why a file is not signed as the host requires. It reads the file only if that, or its signature, has
@@ -535,50 +516,6 @@ type proven struct {
 	err   error
 }
 
-// look is the copy that the last look at a new file has made, so that the file is read only once if it is chosen, and
-// the room for its process, which was prepared meanwhile.
-type look struct {
-	source
-	temp string        // empty: there is no copy
-	room *process.Room // nil: there is none
-}
-
-// copying makes i copy the new files that it looks at, until done, which removes the copy if it was not taken.
-func (i *instance) copying() (done func()) {
-	i.look = &look{}
-	return func() {
-		i.look.drop()
-		i.look = nil
-	}
-}
-
-// take returns the copy of a source, for the caller to remove; empty: there is none.
-func (l *look) take(src source) (temp string) {
-	if l == nil || l.source != src {
-		return ""
-	}
-	temp, l.temp = l.temp, ""
-	return temp
-}
-
-// takeRoom returns the room for a process with these limits, for the caller to close; nil: there is none.
-func (l *look) takeRoom(limits process.Limits) (room *process.Room) {
-	if l == nil || !l.room.Suits(limits) {
-		return nil
-	}
-	room, l.room = l.room, nil
-	return room
-}
-
-func (l *look) drop() {
-	l.room.Close()
-	l.room = nil
-	if l.temp != "" {
-		_ = os.Remove(l.temp) // else the next host does
-		l.temp = ""
-	}
-}
-
 // read returns the checksum of an executable that is complete.
 func (i *instance) read(path string) (string, error) {
 	f, err := openRegular(path)
@@ -588,14 +525,6 @@ func (i *instance) read(path string) (string, error) {
 	defer f.Close()
 	if err := program.CheckWhole(f); err != nil {
 		return "", err
-	}
-	if i.look != nil {
-		i.look.drop()
-		i.look.room = process.Prepare(i.spec.limits())
-		if temp, sha, err := program.Copy(path, i.sup.store.dir); err == nil {
-			i.look.source, i.look.temp = source{sha: sha, path: path}, temp
-			return sha, nil
-		} // otherwise the start, which copies it again, says why
 	}
 	return program.SumOf(f)
 }

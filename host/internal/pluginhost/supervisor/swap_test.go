@@ -374,7 +374,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// A process runs while its copy is written to the disk, and serves only once that is there.
+// A process is started only once its copy is on the disk.
 func TestCopyThatIsNotOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -47,8 +47,6 @@ type Spec struct {
 	Files []*os.File
 	// DieWithHost kills the process, but not its descendants, when the host ends for any reason.
 	DieWithHost bool
-	// Room is where it starts, prepared for Limits and with its token as Token; nil: Start makes it.
-	Room *Room
 }
 
 // envToken is the environment variable with Spec.Token.
@@ -125,7 +123,6 @@ func start(spec Spec) (*Process, error) {
 	}
 	if err != nil {
 		p.Release()
-		spec.Room.Close()
 		removeCgroups(spec.Intent())
 		return nil, err
 	}
@@ -150,12 +147,7 @@ func setCloseOnExec() {
 // written, another child that is between fork and exec may still have it open for writing (ETXTBSY, execve(2)), so
 // that is retried.
 func (p *Process) fork(spec Spec, log *os.File, cred *syscall.Credential) (*os.Process, error) {
-	var groups *cgroups
-	if spec.Room != nil {
-		groups = spec.Room.cgroups()
-	} else {
-		groups = makeCgroups(spec)
-	}
+	groups := makeCgroups(spec)
 	defer func() { groups.close() }()
 	for try := 0; ; try++ {
 		cmd := command(spec, log, cred)
@@ -203,32 +195,25 @@ func (p *Process) startApart(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	}
 	started := make(chan error, 1)
-	start := func() {
-		err := p.startHere(cmd, spec, groups)
-		started <- err
-		if err != nil || !spec.DieWithHost {
-			return
-		}
-		select {
-		case <-p.done:
-		case <-p.released:
-		}
-	}
-	if spec.Room.run(start) {
-		p.ended.Go(spec.Room.ended.Wait)
-	} else {
-		p.ended.Go(func() {
-			OnOwnThread(func() {
-				groups.enter()
-				start()
-			})
+	p.ended.Go(func() {
+		OnOwnThread(func() {
+			err := p.startHere(cmd, spec, groups)
+			started <- err
+			if err != nil || !spec.DieWithHost {
+				return
+			}
+			select {
+			case <-p.done:
+			case <-p.released:
+			}
 		})
-	}
+	})
 	return <-started
 }
 
-// startHere sets the attributes of the calling thread, which is in groups, and starts the process.
+// startHere sets the attributes of the calling thread, moves it into the groups, and starts the process.
 func (p *Process) startHere(cmd *exec.Cmd, spec Spec, groups *cgroups) error {
+	groups.enter()
 	if spec.NoNewPrivs {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("set no_new_privs: %w", err)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -46,8 +45,8 @@ func Copy(src, dir string) (temp, sha string, err error) {
 			_ = os.Remove(out.Name())
 		}
 	}()
-	sum, err := copyAndHash(out, in)
-	if err != nil {
+	sum := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(out, sum), in); err != nil {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
 	after, err := in.Stat()
@@ -67,46 +66,7 @@ func Copy(src, dir string) (temp, sha string, err error) {
 	if err := out.Chmod(0o555); err != nil {
 		return "", "", fmt.Errorf("copy %s: %w", src, err)
 	}
-	return out.Name(), sum, nil
-}
-
-const (
-	// part is how much is copied at a time, in bytes.
-	part = 256 << 10
-	// parts is how many of them are in memory: those that are hashed or wait for it, and one that is read and written.
-	parts = 4
-)
-
-// copyAndHash copies and hashes the same bytes, at the same time: each takes about as long as the other. It returns the
-// checksum, 64 hex digits.
-func copyAndHash(to io.Writer, from io.Reader) (checksum string, err error) {
-	sum, written, free := sha256.New(), make(chan []byte, parts), make(chan []byte, parts)
-	for range parts {
-		free <- make([]byte, part)
-	}
-	var hashing sync.WaitGroup
-	hashing.Go(func() {
-		for data := range written {
-			sum.Write(data)
-			free <- data[:part]
-		}
-	})
-	for err == nil {
-		var n int
-		buffer := <-free
-		if n, err = from.Read(buffer); n > 0 {
-			if _, failed := to.Write(buffer[:n]); failed != nil {
-				err = failed
-			}
-		}
-		written <- buffer[:n]
-	}
-	close(written)
-	hashing.Wait()
-	if !errors.Is(err, io.EOF) {
-		return "", err
-	}
-	return hex.EncodeToString(sum.Sum(nil)), nil
+	return out.Name(), hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // Sum returns the checksum that Copy would compute.
