@@ -86,13 +86,12 @@
 // Swaps. A call is due every millisecond and its time counts from then. After five seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
 // is the time above the median of the first five seconds. A renamed file is taken at once, so the
-// time until a new generation serves has no wait in it. After each kind, a server of go-plugin's alone is
-// swapped seven times, one each 600 ms, as often as a kind's good binaries are: the program is hashed while it is
-// copied, the copy synced and started with a key of its own; when it has answered a call, callers move to it, and the
-// one before is ended after its last call. That is the floor, for all kinds together. Its extra is the time above its
-// own median.
+// time until a new generation serves has no wait in it. After that, a server of go-plugin's alone is swapped 28
+// times, one each 600 ms, as often as the good binaries are: the program is copied, the copy synced and started with a
+// key of its own; when it has answered a call, callers move to it, and the one before is ended after its last call.
+// That is the floor. Its extra is the time above its own median.
 //
-// Binaries that fail. 25 new binaries for each kind come up well and answer every call with
+// Binaries that fail. 25 new binaries come up well and answer every call with
 // Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end
 // of the swap to it until the end of the swap back.
 //

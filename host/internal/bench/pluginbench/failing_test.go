@@ -17,35 +17,29 @@ import (
 // measureFailing lets binaries take over that fail every call, and waits until each is rolled back.
 func measureFailing(b *testing.B, r *table.Section) {
 	const each = 25
+	g := newRig(b, "storage")
+	g.good = g.fixture
+	g.put(b, "good", "1.0.0")
+	g.open(b)
+	plugins := catalog.New(g.host)
+	l := startLoad(func(ctx context.Context) error {
+		return plugins.DoStorage(ctx, "", func(ctx context.Context, client storage.Client) error {
+			_, err := client.Attach(ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
+			return err
+		})
+	})
 	var gone table.Samples
 	var failed []int
-	for _, kind := range []string{"storage", "identity", "registration", "bootstrap"} {
-		g := newRig(b, kind)
-		g.good = g.fixture
-		g.put(b, "good", "1.0.0")
-		g.open(b)
-		plugins := catalog.New(g.host)
-		call := callOf(kind, plugins, storage.Driver{})
-		if kind == "storage" {
-			call = func(ctx context.Context) error {
-				return plugins.DoStorage(ctx, "", func(ctx context.Context, client storage.Client) error {
-					_, err := client.Attach(ctx, storage.Driver{ID: "d"}, storage.AttachRequest{})
-					return err
-				})
-			}
-		}
-		l := startLoad(call)
-		for n := range measure.Turns(each, 15*time.Second) {
-			before := l.failures()
-			gone = append(gone, g.rollBack(b, fmt.Sprintf("4.%d.0", n)))
-			failed = append(failed, l.failures()-before)
-		}
-		l.end()
-		g.await(b, "the old processes are gone", func(st supervisor.Status) bool { return st.Draining == 0 })
+	for n := range measure.Turns(each, 15*time.Second) {
+		before := l.failures()
+		gone = append(gone, g.rollBack(b, fmt.Sprintf("4.%d.0", n)))
+		failed = append(failed, l.failures()-before)
 	}
+	l.end()
+	g.await(b, "the old processes are gone", func(st supervisor.Status) bool { return st.Draining == 0 })
 	r.Add(
-		gone.Row("it takes over → it is rolled back, all kinds, p50", 0.5),
-		gone.Row("it takes over → it is rolled back, all kinds, the longest", 0.99).Most(2000),
+		gone.Row("it takes over → it is rolled back, p50", 0.5),
+		gone.Row("it takes over → it is rolled back, the longest", 0.99).Most(2000),
 		table.Row{What: "failed calls of one of them, the most", Value: float64(slices.Max(failed)), AtMost: 19},
 	)
 }

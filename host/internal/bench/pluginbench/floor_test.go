@@ -19,7 +19,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
-// floor is the least that a swap must do: the program is hashed while it is copied, the copy synced and started as a
+// floor is the least that a swap must do: the program is copied, the copy synced and started as a
 // server of go-plugin's with a key of its own. Callers move to the new process when it has answered a call, and the old
 // one ends when its calls have. There is no record, no configuration, no health, and no bad program.
 type floor struct {
@@ -80,10 +80,9 @@ func (f *floor) call(ctx context.Context) error {
 	return read(ctx, now)
 }
 
-// swaps swaps the process under load, as often in a second as a plugin, and as many times after each kind that together
-// they take less than 20 seconds.
+// swaps swaps the process under load, as often in a second as a plugin.
 func (f *floor) swaps(b *testing.B) {
-	const swaps, every = 7, 600 * time.Millisecond
+	const swaps, every = 28, 600 * time.Millisecond
 	l := startLoad(f.call)
 	tick := time.NewTicker(every)
 	defer tick.Stop()

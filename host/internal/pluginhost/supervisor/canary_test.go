@@ -82,7 +82,7 @@ func TestCanary(t *testing.T) {
 	if _, err := s.Canary(within(t), "fixture", 1); !errors.Is(err, supervisor.ErrCanary) {
 		t.Errorf("a second canary: %v", err)
 	}
-	l := startLoad(t, s, "storage", 200)
+	l := startLoad(t, s, 200)
 	seen := make(chan supervisor.Status)
 	go func() {
 		st := s.Status()[0]
@@ -142,7 +142,7 @@ func TestABadCanaryIsEnded(t *testing.T) {
 			w := newWorld(t)
 			s := w.pinned(mode)
 			first := status(t, s, "fixture")
-			l := startLoad(t, s, "storage", 200)
+			l := startLoad(t, s, 200)
 			waitFor(t, "calls", func() bool { return l.calls.Load() > 20 })
 			if mode == "good" {
 				l.end() // repeating what a process did not answer is for others
@@ -159,7 +159,7 @@ func TestABadCanaryIsEnded(t *testing.T) {
 			}
 			st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.Canary == nil && st.Draining == 0 })
 			if mode == "good" {
-				l = startLoad(t, s, "storage", 200)
+				l = startLoad(t, s, 200)
 			}
 			answered := l.calls.Load()
 			waitFor(t, "calls after it", func() bool { return l.calls.Load() > answered+20 })

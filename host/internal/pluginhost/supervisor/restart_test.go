@@ -18,7 +18,7 @@ func TestRestart(t *testing.T) {
 	s := w.open()
 	mustCall(t, s, "fixture", "")
 	before := status(t, s, "fixture")
-	l := startLoad(t, s, "storage", 200)
+	l := startLoad(t, s, 200)
 	for range 3 {
 		was := status(t, s, "fixture")
 		answered := l.calls.Load()
@@ -60,7 +60,7 @@ func TestAHungProcessIsReplaced(t *testing.T) {
 			s := w.open()
 			mustCall(t, s, "fixture", "")
 			hung := status(t, s, "fixture").PID
-			l := startLoad(t, s, "storage", 50)
+			l := startLoad(t, s, 50)
 			waitFor(t, "calls", func() bool { return l.calls.Load() > 5 })
 			check.Stop(t, hung)
 			waitFor(t, "calls in flight", func() bool { return status(t, s, "fixture").Users == 8 })

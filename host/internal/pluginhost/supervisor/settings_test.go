@@ -37,7 +37,7 @@ func TestChangedConfigUnderLoad(t *testing.T) {
 			w.configBlock(changed)
 			w.cfg.StopPlugins = true
 			s := w.open()
-			l := startLoad(t, s, "storage", 400)
+			l := startLoad(t, s, 400)
 			want := newConfig
 			if changed == newConfig {
 				await(t, s, "fixture", func(st supervisor.Status) bool { return st.PID != 0 && st.PID != pid })
