@@ -55,8 +55,8 @@
 // first contentful paint and the first byte count from the begin of the navigation, as the Performance API has them.
 //
 // Memory. 10,000 volumes are created through the API, 200 workloads started and stopped, all
-// volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s, since the
-// agent returns memory to the kernel every half minute. The floor is a process that has only the stores open, with as
+// volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s. The floor
+// is a process that has only the stores open, with as
 // many records in them.
 //
 // Restart. A ledger with 100,000 volumes and as many claims of another node; three restarts each.

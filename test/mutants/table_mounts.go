@@ -17,20 +17,6 @@ var ofMounts = []mutant{
 		pkg:  "./host/internal/system/mountuse", run: "^TestDetached$",
 	},
 	{
-		name: "mounts-remembered", promise: "what is mounted is what the kernel says now",
-		file: "host/internal/system/mountuse/own.go",
-		old:  "	if !o.changed() && o.table != nil {\n",
-		new:  "	if o.table != nil {\n",
-		pkg:  "./host/internal/system/mountuse", run: "^TestOwn$",
-	},
-	{
-		name: "reading-from-before", promise: "what is mounted is what the kernel says now",
-		file: "host/internal/system/mountuse/shared.go",
-		old:  "		s.next = nil // it begins: whoever asks from now on needs the next one\n		s.mu.Unlock()\n		r.value, r.err = s.read()\n",
-		new:  "		s.mu.Unlock()\n		r.value, r.err = s.read()\n		s.mu.Lock()\n		s.next = nil\n		s.mu.Unlock()\n",
-		pkg:  "./host/internal/system/mountuse", run: "^TestSharedBeginsAfterTheCall$",
-	},
-	{
 		name: "made-before-the-journal", promise: "the directories of a start that a crash interrupts are removed",
 		file: "host/internal/workload/steps.go",
 		old:  "	if err := r.flush(); err != nil { // the intent, with the paths that are made from now on\n		return err\n	}\n",

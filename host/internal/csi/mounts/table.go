@@ -56,7 +56,7 @@ type Table []*mountinfo.Info
 
 // Read returns the present mount table.
 func Read() (Table, error) {
-	table, err := mountuse.Own()
+	table, err := mountuse.Read(mountuse.Self)
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}

@@ -67,7 +67,7 @@ func (d Disk) seq() string {
 // Unused returns nil if this process's namespace has a mount of the device, which is then still a volume, or what its
 // driver serves it from; else it is Free.
 func (d Disk) Unused() error {
-	table, err := Own()
+	table, err := Read(Self)
 	if err != nil {
 		return err
 	}

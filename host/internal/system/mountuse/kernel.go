@@ -28,7 +28,7 @@ func onlyHere(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error) {
 			volume = append(volume, m)
 		}
 	}
-	namespaces, err := elsewhere.get()
+	namespaces, err := mountsElsewhere()
 	if err != nil {
 		return false, err
 	}
@@ -54,8 +54,6 @@ func onlyHere(sc *Scene, table []*mountinfo.Info, ignore string) (bool, error) {
 	}
 	return true, nil
 }
-
-var elsewhere = shared[[][]kernelMount]{read: mountsElsewhere}
 
 // mountsElsewhere returns the mounts of each mount namespace but this process's own.
 func mountsElsewhere() (all [][]kernelMount, err error) {

@@ -20,7 +20,7 @@ func (s *Scene) findLayers() {
 	if len(s.Places) == 0 && len(s.Copies) == 0 {
 		return
 	}
-	s.loops, _ = loops.get()  // what cannot be read has no loop devices
+	s.loops = loopFiles()
 	on := map[uint64]string{} // by file system that is a layer: the scene's path
 	for found := true; found; {
 		found = false
@@ -134,34 +134,17 @@ func stacked(dir string) (numbers []uint64) {
 	return numbers
 }
 
-var loops = shared[map[string]string]{read: loopFiles}
-
 // loopFiles returns the files of the machine's loop devices, by the devices' names. One that was deleted is named too.
-func loopFiles() (map[string]string, error) {
-	const devices = "/sys/devices/virtual/block" // where the links of /sys/block lead
-	dir, err := os.Open(devices)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
+func loopFiles() map[string]string {
 	files := map[string]string{}
-	text := make([]byte, unix.PathMax+len(" (deleted)\n"))
-	for _, name := range names {
-		if !strings.HasPrefix(name, "loop") {
-			continue
-		}
-		fd, err := unix.Openat(int(dir.Fd()), name+"/loop/backing_file", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			continue // it has no file
-		}
-		n, err := unix.Read(fd, text) // sysfs(5) gives an attribute in one piece
-		_ = unix.Close(fd)            // nothing was written through it
-		if err == nil {
-			files[name] = strings.TrimSuffix(strings.TrimSpace(string(text[:n])), " (deleted)")
+	attributes, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, file := range attributes {
+		if text, err := os.ReadFile(file); err == nil {
+			name := strings.Split(file, "/")[3]
+			files[name] = strings.TrimSuffix(strings.TrimSpace(string(text)), " (deleted)")
 		}
 	}
-	return files, nil
+	return files
 }
 
 // findLoops adds the loop devices whose file is in a place or a copy of this namespace, or is one of the block devices.

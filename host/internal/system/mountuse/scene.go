@@ -92,9 +92,6 @@ func Look(paths []string, before map[Copy]Origin) (*Scene, error) {
 	return s, nil
 }
 
-// tables are the mount tables of this process, with the propagation of each mount as it is now (see Own).
-var tables = shared[[]*mountinfo.Info]{read: func() ([]*mountinfo.Info, error) { return Read(Self) }}
-
 // look makes a scene without Processes, Swaps and Disks: of the processes it reads only which mounts they see.
 func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	s := &Scene{
@@ -109,7 +106,7 @@ func look(paths []string, before map[Copy]Origin, pids []int) (*Scene, error) {
 	if s.own, err = procfs.MountNamespace(Self); err != nil {
 		return nil, err
 	}
-	table, err := tables.get()
+	table, err := Read(Self)
 	if err != nil {
 		return nil, err
 	}

@@ -9,12 +9,10 @@ package mountuse
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -23,15 +21,10 @@ import (
 // Self is the /proc directory of this process, for Read.
 const Self = "/proc/self"
 
-// texts are the buffers of Read.
-var texts = sync.Pool{New: func() any { return make([]byte, 1<<16) }}
-
 // Read returns the mounts that a process sees below its root directory, in the order of mounting. dir is the process's
 // directory (procfs.Dir).
 func Read(dir string) ([]*mountinfo.Info, error) {
-	buffer := texts.Get().([]byte)
-	text, err := readText(dir+"/mountinfo", buffer[:0])
-	defer func() { texts.Put(text[:cap(text)]) }() //nolint:staticcheck // an allocation of a slice's header is cheap
+	text, err := os.ReadFile(dir + "/mountinfo")
 	if err != nil {
 		return nil, err
 	}
@@ -40,29 +33,6 @@ func Read(dir string) ([]*mountinfo.Info, error) {
 		return nil, fmt.Errorf("read %s/mountinfo: %w", dir, err)
 	}
 	return table, nil
-}
-
-// readText appends a file to a buffer. An os.File would wait for changes of a mount table, which can be polled
-// (proc_pid_mountinfo(5)): each mount of the machine would wake this process.
-func readText(path string, text []byte) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return text, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	for {
-		text = slices.Grow(text, 1)
-		n, err := unix.Read(fd, text[len(text):cap(text)])
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return text, &os.PathError{Op: "read", Path: path, Err: err}
-		case n == 0:
-			return text, nil
-		default:
-			text = text[:len(text)+n]
-		}
-	}
 }
 
 // Shows reports whether m shows what original shows, or a part of it, in whatever namespace the two are.
