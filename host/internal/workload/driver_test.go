@@ -36,8 +36,6 @@ type driver struct {
 	lies bool
 	// anyone: ephemeral volumes are for other workloads than w too.
 	anyone bool
-	// twice: a volume is staged at two paths, as by an earlier version.
-	twice bool
 }
 
 // settle is the SettleTime of the drivers, long enough to be seen.
@@ -114,7 +112,7 @@ func (d *driver) Unstage(ctx context.Context, ref storage.Driver, v storage.Volu
 			there, err := mounts.Below(filepath.Dir(filepath.Dir(filepath.Dir(filepath.Dir(path)))))
 			for _, m := range there {
 				published := m.Root == was.Root && strings.Contains(m.Path, "/per-workload/")
-				d.check(err == nil && (!published || d.twice), "%s is unstaged while it is published at %s", v.Name, m.Path)
+				d.check(err == nil && !published, "%s is unstaged while it is published at %s", v.Name, m.Path)
 			}
 		}
 		return unmount(path)

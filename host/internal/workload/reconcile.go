@@ -205,13 +205,9 @@ func (m *Manager) fenced(i *instance) string {
 	if m.Fenced == nil {
 		return ""
 	}
-	return m.Fenced(i.ref, i.startedOn())
-}
-
-// startedOn is the time since boot at which the workload was started; 0: an older version has started it.
-func (i *instance) startedOn() (at boottime.Instant) {
-	i.View(func() { at = i.rec.StartedOn })
-	return at
+	var started boottime.Instant
+	i.View(func() { started = i.rec.StartedOn })
+	return m.Fenced(i.ref, started)
 }
 
 // endUnknown ends the workloads that run here according to the ledger and are not in the journal:

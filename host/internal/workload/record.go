@@ -47,14 +47,12 @@ type record struct {
 	ForcedBy  string    `json:"forced_by,omitempty"` // see step.Workload
 	BootID    string    `json:"boot_id"`
 	StartedAt time.Time `json:"started_at"`
-	// StartedOn is StartedAt on the clock of leases, which is never set; 0 in a record of an older version.
-	StartedOn boottime.Instant `json:"started_on,omitempty"`
-	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the claim;
-	// 0: not known, as in a record of an older version.
+	// StartedOn is StartedAt on the clock of leases, which is never set.
+	StartedOn boottime.Instant `json:"started_on"`
+	// Run is the number of this run in the ledger (claim.Workload.CreateIndex), set by the claim.
 	Run uint64 `json:"run,omitempty"`
-	// RunID is this node's own name for the run, which the ledger knows before the run has a
-	// number; empty in a record of an older version.
-	RunID string `json:"run_id,omitempty"`
+	// RunID is this node's own name for the run, which the ledger knows before the run has a number.
+	RunID string `json:"run_id"`
 	// WaitsSince is when it began to wait for other workloads; zero: it did not.
 	WaitsSince time.Time `json:"waits_since,omitzero"`
 	// Grant is the leader's statement that the workload may start when the wait is over; empty: it needs none, or its

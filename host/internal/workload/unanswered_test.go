@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -358,56 +357,6 @@ func TestStageWithoutAMount(t *testing.T) {
 	h.driver.lies = false
 	h.start(t, spec("w", "a"))
 	h.stop(t, "w")
-	h.clean(t)
-}
-
-// An earlier version has staged a volume twice, for a reader and for a writer. Both mounts are released, each by its
-// last user, and a new reader uses that of the reader.
-func TestTwoStagingPathsOfAnEarlierVersion(t *testing.T) {
-	h := newHost(t)
-	h.volume(t, full, "a")
-	reader := func(id string) Spec {
-		s := spec(id, "a")
-		s.Volumes[0].ReadOnly = true
-		return s
-	}
-	h.start(t, reader("r1"))
-	h.start(t, spec("w1", "a"))
-	h.shut(t)
-	h = prepareHost(t, h.dir)
-	h.driver.restages, h.driver.twice = true, true
-	other := usage()
-	other.ReadOnly = true
-	ro, rw := h.Layout.Staging(full, volumeRef("a"), other), h.Layout.Staging(full, volumeRef("a"), usage())
-	check.NoError(t, h.journal.Update(func(tx *journal.Tx) error {
-		one, err := stagings.Get(tx, "default/a/"+other.String())
-		check.NoError(t, err)
-		two := users{}
-		maps.Copy(two, *one)
-		(*one)["users"], two["users"] = []string{"default/r1/a"}, []string{"default/w1/a"}
-		delete(*one, "options")
-		delete(two, "options")
-		w1, err := records.Get(tx, key(ref("w1")))
-		check.NoError(t, err)
-		w1.Volumes[0].Staging = rw
-		return errors.Join(stagings.Put(tx, "default/a/"+other.String(), one),
-			stagings.Put(tx, "default/a/"+usage().String(), &two), records.Put(tx, key(ref("w1")), w1))
-	}))
-	h.mountLate(t, "a", rw)
-	h.open(t)
-	h.start(t, reader("r2"))
-	h.stop(t, "w1")
-	if at(rw) != nil || at(ro) == nil {
-		t.Errorf("after the writer there are %v and %v", at(rw), at(ro))
-	}
-	h.stop(t, "r1")
-	if at(ro) == nil {
-		t.Error("it is unstaged below the second reader")
-	}
-	h.stop(t, "r2")
-	if n := h.count("stage a"); n != 0 {
-		t.Errorf("staged %d times again", n)
-	}
 	h.clean(t)
 }
 

@@ -185,19 +185,3 @@ func TestCallsOfAControllerApart(t *testing.T) {
 	h.wait("a", "without a controller", func(d Driver) bool { return d.Controller == nil })
 	stopNode()
 }
-
-// A controller that an earlier version registered has its record in the driver's own folder.
-func TestControllerThatAnEarlierVersionRegistered(t *testing.T) {
-	dataDir := shortDir(t)
-	node, controller := filepath.Join(dataDir, "n.sock"), filepath.Join(dataDir, "c.sock")
-	serve(t, node, &csiDriver{version: "1"})
-	serve(t, controller, &csiDriver{version: "1", controller: true})
-	old := Spec{ID: "a", Type: TypeController, Endpoint: "unix://" + controller, Source: SourceRegistered}.withDefaults(dataDir)
-	check.NoError(t, record{Spec: old}.save(dataDir))
-	h := open(t, dataDir)
-	h.healthy("a")
-	if _, err := h.Register(t.Context(), Spec{ID: "a", Type: TypeNode, Endpoint: node}); err != nil {
-		t.Fatal(err)
-	}
-	h.wait("a", "healthy in both parts", bothHealthy)
-}

@@ -1,7 +1,6 @@
 package drivers
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -112,21 +111,4 @@ func (r *Registry) parts(id string, part Type) ([]*instance, error) {
 			strings.Join(types, " and "))
 	}
 	return parts, nil
-}
-
-// moveControllers makes controllers apart of those that an earlier version registered: their node service may be
-// another process now.
-func moveControllers(dataDir string, records map[string]record) error {
-	for key, r := range maps.Clone(records) {
-		if r.Spec.Source != SourceRegistered || r.Spec.Type != TypeController || r.Spec.Apart {
-			continue
-		}
-		r.Spec.Apart = true
-		if err := errors.Join(r.save(dataDir), forget(dataDir, key)); err != nil {
-			return err
-		}
-		delete(records, key)
-		records[r.Spec.key()] = r
-	}
-	return nil
 }

@@ -71,14 +71,7 @@ const recordVersion = 1
 
 // runs is a digest of how the process is run. A process with another digest cannot serve the spec.
 func runs(s Spec) string {
-	how := []any{s.Command, s.User, s.Endpoint}
-	if s.Checksum != "" || s.Limits != (process.Limits{}) { // earlier hosts had neither, and computed the same digest
-		how = append(how, s.Checksum, s.Limits)
-	}
-	if len(s.Env) > 0 {
-		how = append(how, s.Env)
-	}
-	text, err := json.Marshal(how)
+	text, err := json.Marshal([]any{s.Command, s.User, s.Endpoint, s.Checksum, s.Limits, s.Env})
 	if err != nil {
 		panic(err) // strings and numbers only
 	}

@@ -159,9 +159,6 @@ func (r *Registry) Open(ctx context.Context, declared []Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := moveControllers(r.cfg.DataDir, records); err != nil {
-		return err
-	}
 	release, err := r.lock(ctx)
 	if err != nil {
 		return err

@@ -72,7 +72,7 @@ type runRecord struct {
 	PinnedBefore string `json:"pinned_before,omitempty"`
 }
 
-const recordFormat = 2
+const recordFormat = 1
 
 // maxSwaps is how many swaps of a plugin are recorded.
 const maxSwaps = 20
@@ -92,33 +92,11 @@ func loadRecord(dir, name string) (record, error) {
 	if err := json.Unmarshal(data, &rec); err != nil {
 		return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
 	}
-	if rec.Format == 1 {
-		if err := rec.upgrade(data); err != nil {
-			return rec, fmt.Errorf("read the record of plugin %q: %w", name, err)
-		}
-	}
-	rec.fillKept()
 	if rec.Format != recordFormat || rec.Name != name {
 		return rec, fmt.Errorf("the record of plugin %q has format %d and name %q: was it written by a newer host?", name,
 			rec.Format, rec.Name)
 	}
 	return rec, nil
-}
-
-// upgrade reads format 1, which had only one process.
-func (r *record) upgrade(data []byte) error {
-	run := &runRecord{}
-	if err := json.Unmarshal(data, run); err != nil {
-		return err
-	}
-	run.Number, r.Format = r.Generation, recordFormat
-	if run.Process != nil {
-		r.Runs = []*runRecord{run}
-	}
-	if run.Address != "" {
-		r.serve(run)
-	}
-	return nil
 }
 
 func (r *record) save(dir string) error {
@@ -158,31 +136,6 @@ func (r *record) serve(run *runRecord) {
 	}
 	r.Kept = slices.DeleteFunc(r.Kept, func(k keptCopy) bool { return k.SHA256 == run.SHA256 })
 	r.Kept = append(r.Kept, keptCopy{SHA256: run.SHA256, Version: run.Version, From: now})
-}
-
-// fillKept adds the copies that a host without Kept has let serve.
-func (r *record) fillKept() {
-	for _, sha := range []string{r.LastGood, r.Served} {
-		if sha == "" || r.keeps(sha) {
-			continue
-		}
-		k := keptCopy{SHA256: sha}
-		for _, s := range r.Swaps { // the newest swap to it is the last one
-			if s.Error != "" {
-				continue
-			}
-			if s.To.SHA256 == sha {
-				k.Version, k.From, k.Until = s.To.Version, s.At, time.Time{}
-			}
-			if s.From.SHA256 == sha && s.To.SHA256 != sha {
-				k.Version, k.Until = s.From.Version, s.At
-			}
-		}
-		if run := r.serving(); run != nil && run.SHA256 == sha {
-			k.Version = run.Version
-		}
-		r.Kept = append(r.Kept, k)
-	}
 }
 
 func (r *record) keeps(sha string) bool {

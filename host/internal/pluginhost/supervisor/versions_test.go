@@ -1,12 +1,9 @@
 package supervisor_test
 
 import (
-	"encoding/json"
 	"errors"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
@@ -120,61 +117,5 @@ func TestAFileWaitsForAPinnedPlugin(t *testing.T) {
 	})
 	if _, err := s.Pin(within(t), "fixture", "1.0.0"); !errors.Is(err, supervisor.ErrNoCopy) {
 		t.Errorf("pinned to a file that is not looked into: %v", err)
-	}
-}
-
-// oldRecord is what a host before the kept versions reads and writes of a record.
-type oldRecord struct {
-	Format     int               `json:"format"`
-	Name       string            `json:"name"`
-	Generation uint64            `json:"generation"`
-	Serving    uint64            `json:"serving,omitempty"`
-	Runs       []json.RawMessage `json:"runs,omitempty"`
-	Served     string            `json:"served,omitempty"`
-	LastGood   string            `json:"last_good,omitempty"`
-	Pinned     string            `json:"pinned,omitempty"`
-	File       string            `json:"file,omitempty"`
-	Identities map[string]string `json:"identities,omitempty"`
-	Refused    map[string]string `json:"refused,omitempty"`
-	Swaps      []json.RawMessage `json:"swaps,omitempty"`
-}
-
-// An older host finds in a record what it rolls back to, and leaves a record that this one reads.
-func TestRecordOfAnOlderHost(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.cfg.StopPlugins = false
-	s := w.open()
-	mustCall(t, s, "fixture", "")
-	w.serve(s, "1.3.0", "1.4.0")
-	if _, err := s.Rollback(within(t), "fixture", "1.2.3", nil); err != nil {
-		t.Fatal(err)
-	}
-	now := status(t, s, "fixture")
-	w.must(s.Close())
-	path := w.cfg.DataDir + "/plugins/fixture.json"
-	data, err := os.ReadFile(path)
-	w.must(err)
-	var old oldRecord
-	w.must(json.Unmarshal(data, &old))
-	if old.Format != 2 || old.Served != now.SHA256 || old.LastGood != now.LastGood || old.Refused[now.LastGood] == "" {
-		t.Errorf("an older host reads %+v, this one has %+v", old, now)
-	}
-	data, err = json.Marshal(old)
-	w.must(err)
-	w.must(os.WriteFile(path, data, 0o600))
-
-	w.cfg.StopPlugins = true
-	s = w.open()
-	st := await(t, s, "fixture", func(st supervisor.Status) bool { return st.State == supervisor.Running })
-	if st.PID != now.PID {
-		t.Errorf("pid %d, want %d", st.PID, now.PID)
-	}
-	wantKept(t, st, "1.4.0", "1.2.3")
-	if why := st.Refused[now.LastGood]; !strings.Contains(why, "operator") {
-		t.Errorf("refused because %q", why)
-	}
-	if st, err = s.Rollback(within(t), "fixture", "1.4.0", nil); err != nil || st.Version != "1.4.0" {
-		t.Errorf("rolled back: %v, %+v", err, st)
 	}
 }

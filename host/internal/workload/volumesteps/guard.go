@@ -43,13 +43,13 @@ func (s *Steps) confirm(ctx context.Context, set *Set) error {
 }
 
 // Lost returns the volumes whose claims, as the workload took them on this node, are not among
-// those of the ledger. A record without a claim's index, of an older version, accepts any claim.
+// those of the ledger.
 func (set *Set) Lost(node string, standing []claim.Claim) (lost []claim.VolumeRef) {
 	set.View(func() {
 		for _, v := range set.Volumes {
 			ok := v.Request.Ephemeral() || slices.ContainsFunc(standing, func(c claim.Claim) bool {
 				return c.Workload == v.workload && c.Volume == v.Ref && c.Node == node && c.State == claim.Taken &&
-					(v.Index == 0 || v.Index == c.Index)
+					v.Index == c.Index
 			})
 			if !ok && !slices.Contains(lost, v.Ref) {
 				lost = append(lost, v.Ref)

@@ -95,12 +95,11 @@ type users struct {
 	Users  []string `json:"users"`
 	// Done says that the driver has answered with success; until then the call may or may not
 	// have worked.
-	Done           bool              `json:"done,omitempty"`
-	PublishContext map[string]string `json:"publish_context,omitempty"` // of an attachment
-	Mounted        *mounts.Mount     `json:"mounted,omitempty"`         // of a staging mount
-	Unanswered     *unanswered       `json:"unanswered,omitempty"`      // a call to stage
-	// Options are those with which the volume was staged; nil: an older version has staged it.
-	Options *claim.MountOptions `json:"options,omitempty"`
+	Done           bool               `json:"done,omitempty"`
+	PublishContext map[string]string  `json:"publish_context,omitempty"` // of an attachment
+	Mounted        *mounts.Mount      `json:"mounted,omitempty"`         // of a staging mount
+	Unanswered     *unanswered        `json:"unanswered,omitempty"`      // a call to stage
+	Options        claim.MountOptions `json:"options,omitzero"`          // of a staging mount
 }
 
 const (
@@ -123,7 +122,7 @@ func (s *Steps) join(b journal.Bucket[users], key string, v *Volume, note *unans
 	if u == nil {
 		u = &users{Driver: v.Driver}
 		if b == stagings {
-			u.Options = &v.Options
+			u.Options = v.Options
 		}
 	}
 	if u.Driver != v.Driver {

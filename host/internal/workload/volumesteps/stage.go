@@ -101,7 +101,7 @@ func (s *Steps) findStaging(v *Volume) (*users, error) {
 }
 
 // stagingOf returns the users of the volume's staging mount on this node, whichever usage the first of them had, and
-// its path; nil: there are none. An older version may have left two, one for each usage.
+// its path; nil: there are none.
 func (s *Steps) stagingOf(v *Volume) (u *users, path string, err error) {
 	own, other := v.Usage, v.Usage
 	other.ReadOnly = !own.ReadOnly // a volume's claims agree on the modes
@@ -117,7 +117,7 @@ func (s *Steps) stagingOf(v *Volume) (u *users, path string, err error) {
 
 // fits fails if the volume is staged for others with mount options that contradict v's.
 func (u *users) fits(v *Volume) error {
-	if u == nil || u.Options == nil || v.Usage.AttachmentMode == claim.BlockDevice {
+	if u == nil || v.Usage.AttachmentMode == claim.BlockDevice {
 		return nil
 	}
 	me := v.user()
