@@ -60,17 +60,10 @@ var upgrades = []mutant{
 	},
 	{
 		name: "trial-not-awaited", promise: "a program that replaces the agent's opens the data after the end of its trial",
-		file: "host/internal/system/handover/bundle.go",
-		old:  "	if b.Tried != 0 {\n",
-		new:  "	if b.Tried < 0 {\n",
-		pkg:  "./host/internal/system/handover", run: "^TestNextProgramAwaitsTheTrial$",
-	},
-	{
-		name: "earlier-trial-not-awaited", promise: "an earlier program that is put back opens the data after the end of its trial",
 		file: "host/internal/system/handover/rehearsal.go",
-		old:  "	if !s.Hello.AwaitsEnd {\n",
-		new:  "	if s.Hello.AwaitsEnd {\n",
-		pkg:  "./host/internal/system/handover", run: "^TestTrialOfAnEarlierProgramIsAwaited$",
+		old:  "	s.End()\n	return nil\n",
+		new:  "	_ = s.cmd.Process.Kill()\n	return nil\n",
+		pkg:  "./host/internal/system/handover", run: "^TestTrialIsAwaited$",
 	},
 	{
 		name: "ready-too-early", promise: "a unit that systemd starts after the agent finds the API's socket",

@@ -90,7 +90,6 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 		a.sockets.ThawOne(rpcSocket) // a server is ready when the leader has called it
 		a.awaitReady(ctx, heldPatience)
 		a.sockets.Thaw()
-		a.closers.loop(ctx, func(context.Context) { before.CloseProgram() })
 	}
 	log.Info("the API is served", "name", cfg.Name, "socket", cfg.Socket, "http", a.server.HTTPAddress())
 	a.closers.loop(ctx, a.reportUp)

@@ -121,11 +121,11 @@ func (a *agent) replace(ctx context.Context, next *successor) error {
 	a.log.Info("the agent's calls were held back", "freeze", held.Sub(began), "close", closed.Sub(held),
 		"rehearsal", time.Since(closed))
 	if err == nil {
-		err = kept.Exec(ctx, next.Program, next.Successor, *a.outcome.Load(), a.manager.Environ()...)
+		err = kept.Exec(ctx, next.Program, *a.outcome.Load(), a.manager.Environ()...)
 		a.upgraded(next, err)
 	}
 	// The link leads to this program also when another file has its path.
-	err = errors.Join(err, kept.Exec(ctx, "/proc/self/exe", next.Successor, *a.outcome.Load(), a.manager.Environ()...))
+	err = errors.Join(err, kept.Exec(ctx, "/proc/self/exe", *a.outcome.Load(), a.manager.Environ()...))
 	if ctx.Err() != nil {
 		return nil // to stop, as above
 	}

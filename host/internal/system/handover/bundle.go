@@ -39,11 +39,6 @@ type bundle struct {
 	Agent   *Hello   `json:"agent,omitempty"` // of a rehearsal
 	Files   []passed `json:"files"`
 	Outcome *Outcome `json:"outcome,omitempty"`
-	// Tried is the process in which a program was tried. It was killed, and may still have the agent's data open.
-	Tried int `json:"tried,omitempty"`
-	// Program is the file of the program before, which has been replaced at its path. Open, it is not removed from the
-	// disk, which takes 20 ms where the kernel discards its blocks at once, before the next program begins.
-	Program int `json:"program,omitempty"`
 }
 
 // passed is a socket or a file.
@@ -84,11 +79,7 @@ type Inheritance struct {
 	Agent     Hello
 	rehearsal *Rehearsal
 	sockets   []inherited
-	program   *os.File // see bundle; nil: none
 }
-
-// CloseProgram closes the file of the program before. That may take some time, and nobody should wait for it.
-func (i *Inheritance) CloseProgram() { _ = i.program.Close() }
 
 // Rehearses reports whether this program only shows that it would come up.
 func (i *Inheritance) Rehearses() bool { return i != nil && i.rehearsal != nil }
@@ -125,12 +116,6 @@ func Inherit() (*Inheritance, error) {
 		in.Agent = *b.Agent
 		in.rehearsal = newRehearsal(own(reportFD))
 		return in, nil
-	}
-	if b.Tried != 0 {
-		awaitEnd(b.Tried)
-	}
-	if b.Program != 0 {
-		in.program = own(b.Program)
 	}
 	return in, reap()
 }
@@ -215,21 +200,13 @@ func (s *Sockets) Keep() (*Kept, error) {
 // settleTime is how long connections may take to be parked.
 const settleTime = time.Second
 
-// Exec replaces this program by another one, with the same arguments, which gets what was kept, and awaits the end of
-// the process that tried. more is added to the environment. It returns only if it fails, or if ctx has ended; then Exec
+// Exec replaces this program by another one, with the same arguments, which gets what was kept. more is added to the environment. It returns only if it fails, or if ctx has ended; then Exec
 // may be called again. From then on a signal to stop ends the process.
-func (k *Kept) Exec(ctx context.Context, program string, tried *Successor, o Outcome, more ...string) error {
+func (k *Kept) Exec(ctx context.Context, program string, o Outcome, more ...string) error {
 	settling, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
-	b := bundle{Outcome: &o, Tried: tried.cmd.Process.Pid}
+	b := bundle{Outcome: &o}
 	var fds []int
-	if tried.Hello.AwaitsEnd { // earlier programs would keep it open
-		if self, err := os.Open("/proc/self/exe"); err == nil {
-			defer self.Close()
-			b.Program = int(self.Fd())
-			fds = append(fds, b.Program)
-		}
-	}
 	for _, i := range k.all {
 		i.FD = int(i.fd.Fd())
 		fds = append(fds, i.FD)

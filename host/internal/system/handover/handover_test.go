@@ -11,14 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/pannier/pannier/test/lib/check"
 )
@@ -278,19 +275,6 @@ func readWhileParked(t *testing.T, request string) {
 	l.waits[0].fd.Close()
 }
 
-// TestNextProgramAwaitsTheTrial: the process in which a program was tried has ended when that program has inherited,
-// since it may have had the agent's data open.
-func TestNextProgramAwaitsTheTrial(t *testing.T) {
-	tried := exec.Command("sleep", "0.2")
-	if err := tried.Start(); err != nil {
-		t.Fatal(err)
-	}
-	inherit(t, bundle{Tried: tried.Process.Pid})
-	if err := unix.Kill(tried.Process.Pid, 0); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("the process %d still runs, or is not awaited: %v", tried.Process.Pid, err)
-	}
-}
-
 // TestStopBeforeTheNextProgram: an agent that is told to stop in the last moment of its upgrade executes no program,
 // which would not know of it.
 func TestStopBeforeTheNextProgram(t *testing.T) {
@@ -305,53 +289,16 @@ func TestStopBeforeTheNextProgram(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	tried := &Successor{cmd: &exec.Cmd{Process: &os.Process{Pid: os.Getpid()}}}
 	kept, err := NewSockets(nil).Keep()
 	check.NoError(t, err)
-	if err := kept.Exec(ctx, "/bin/false", tried, Outcome{}); !errors.Is(err, context.Canceled) {
+	if err := kept.Exec(ctx, "/bin/false", Outcome{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("it would go on: %v", err)
 	}
 }
 
-// inherit returns what a program inherits that was executed with a bundle.
-func inherit(t *testing.T, b bundle) *Inheritance {
-	t.Helper()
-	told, err := b.file()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer told.Close()
-	fd, err := unix.Dup(int(told.Fd()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv(envBundle, strconv.Itoa(fd))
-	in, err := Inherit()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return in
-}
-
-// TestProgramBeforeIsKept: the file of the program before is open until CloseProgram, and no child inherits it.
-func TestProgramBeforeIsKept(t *testing.T) {
-	before, err := unix.Open("/proc/self/exe", unix.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	in := inherit(t, bundle{Program: before})
-	if flags, err := unix.FcntlInt(uintptr(before), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-		t.Errorf("children inherit it (flags %#x), or it is closed: %v", flags, err)
-	}
-	in.CloseProgram()
-	if _, err := unix.FcntlInt(uintptr(before), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
-		t.Errorf("it is open after the end: %v", err)
-	}
-}
-
-// TestTrialOfAnEarlierProgramIsAwaited: a program that does not say that it awaits the end of its trial is not executed
-// before that.
-func TestTrialOfAnEarlierProgramIsAwaited(t *testing.T) {
+// TestTrialIsAwaited: the process in which a program was tried has the agent's data open, so it has ended when Try
+// returns.
+func TestTrialIsAwaited(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	script := `#!/bin/sh
 echo '{"hello": {"version": "v1.0.0", "ledger": 1}}' >&3

@@ -34,8 +34,6 @@ type Hello struct {
 	Version string `json:"version"`
 	// Ledger is the newest level of the ledger's commands that it knows.
 	Ledger int `json:"ledger"`
-	// AwaitsEnd: where it replaces the agent's program, it waits for the end of the process in which it was tried.
-	AwaitsEnd bool `json:"awaits_end,omitempty"`
 }
 
 // report is what a rehearsing program says, a line of JSON each.
@@ -65,7 +63,6 @@ func newRehearsal(to *os.File) *Rehearsal {
 
 // Begin says hello, and waits until this program may open the agent's data.
 func (i *Inheritance) Begin(ctx context.Context, h Hello) error {
-	h.AwaitsEnd = true
 	if err := json.NewEncoder(i.rehearsal.report).Encode(report{Hello: &h}); err != nil {
 		return fmt.Errorf("report to the agent: %w", err)
 	}
@@ -154,8 +151,8 @@ func (s *Sockets) Rehearse(ctx context.Context, program, flag string, self Hello
 	return next, nil
 }
 
-// Try lets the program open everything. It returns nil if that has come up within patience, and kills it. The kernel
-// takes tens of milliseconds for its end, so a program that awaits it itself is executed meanwhile (Kept.Exec).
+// Try lets the program open everything. It returns nil if that has come up within patience, and ends it: it has the
+// agent's data open.
 func (s *Successor) Try(ctx context.Context, patience time.Duration) error {
 	if _, err := io.WriteString(s.begin, "\n"); err != nil {
 		return s.failed(fmt.Errorf("it has ended: %w", err))
@@ -164,10 +161,7 @@ func (s *Successor) Try(ctx context.Context, patience time.Duration) error {
 	if err := s.expect(ctx, patience, &last, func() bool { return last.Up }); err != nil {
 		return err
 	}
-	s.kill()
-	if !s.Hello.AwaitsEnd {
-		<-s.ended
-	}
+	s.End()
 	return nil
 }
 
@@ -219,11 +213,9 @@ func (s *Successor) failed(err error) error {
 
 // End kills the program's process, and waits for its end. It may be called again.
 func (s *Successor) End() {
-	s.kill()
+	_ = s.cmd.Process.Kill() // fails only when it has ended
 	<-s.ended
 }
-
-func (s *Successor) kill() { _ = s.cmd.Process.Kill() } // fails only when it has ended
 
 // lastLine passes on what is written, and keeps the last line.
 type lastLine struct {
