@@ -30,8 +30,7 @@ type Event struct {
 // Emit sends an event to the host. It does not block and cannot fail: the process keeps the newest 1,000 events
 // that the host has not acknowledged, even while the host restarts, and the host reports how many were dropped
 // beyond those. The events of one process reach the host in order, and once each; the last ones are those that the
-// implementation's Close emits. Events of a process that never came to serve are not delivered, and a host that is
-// older than events receives none.
+// implementation's Close emits. Events of a process that never came to serve are not delivered.
 //
 // Use HealthReporter for a state rather than something that happened.
 func Emit(e Event) { emitted.add(e) }

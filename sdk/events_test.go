@@ -82,8 +82,8 @@ func TestEmitKeepsToTheBounds(t *testing.T) {
 	}
 }
 
-// startEmitter runs the emitter for a host that supports these versions of the wire.
-func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) {
+// startEmitter runs the emitter for a host that supports a next version of the wire, too.
+func startEmitter(t *testing.T) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) {
 	t.Helper()
 	authority, err := wire.NewAuthority()
 	if err != nil {
@@ -100,10 +100,8 @@ func startEmitter(t *testing.T, versions ...int) (*goplugin.Client, *grpc.Client
 	cmd := exec.Command(programtest.Build(t, "testdata/emitter"))
 	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	known := map[int]goplugin.PluginSet{}
-	for _, v := range versions {
-		known[v] = wirehost.Plugins(nil)[v]
-	}
+	known := wirehost.Plugins(nil)
+	known[wire.Version+1] = known[wire.Version]
 	client := goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig: wirehost.Handshake, VersionedPlugins: known,
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
@@ -165,8 +163,8 @@ func (r *eventReader) next(want uint64) *pluginv1.Event {
 }
 
 func TestEventsOfAProcess(t *testing.T) {
-	client, conn, cmd := startEmitter(t, wire.Version1, wire.Version2)
-	if v := client.NegotiatedVersion(); v != wire.Version2 {
+	client, conn, cmd := startEmitter(t)
+	if v := client.NegotiatedVersion(); v != wire.Version {
 		t.Errorf("they agreed on version %d", v)
 	}
 	emit(t, conn, 3)
@@ -211,26 +209,6 @@ func TestEventsOfAProcess(t *testing.T) {
 	}
 }
 
-// A host without events starts a current plugin, and gets the services that it knows.
-func TestOlderHostGetsNoEvents(t *testing.T) {
-	client, conn, _ := startEmitter(t, wire.Version1)
-	if v := client.NegotiatedVersion(); v != wire.Version1 {
-		t.Errorf("they agreed on version %d", v)
-	}
-	emit(t, conn, 1)
-	info, err := pluginv1.NewPluginServiceClient(conn).Info(t.Context(), &pluginv1.InfoRequest{})
-	if err != nil || info.GetName() != "emitter" {
-		t.Errorf("info: %v, %v", info, err)
-	}
-	stream, err := pluginv1.NewEventServiceClient(conn).Events(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); status.Code(err) != codes.Unimplemented {
-		t.Errorf("events: %v, want Unimplemented", err)
-	}
-}
-
 // ends says whether a connection is broken, or breaks within a moment.
 func ends(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -241,7 +219,7 @@ func ends(ctx context.Context, conn *grpc.ClientConn) bool {
 // A call that reaches an ending process is answered, or its connection ends: only the latter makes the host repeat
 // the call.
 func TestStopRefusesNoCall(t *testing.T) {
-	client, conn, cmd := startEmitter(t, wire.Version2)
+	client, conn, cmd := startEmitter(t)
 	rpc := storagev1.NewStorageServiceClient(conn)
 	answered := 0
 	for n := 0; ; n++ {

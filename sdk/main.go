@@ -111,17 +111,13 @@ func (s *server) newServer(opts ...grpc.ServerOption) *grpc.Server {
 	return srv
 }
 
-// register adds the services of this process to its server: those of the negotiated wire version, and the kind's.
-func (s *server) register(version int, srv *grpc.Server) {
-	if version >= wire.Version2 && s.forward == nil {
-		events := newEventService(s.life.log, emitted)
+// register adds the services of this process to its server: those of the wire, and the kind's.
+func (s *server) register(srv *grpc.Server) {
+	if s.forward == nil {
+		events, host := newEventService(s.life.log, emitted), newHostService(toHost, metrics, listeners)
 		pluginv1.RegisterEventServiceServer(srv, events)
-		s.life.flush = append(s.life.flush, events.finish)
-	}
-	if version >= wire.Version3 && s.forward == nil {
-		host := newHostService(toHost, metrics, listeners)
 		pluginv1.RegisterHostServiceServer(srv, host)
-		s.life.flush = append(s.life.flush, recorded.send, host.finish)
+		s.life.flush = append(s.life.flush, events.finish, recorded.send, host.finish)
 	}
 	pluginv1.RegisterPluginServiceServer(srv, &service{info: s.info, plugin: s.plugin, life: s.life})
 	s.plugin.Register(srv)
@@ -141,7 +137,7 @@ func inProcess(info Info, p Plugin, why string) (srv *grpc.Server, stop func()) 
 	calls := &interceptor{log: Logger(), life: life}
 	srv = grpc.NewServer(grpc.UnaryInterceptor(calls.unary), grpc.StreamInterceptor(calls.stream))
 	adapter := &server{info: info, plugin: p, life: life}
-	adapter.register(wire.Version, srv)
+	adapter.register(srv)
 	life.serving(srv)
 	return srv, func() { life.stop(why) }
 }

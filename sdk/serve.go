@@ -44,7 +44,7 @@ func (s *server) listenAndServe() error {
 	}
 	version := commonVersion(os.Getenv(envVersions))
 	srv := s.newServer(grpc.Creds(credentials.NewTLS(config)))
-	s.register(version, srv)
+	s.register(srv)
 	srv.RegisterService(&controller, srv)
 	// SIGINT is for others in the terminal. It is not ignored, since the plugin's children would then ignore it, too.
 	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
@@ -89,12 +89,12 @@ func keepOutput() error {
 // the host refuses.
 func commonVersion(hosts string) int {
 	known := strings.Split(hosts, ",")
-	for version := wire.Version; version > wire.Version1; version-- {
+	for version := wire.Version; version > 1; version-- {
 		if slices.Contains(known, strconv.Itoa(version)) {
 			return version
 		}
 	}
-	return wire.Version1
+	return 1
 }
 
 // controller is how go-plugin's Client.Kill ends a process, which tests of plugins use. Its messages are empty.

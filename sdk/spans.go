@@ -224,7 +224,7 @@ func (q *spanQueue) send() {
 		cancel()
 		if err != nil {
 			q.mu.Lock()
-			q.kept = nil // no host, or an older one
+			q.kept = nil // no host
 			q.mu.Unlock()
 			return
 		}

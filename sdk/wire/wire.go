@@ -20,19 +20,10 @@ import (
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
-// Versions of the wire: the services that every plugin serves, whatever its kind (pannier.plugin.v1), and how to
-// connect to them. A host and a plugin use the newest version that both support. A kind's protocol and a plugin's
-// own release are versioned separately.
-const (
-	// Version1 has PluginService.
-	Version1 = 1
-	// Version2 adds EventService.
-	Version2 = 2
-	// Version3 adds HostService.
-	Version3 = 3
-	// Version is the newest.
-	Version = Version3
-)
+// Version is the newest of the wire: the services that every plugin serves, whatever its kind (pannier.plugin.v1), and
+// how to connect to them. A host and a plugin use the newest version that both support. A kind's protocol and a
+// plugin's own release are versioned separately.
+const Version = 1
 
 // The host sets this variable of a plugin's process to this value. It lets a plugin recognise that a pannier host
 // started it, and only makes errors understandable; TLS gives the protection.

@@ -19,6 +19,8 @@ import grpc
 
 from protocol import message_class, plugin
 
+WIRE = 1  # the version of the wire
+
 # Seconds.
 FIRST_ATTEND = 60  # how long a new process waits for its host
 HEALTH_INTERVAL = 5
@@ -200,7 +202,7 @@ class _HostFormat(logging.Formatter):
         return json.dumps({"@level": level, "@message": super().format(record), "@timestamp": when})
 
 
-async def _serve(implementation: Any, services: tuple[Any, ...], wire: int, info: dict[str, str]) -> None:
+async def _serve(implementation: Any, services: tuple[Any, ...], info: dict[str, str]) -> None:
     loop, process = asyncio.get_running_loop(), Process()
     loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS))
     loop.add_signal_handler(signal.SIGTERM, process.stop, "SIGTERM")
@@ -213,7 +215,7 @@ async def _serve(implementation: Any, services: tuple[Any, ...], wire: int, info
     server.add_secure_port(f"unix:{socket}", _credentials())
     await server.start()
     # The handshake: the versions of go-plugin and of the wire, the socket, and the protocol.
-    print(f"1|{wire}|unix|{socket}|grpc|", flush=True)
+    print(f"1|{WIRE}|unix|{socket}|grpc|", flush=True)
     await process.wait()
     if hasattr(implementation, "close"):
         await implementation.close()
@@ -221,17 +223,17 @@ async def _serve(implementation: Any, services: tuple[Any, ...], wire: int, info
     os._exit(0)  # asyncio would wait for threads that hang
 
 
-def serve(implementation: Any, *services: Any, name: str, version: str, kind: str, wire: int = 1) -> None:
+def serve(implementation: Any, *services: Any, name: str, version: str, kind: str) -> None:
     """Serves an implementation to the host that started the process: of the kind's service, and of those that the
-    version of the wire has besides. It may have the methods start(process) and close(), both async."""
+    wire has besides. It may have the methods start(process) and close(), both async."""
     if os.environ.get("PANNIER_PLUGIN") != "a-pannier-carries-things-at-the-side":
         sys.exit(f"{name} {version} is a plugin for pannier ({kind}) and is not run by hand.")
     versions = os.environ.get("PLUGIN_PROTOCOL_VERSIONS", "")
-    if str(wire) not in versions.split(","):
-        sys.exit(f"the host does not speak version {wire} of the wire, only {versions}")
+    if str(WIRE) not in versions.split(","):
+        sys.exit(f"the host does not speak version {WIRE} of the wire, only {versions}")
     output = logging.StreamHandler()
     output.setFormatter(_HostFormat())
     level = os.environ.get("PANNIER_LOG_LEVEL", "info").upper()
     logging.basicConfig(level=logging.DEBUG if level == "TRACE" else level, handlers=[output])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the host's
-    asyncio.run(_serve(implementation, services, wire, {"name": name, "version": version, "kind": kind}))
+    asyncio.run(_serve(implementation, services, {"name": name, "version": version, "kind": kind}))

@@ -6,5 +6,5 @@ from protocol import events, frontend, host
 
 serve(
     Page(), frontend.FrontendService, host.HostService, events.EventService,
-    name="python-page", version="0.1.0", kind="frontend.v1", wire=3,
+    name="python-page", version="0.1.0", kind="frontend.v1",
 )

@@ -21,7 +21,7 @@ var Handshake = goplugin.HandshakeConfig{MagicCookieKey: wire.EnvCookie, MagicCo
 // needs, adds all services of a process in a version.
 func Plugins(register func(version int, srv *grpc.Server) error) map[int]goplugin.PluginSet {
 	sets := map[int]goplugin.PluginSet{}
-	for version := wire.Version1; version <= wire.Version; version++ {
+	for version := 1; version <= wire.Version; version++ {
 		sets[version] = goplugin.PluginSet{PluginName: &services{version: version, register: register}}
 	}
 	return sets

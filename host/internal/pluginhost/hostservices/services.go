@@ -108,8 +108,8 @@ func (s *Services) Admit(plugin, kind string) error {
 	return nil
 }
 
-// Attach lets the process at the other end of conn use the services as plugin, until conn is closed. A process that is
-// older than HostService is left alone.
+// Attach lets the process at the other end of conn use the services as plugin, until conn is closed. A process
+// without HostService is left alone.
 func (s *Services) Attach(plugin string, conn *grpc.ClientConn) {
 	s.mu.Lock()
 	s.links[plugin] = append(s.links[plugin], conn)

@@ -73,7 +73,7 @@ type follower struct {
 func (i *instance) follow(ctx context.Context, conn grpc.ClientConnInterface, run *runRecord,
 	gone <-chan struct{},
 ) *follower {
-	if i.sup.cfg.OnPluginEvent == nil || run.Wire < wire.Version2 || run.Process == nil {
+	if i.sup.cfg.OnPluginEvent == nil || run.Process == nil {
 		return nil
 	}
 	have, err := openCursor(i.sup.dir, run.Process.Token)
@@ -99,9 +99,7 @@ func (f *follower) loop(ctx context.Context) {
 		case err == nil || ctx.Err() != nil:
 			return
 		case status.Code(err) == codes.Unimplemented:
-			f.i.log.Warn("the plugin negotiated a protocol version with events, but has no event service", "wire", f.run.Wire,
-				"generation", f.run.Number)
-			return
+			return // it has no events
 		case f.have.seq != before:
 			pause = eventsPause
 		}

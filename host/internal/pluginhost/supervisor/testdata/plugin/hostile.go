@@ -19,13 +19,21 @@ import (
 // hangs serves a plugin that hangs in one call of its lifecycle, whatever its caller does, and answers the others.
 // It does not use the SDK's server.
 func hangs(in string) {
-	life := &hanging{in: in}
+	serve(wirehost.Plugins(register(&hanging{in: in})))
+}
+
+// register returns what registers the plugin's only service.
+func register(life *hanging) func(int, *grpc.Server) error {
+	return func(_ int, s *grpc.Server) error {
+		pluginv1.RegisterPluginServiceServer(s, life)
+		return nil
+	}
+}
+
+// serve serves without the SDK.
+func serve(versions map[int]goplugin.PluginSet) {
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: wirehost.Handshake,
-		VersionedPlugins: wirehost.Plugins(func(_ int, s *grpc.Server) error {
-			pluginv1.RegisterPluginServiceServer(s, life)
-			return nil
-		}),
+		HandshakeConfig: wirehost.Handshake, VersionedPlugins: versions,
 		TLSProvider: func() (*tls.Config, error) {
 			bundle, err := os.ReadFile(os.Getenv(wire.EnvTLSBundle))
 			if err != nil {

@@ -78,6 +78,11 @@ func main() {
 		time.Sleep(time.Hour)
 	case "other-certificate":
 		forge()
+	case "next-wire":
+		versions := wirehost.Plugins(register(&hanging{}))
+		versions[wire.Version+1] = versions[wire.Version]
+		serve(versions)
+		os.Exit(0)
 	case "wrong-kind":
 		kind.Kind = "device.v1"
 	case "hang-in-info", "hang-in-attend", "hang-in-stop":
