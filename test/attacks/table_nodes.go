@@ -33,7 +33,7 @@ var ofNodes = []attack{
 		stops: "the server that leads checks and audits the caller's token, which travels with the call ([what a node may have](../../docs/operations/security.md#what-a-node-may-have))",
 		pkg:   suitePkg, run: "^TestAHostileNode$/^without_a_token$",
 		worked:  "71b237a: a claim on another namespace's volume: <nil>; it has the secret: ...password...swordfish; the claims on prod/db are [node-2 taken]",
-		remains: "a node whose agent was not upgraded yet; what it holds; the secrets of volumes whose driver has its controller there",
+		remains: "what it holds; the secrets of volumes whose driver has its controller there",
 	},
 	{
 		who: hostileNode, tries: "do that with a token of another namespace",
@@ -41,9 +41,14 @@ var ofNodes = []attack{
 		pkg:   suitePkg, run: "^TestAHostileNode$/^with_a_token_of_another_namespace$",
 	},
 	{
-		who: hostileNode, tries: "get more for a workload that it has: another volume, another service's identity; pretend to be an older agent",
-		stops: "only what the ledger has for the workload is repeated without a caller; an agent cannot go back to a version that names none",
+		who: hostileNode, tries: "get more for a workload that it has: another volume, another service's identity",
+		stops: "only what the ledger has for the workload is repeated without a caller",
 		pkg:   suitePkg, run: "^TestAHostileNode$/^more_for_a_workload_that_runs$",
+	},
+	{
+		who: hostileNode, tries: "leave the version of its agent out of its record, or lower it",
+		stops: "the server that leads checks the callers of all nodes alike",
+		pkg:   peerPkg, run: "^TestNodeWithoutAVersionIsChecked$",
 	},
 	{
 		who: hostileNode, tries: "end a run and start it with more in one call, or use the leader's statement about another run",

@@ -85,16 +85,12 @@ func (c *Callers) may(ctx context.Context, by agents.Asker, procedure string, ca
 	if err == nil {
 		err = s.bind(ctx, who)
 	}
-	if err == nil && !by.Old {
+	if err == nil {
 		who.Identity = identity
 		who.Rules = who.Within(who.bound)
 	}
 	msg := call(who)
-	switch {
-	case by.Old:
-		s.log.Warn("a node's agent is too old to say for whom it starts and stops workloads, so only the node itself has"+
-			" checked that: upgrade it", "node", by.Node.Name, "procedure", procedure, "object", shortened(object(msg)))
-	case err == nil:
+	if err == nil {
 		var lacking *connect.Error
 		if err = needOf(procedure).check(who, msg); errors.As(err, &lacking) {
 			err = fmt.Errorf("%w: the server that leads has checked it too: %s", agents.ErrDenied, lacking.Message())
@@ -108,7 +104,7 @@ func (c *Callers) may(ctx context.Context, by agents.Asker, procedure string, ca
 
 // identify looks up the token of a node's caller.
 func (s *Server) identify(ctx context.Context, by agents.Asker) (acl.Identity, error) {
-	if by.Old || !by.Granted {
+	if !by.Granted {
 		return s.cfg.ACL.Resolve(ctx, by.Token)
 	}
 	hash := ""

@@ -103,9 +103,6 @@ namespace "prod" { capabilities = ["submit-workload", "csi-mount-volume"] }`)
 		!strings.Contains(err.Error(), `node "n2"`) || !strings.Contains(err.Error(), "bound to") {
 		t.Errorf("a start beyond what the node is bound to: %v", err)
 	}
-	old := agents.Asker{Node: node, Old: true}
-	_, err = c.MayStart(h.ctx, old, agents.Start{Ref: in("prod")})
-	check.NoError(t, err) // the ledger refuses it
 
 	for what, is := range map[string]func(auditEntry) bool{
 		"an allowed start": func(e auditEntry) bool {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"google.golang.org/grpc/metadata"
 
@@ -20,9 +19,6 @@ const (
 	tokenKey = "caller-token-bin"
 	grantKey = "caller-grant-bin"
 )
-
-// callersLevel is the level of the ledger's commands from which an agent says for whom it makes its calls.
-const callersLevel = 3
 
 // Callers decide whether a caller of a node may have the node do something, and write that to the audit log
 // (apiserver.Callers). A refusal is an error with a code that says so; errcode.Unavailable: not decided yet.
@@ -43,8 +39,6 @@ type Asker struct {
 	// Accessor is that of the caller's token in the leader's own statement, if Granted.
 	Accessor string
 	Granted  bool
-	// Old: the agent is of a version that does not say for whom it makes calls.
-	Old bool
 }
 
 // Start is what a caller wants to start.
@@ -84,7 +78,7 @@ func credentials(ctx context.Context) (token string, grant []byte) {
 // asker says for whom the node makes the call. A grant counts for the runs that it was given for: those of this node
 // that wait and that of selects.
 func (n caller) asker(ctx context.Context, of func(w claim.Workload) bool) (Asker, error) {
-	by := Asker{Node: n.Peer, Token: n.token, Old: n.old()}
+	by := Asker{Node: n.Peer, Token: n.token}
 	if by.Token != "" || len(n.grant) == 0 {
 		return by, nil
 	}
@@ -105,34 +99,6 @@ func (n caller) asker(ctx context.Context, of func(w claim.Workload) bool) (Aske
 		}
 	}
 	return by, nil
-}
-
-// old reports that the node's agent does not say for whom it makes calls. A node whose agent once did cannot go back
-// (checkLevel).
-func (n caller) old() bool { return levelOf(n.record) < callersLevel }
-
-// levelOf is the level that a node's agent reports; 0: it is of a version that did not.
-func levelOf(n claim.Node) int {
-	level, err := strconv.Atoi(n.Attributes[claim.LevelAttribute])
-	if err != nil {
-		return 0
-	}
-	return level
-}
-
-// checkLevel refuses the record of an agent that does not say for whom it makes its calls, unless the node is known
-// and was never newer: nobody may get around the checks by pretending to be an old agent.
-func (n caller) checkLevel(next claim.Node) error {
-	switch {
-	case !n.checked() || levelOf(next) >= callersLevel:
-		return nil
-	case n.unknown != nil:
-		return denied(fmt.Sprintf("the agent of node %q is too old to join a cluster with ACLs: upgrade it", n.Name))
-	case !n.old():
-		return denied(fmt.Sprintf("the agent of node %q was newer before, and the servers check since then for whom it starts"+
-			" workloads: put the newer program back, or first the older one on all servers", n.Name))
-	}
-	return nil
 }
 
 // mayStart checks whether the caller may start a workload on this node, or have it wait. What the workload has in the
@@ -230,7 +196,7 @@ func (n caller) tokenOf(ctx context.Context, t claim.Token) error {
 // mayUse checks a look at a volume: its caller may start workloads that use it, or the node has a claim on it.
 func (n caller) mayUse(ctx context.Context, ref claim.VolumeRef) error {
 	refusal := n.record.CheckNamespace(ref.Namespace)
-	if refusal == nil && (!n.checked() || n.old()) {
+	if refusal == nil && !n.checked() {
 		return nil
 	}
 	if refusal == nil && (n.token != "" || len(n.grant) > 0) {

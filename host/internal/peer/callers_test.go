@@ -3,6 +3,7 @@ package peer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -19,7 +20,7 @@ import (
 	"github.com/pannier/pannier/host/internal/secrets"
 )
 
-// door lets in the token "good", whose accessor is "a", and agents that are too old to say who calls.
+// door lets in the token "good", whose accessor is "a".
 type door struct {
 	mu    sync.Mutex
 	asked []Start
@@ -36,7 +37,7 @@ func (d *door) MayStop(_ context.Context, by Asker, _ claim.WorkloadRef) error {
 func (d *door) MayUse(_ context.Context, by Asker, _ claim.VolumeRef) error    { return d.open(by) }
 
 func (d *door) open(by Asker) error {
-	if by.Token == "good" || by.Granted && by.Accessor == "a" || by.Old {
+	if by.Token == "good" || by.Granted && by.Accessor == "a" {
 		return nil
 	}
 	return denied("the door is closed")
@@ -62,12 +63,9 @@ func TestCallersOfANode(t *testing.T) {
 	leader.leader.Keys, leader.leader.Callers = sealer, d
 	n1, n2 := w.agents["n1"], w.agents["n2"]
 	client := n1.client()
-	record := func(a *agent, level string) error {
-		_, err := a.client().PutNode(within(t), claim.Node{
-			Name: a.name, BootID: "b", SecretHash: a.secret.Hash(),
-			Attributes: map[string]string{claim.LevelAttribute: level},
-		})
-		return err
+	for _, a := range []*agent{n1, n2} {
+		_, err := a.client().PutNode(within(t), claim.Node{Name: a.name, BootID: "b", SecretHash: a.secret.Hash()})
+		must(t, err)
 	}
 	nobody, good := within(t), onbehalf.With(within(t), onbehalf.New("good", nil))
 	refused := func(what string, err error) {
@@ -76,11 +74,6 @@ func TestCallersOfANode(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-
-	refused("an agent that joins, and is too old", record(n1, ""))
-	must(t, record(n1, "3"))
-	must(t, record(n2, "3"))
-	refused("an agent that becomes too old", record(n1, "2"))
 
 	v, other := w.volume(t, "v", "driver"), w.volume(t, "other", "driver")
 	run := claim.Run{Ref: ref("w"), Node: "n1", ID: "run-1"}
@@ -181,14 +174,27 @@ func TestCallersOfANode(t *testing.T) {
 	must(t, n1.StopWorkload(later, "", theirs.Ref, "replaced"))
 	_, err = client.StartWorkload(later, waits, nil)
 	must(t, err)
+}
 
-	// What was there before its agent could say who calls goes on as before, until it is upgraded.
-	leader.leader.Callers = nil
-	must(t, record(n2, "2"))
-	leader.leader.Callers = d
-	_, err = n2.client().StartWorkload(nobody, claim.Run{Ref: ref("old"), Node: "n2", ID: "run-6"}, nil)
-	must(t, err)
-	must(t, record(n2, "3"))
-	_, err = n2.client().StartWorkload(nobody, claim.Run{Ref: ref("new"), Node: "n2", ID: "run-7"}, nil)
-	refused("an agent that was upgraded", err)
+// TestNodeWithoutAVersionIsChecked: whatever a node's record says, or does not say, the leader checks its callers.
+func TestNodeWithoutAVersionIsChecked(t *testing.T) {
+	w := form(t, 1, "n1")
+	leader := w.leader(t)
+	client := w.agents["n1"].client()
+	for n, attributes := range []map[string]string{nil, {claim.LevelAttribute: ""}, {claim.LevelAttribute: "0"}} {
+		leader.leader.Callers = nil // as before ACLs were turned on
+		_, err := client.PutNode(within(t), claim.Node{
+			Name: "n1", BootID: "b", SecretHash: w.agents["n1"].secret.Hash(), Attributes: attributes,
+		})
+		must(t, err)
+		leader.leader.Callers = &door{}
+		run := claim.Run{Ref: ref(fmt.Sprint("w", n)), Node: "n1", ID: fmt.Sprint("run-", n)}
+		if _, err := client.StartWorkload(within(t), run, nil); !errors.Is(err, ErrDenied) {
+			t.Errorf("a node with %v starts a workload for nobody: %v", attributes, err)
+		}
+		volume := claim.VolumeRef{Namespace: "default", ID: "none"}
+		if _, _, err := client.Volume(within(t), volume, cluster.Blocking{}); !errors.Is(err, ErrDenied) {
+			t.Errorf("a node with %v looks at a volume for nobody: %v", attributes, err)
+		}
+	}
 }

@@ -3,8 +3,6 @@ package security_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -114,8 +112,6 @@ audit {
 			ID: "00000000-0000-4000-8000-000000000000", Workload: app, Node: n2.Name, Service: "payments", Consul: "default",
 		}))
 		thief.refused("another volume", thief.apply(thief.start(app, volume)))
-		thief.refused("the record of an older agent",
-			thief.apply(&command.PutNode{Node: claim.Node{Name: n2.Name, SecretHash: hashOf(thief.secret)}}))
 		thief.refused("to be bound to no namespace",
 			thief.apply(&command.SetNodeDuty{Name: n2.Name, Namespaces: new([]string)}))
 		n2.Run("workload", "stop", "-namespace", "dev", "app")
@@ -289,11 +285,6 @@ func says(h *testhost.Host, namespace, id, want string) error {
 		return fmt.Errorf("it does not say %q: %s%s", want, r.Stdout, r.Stderr)
 	}
 	return nil
-}
-
-func hashOf(secret string) string {
-	sum := sha256.Sum256([]byte(strings.TrimSpace(secret)))
-	return hex.EncodeToString(sum[:])
 }
 
 // withTokens starts a cluster with ACLs. Each host's commands have a management token, which is returned.

@@ -110,12 +110,6 @@ func (l Ledger) NodeDetached(ctx context.Context, claims []claim.Claim) error {
 		return nil
 	}
 	_, err := l.Cluster.AdvanceClaims(ctx, "", items...)
-	if errors.Is(err, command.ErrLevel) { // a server of an older version keeps no name, and must not keep the claim
-		for i := range items {
-			items[i].ForcedBy = ""
-		}
-		_, err = l.Cluster.AdvanceClaims(ctx, "", items...)
-	}
 	return err
 }
 
