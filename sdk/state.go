@@ -23,7 +23,7 @@ import (
 // A plugin has at most 1,000 keys and 1 MiB, keys and values counted. A key has 1 to 256 bytes of UTF-8, a value at
 // most 32 KiB. During a swap the old and the new process share the state: use CompareAndSwap where both may write.
 //
-// While no host runs, or the host is older than the state, calls wait until their context ends. Errors are gRPC status
+// While no host runs, calls wait until their context ends. Errors are gRPC status
 // errors.
 type State struct{ rpc pluginv1.StateServiceClient }
 

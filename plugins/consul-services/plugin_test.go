@@ -68,7 +68,7 @@ agent_prefix   "" { policy = "read" }
 	if changes[0] != (registration.Change{ID: web.ID, Action: registration.Registered, Reason: "missing"}) {
 		t.Errorf("got %v", changes)
 	}
-	if err := plugin.Deregister(ctx, con, web.ID); err != nil {
+	if err := plugin.Deregister(ctx, con, owner, web.ID); err != nil {
 		t.Error(err)
 	}
 	if left := c.Services(t); len(left) != 0 {

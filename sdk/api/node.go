@@ -19,16 +19,12 @@ const NodeHeader = "X-Pannier-Node"
 type NodeError struct {
 	// Node was asked.
 	Node string
-	// Answered has answered; empty: an agent of an older version, which does not know that another one can be asked.
+	// Answered has answered; empty: it did not say who it is.
 	Answered string
 }
 
 // Error says who has answered, and what to do.
 func (e *NodeError) Error() string {
-	if e.Answered == "" {
-		return fmt.Sprintf("node %q was not asked: the agent that was called is of an older version, and speaks for itself"+
-			" only; upgrade it, or run the command on that node", e.Node)
-	}
 	return fmt.Sprintf("node %q was asked, and %q has answered: run the command on that node", e.Node, e.Answered)
 }
 

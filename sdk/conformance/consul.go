@@ -138,7 +138,8 @@ var registrationKind = &kind{
 			return err
 		}},
 		{"Deregister", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			return registration.NewClient(conn).Deregister(ctx, at.consul, instance(name).ID)
+			i := instance(name)
+			return registration.NewClient(conn).Deregister(ctx, at.consul, i.Owner, i.ID)
 		}},
 		{"Sync", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
 			i := markedInstance(at, name)
@@ -154,7 +155,8 @@ var registrationKind = &kind{
 	missing: needsConsul,
 	job:     registrationJob,
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {
-		return registration.NewClient(conn).Deregister(ctx, at.consul, instance("gone").ID)
+		i := instance("gone")
+		return registration.NewClient(conn).Deregister(ctx, at.consul, i.Owner, i.ID)
 	},
 }
 
@@ -203,7 +205,7 @@ func registrationJob(_ context.Context, r *run, _ grpc.ClientConnInterface, name
 			return "", err
 		}},
 		{name: "Deregister", undo: true, do: func(ctx context.Context, conn grpc.ClientConnInterface) (string, error) {
-			return "", registration.NewClient(conn).Deregister(ctx, r.cfg.Consul, i.ID)
+			return "", registration.NewClient(conn).Deregister(ctx, r.cfg.Consul, i.Owner, i.ID)
 		}},
 	}, nil
 }

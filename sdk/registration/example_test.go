@@ -28,7 +28,7 @@ func (c *catalog) Register(_ context.Context, _ service.Consul, i registration.I
 	return "", nil // it has no proxy
 }
 
-func (c *catalog) Deregister(_ context.Context, _ service.Consul, id string) error {
+func (c *catalog) Deregister(_ context.Context, _ service.Consul, _ registration.Owner, id string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.services, id)

@@ -44,12 +44,8 @@ func (s *server) Register(ctx context.Context, req *registrationv1.RegisterReque
 func (s *server) Deregister(ctx context.Context,
 	req *registrationv1.DeregisterRequest,
 ) (*registrationv1.DeregisterResponse, error) {
-	if d, ok := sdk.As[OwnerDeregisterer](s.impl); ok && req.GetOwner() != nil {
-		return &registrationv1.DeregisterResponse{}, d.DeregisterOf(ctx, service.ConsulFromProto(req.GetConsul()),
-			ownerFrom(req.GetOwner()), req.GetId())
-	}
 	return &registrationv1.DeregisterResponse{}, s.impl.Deregister(ctx, service.ConsulFromProto(req.GetConsul()),
-		req.GetId())
+		ownerFrom(req.GetOwner()), req.GetId())
 }
 
 func (s *server) Sync(ctx context.Context, req *registrationv1.SyncRequest) (*registrationv1.SyncResponse, error) {
@@ -118,13 +114,7 @@ func (c *client) Register(ctx context.Context, consul service.Consul, i Instance
 	return res.GetProxyId(), err
 }
 
-func (c *client) Deregister(ctx context.Context, consul service.Consul, id string) error {
-	_, err := c.rpc.Deregister(ctx, &registrationv1.DeregisterRequest{Consul: consul.ToProto(), Id: id})
-	return err
-}
-
-// DeregisterOf implements OwnerDeregisterer. A plugin that does not is asked to deregister whatever has the id.
-func (c *client) DeregisterOf(ctx context.Context, consul service.Consul, owner Owner, id string) error {
+func (c *client) Deregister(ctx context.Context, consul service.Consul, owner Owner, id string) error {
 	_, err := c.rpc.Deregister(ctx,
 		&registrationv1.DeregisterRequest{Consul: consul.ToProto(), Owner: ownerTo(owner), Id: id})
 	return err

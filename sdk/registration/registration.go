@@ -24,8 +24,9 @@ type Registration interface {
 	// InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host deregisters nothing: with
 	// these codes the call has registered nothing.
 	Register(ctx context.Context, c service.Consul, i Instance) (proxyID string, err error)
-	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
-	Deregister(ctx context.Context, c service.Consul, id string) error
+	// Deregister removes an instance of this owner with its sidecar and checks. It succeeds if the instance does not
+	// exist, or carries the mark of another owner: that one stays.
+	Deregister(ctx context.Context, c service.Consul, owner Owner, id string) error
 	// Sync waits until the catalog has changed since req.Index, or req.Wait has passed, and then makes it match
 	// the instances: it registers again what is missing or differs (with EnableTagOverride the catalog's tags
 	// stay), and removes what else the owner has there. What carries the mark of another owner is left alone and
@@ -34,12 +35,6 @@ type Registration interface {
 	Sync(ctx context.Context, c service.Consul, req SyncRequest) (index uint64, changes []Change, err error)
 	// Heartbeat reports the health of processes to the checks of type "process".
 	Heartbeat(ctx context.Context, c service.Consul, beats []Beat) error
-}
-
-// OwnerDeregisterer is Deregister for an instance of this owner: one that carries the mark of another stays, which is
-// success. Optional.
-type OwnerDeregisterer interface {
-	DeregisterOf(ctx context.Context, c service.Consul, owner Owner, id string) error
 }
 
 // Intender is for plugins whose catalog says who may call a service. Optional.

@@ -154,12 +154,13 @@ func (s *Server) ask(ctx context.Context, w way, call func(c nodeClients) (begun
 	var tried []string
 	for _, agent := range w.agents {
 		begun, err := call(s.nodeClients(agent))
-		switch old := (*api.NodeError)(nil); {
+		switch {
 		case err == nil:
 			answered(ctx, w.node.Name)
 			return nil
-		case errors.As(err, &old):
-			return s.tooOld(w, agent)
+		case errors.As(err, new(*api.NodeError)):
+			return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %q cannot be asked from here: the agent of "+
+				"%q speaks for itself only; run on %s: %s", w.node.Name, agent, w.node.Name, w.command))
 		case agent == w.node.Name && connect.IsWireError(err):
 			answered(ctx, w.node.Name)
 			return w.failed(connect.CodeOf(err), err)
@@ -175,17 +176,6 @@ func (s *Server) ask(ctx context.Context, w way, call func(c nodeClients) (begun
 // failed is a node's own error.
 func (w way) failed(code connect.Code, err error) error {
 	return connect.NewError(code, fmt.Errorf("node %q: %s", w.node.Name, message(err)))
-}
-
-// tooOld is the error for an agent on the way which does not know that another one can be asked.
-func (s *Server) tooOld(w way, agent string) error {
-	version := "an unknown version"
-	if m, ok := s.cfg.Discovery.Member(agent); ok {
-		version = "version " + m.Version
-	}
-	return connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %q cannot be asked from here: the agent of %q "+
-		"runs %s, which speaks for itself only; upgrade that, or run on %s: %s", w.node.Name, agent, version, w.node.Name,
-		w.command))
 }
 
 // message is the text of an error without its code.

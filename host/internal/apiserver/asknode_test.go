@@ -76,7 +76,7 @@ func (a *askers) listen(t *testing.T, name string, role pki.Role) (*transport.Po
 
 func (a *askers) known(name string, role pki.Role, addr string) {
 	a.members[name] = discovery.Member{
-		Self:   discovery.Self{Name: name, Role: discovery.Role(role), RPC: addr, Version: "0.9-old"},
+		Self:   discovery.Self{Name: name, Role: discovery.Role(role), RPC: addr},
 		Status: discovery.Alive,
 	}
 }
@@ -291,31 +291,31 @@ func TestAskAnotherNodeWithFewRights(t *testing.T) {
 	wantError(t, err, connect.CodePermissionDenied, "bound to namespaces")
 }
 
-// oldAgent answers for itself, whichever node is asked.
-type oldAgent struct {
+// selfishAgent answers for itself, whichever node is asked.
+type selfishAgent struct {
 	hostv1connect.UnimplementedAgentServiceHandler
 	hostv1connect.UnimplementedPluginServiceHandler
 	hostv1connect.UnimplementedWorkloadServiceHandler
 	says string // the node in the header; empty: there is none
 }
 
-func (o oldAgent) Status(ctx context.Context, _ *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
+func (o selfishAgent) Status(ctx context.Context, _ *hostv1.StatusRequest) (*hostv1.StatusResponse, error) {
 	if call, _ := connect.CallInfoForHandlerContext(ctx); o.says != "" {
 		call.ResponseHeader().Set(api.NodeHeader, o.says)
 	}
-	return &hostv1.StatusResponse{Name: "old"}, nil
+	return &hostv1.StatusResponse{Name: "alone"}, nil
 }
 
-func (o oldAgent) Events(_ context.Context, _ *hostv1.EventsRequest,
+func (o selfishAgent) Events(_ context.Context, _ *hostv1.EventsRequest,
 	stream *connect.ServerStream[hostv1.EventsResponse],
 ) error {
 	if o.says != "" {
 		stream.ResponseHeader().Set(api.NodeHeader, o.says)
 	}
-	return stream.Send(&hostv1.EventsResponse{Event: &hostv1.Event{Subject: "old"}})
+	return stream.Send(&hostv1.EventsResponse{Event: &hostv1.Event{Subject: "alone"}})
 }
 
-func (o oldAgent) serve(t *testing.T, l net.Listener) {
+func (o selfishAgent) serve(t *testing.T, l net.Listener) {
 	mux := http.NewServeMux()
 	mux.Handle(hostv1connect.NewAgentServiceHandler(o))
 	server := &http.Server{Handler: mux, Protocols: &http.Protocols{}}
@@ -337,11 +337,11 @@ func (o oldAgent) serve(t *testing.T, l net.Listener) {
 func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 	a := newAskers(t)
 	server, asker := a.join(t, "server", pki.Server), a.join(t, "asker", pki.Node)
-	old, _ := a.listen(t, "old", pki.Node)
-	oldAgent{}.serve(t, old.HTTP())
+	alone, _ := a.listen(t, "alone", pki.Node)
+	selfishAgent{}.serve(t, alone.HTTP())
 	liar, _ := a.listen(t, "liar", pki.Node)
-	oldAgent{says: "somebody"}.serve(t, liar.HTTP())
-	a.known("posing", pki.Node, old.Addr().String())
+	selfishAgent{says: "somebody"}.serve(t, liar.HTTP())
+	a.known("posing", pki.Node, alone.Addr().String())
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	check.NoError(t, err)
 	check.NoError(t, closed.Close())
@@ -361,18 +361,18 @@ func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 		code connect.Code
 		says []string
 	}{
-		"old":                        {connect.CodeFailedPrecondition, []string{`node "old" cannot be asked`, "version 0.9-old", "run on old: pannier "}},
-		"liar":                       {connect.CodeFailedPrecondition, []string{`node "liar" cannot be asked`}},
-		"posing":                     {connect.CodeUnavailable, []string{`ask node "posing" (alive in gossip)`, "pannier://dc1/node/old"}},
-		"down":                       {connect.CodeUnavailable, []string{`ask node "down"`, "refused", "pannier node status down", "run there: pannier "}},
-		"hangs":                      {connect.CodeUnavailable, []string{`ask node "hangs"`, "pannier node status hangs"}},
-		"gone":                       {connect.CodeUnavailable, []string{"has left the cluster"}},
-		"none":                       {connect.CodeNotFound, []string{`ask node "none"`, "pannier server members"}},
-		"<script>alert(1)</script>":  {connect.CodeNotFound, []string{"no member"}},
-		"../../etc/passwd":           {connect.CodeNotFound, []string{"no member"}},
-		"server/../old":              {connect.CodeNotFound, []string{"no member"}},
-		"old:80@server?x#y\r\nEvil:": {connect.CodeNotFound, []string{`\r\n`}},
-		long:                         {connect.CodeNotFound, []string{"no member"}},
+		"alone":                        {connect.CodeFailedPrecondition, []string{`node "alone" cannot be asked`, `agent of "alone"`, "run on alone: pannier "}},
+		"liar":                         {connect.CodeFailedPrecondition, []string{`node "liar" cannot be asked`}},
+		"posing":                       {connect.CodeUnavailable, []string{`ask node "posing" (alive in gossip)`, "pannier://dc1/node/alone"}},
+		"down":                         {connect.CodeUnavailable, []string{`ask node "down"`, "refused", "pannier node status down", "run there: pannier "}},
+		"hangs":                        {connect.CodeUnavailable, []string{`ask node "hangs"`, "pannier node status hangs"}},
+		"gone":                         {connect.CodeUnavailable, []string{"has left the cluster"}},
+		"none":                         {connect.CodeNotFound, []string{`ask node "none"`, "pannier server members"}},
+		"<script>alert(1)</script>":    {connect.CodeNotFound, []string{"no member"}},
+		"../../etc/passwd":             {connect.CodeNotFound, []string{"no member"}},
+		"server/../alone":              {connect.CodeNotFound, []string{"no member"}},
+		"alone:80@server?x#y\r\nEvil:": {connect.CodeNotFound, []string{`\r\n`}},
+		long:                           {connect.CodeNotFound, []string{"no member"}},
 	} {
 		for _, from := range []*host{server, asker} {
 			for _, name := range []string{"Status", "Events"} {
@@ -384,13 +384,13 @@ func TestAnotherNodeDoesNotAnswer(t *testing.T) {
 			}
 		}
 	}
-	// The server on the way is old.
-	oldServer, _ := a.listen(t, "oldserver", pki.Server)
-	oldAgent{}.serve(t, oldServer.HTTP())
+	// The server on the way answers for itself.
+	selfish, _ := a.listen(t, "selfish", pki.Server)
+	selfishAgent{}.serve(t, selfish.HTTP())
 	delete(a.members, "server")
 	for _, name := range []string{"Status", "Events"} {
 		_, err := calls(asker.ctx, asker.with(t, reader), "down")[name]()
-		wantError(t, err, connect.CodeFailedPrecondition, `node "down" cannot be asked`, `agent of "oldserver" runs version 0.9-old`)
+		wantError(t, err, connect.CodeFailedPrecondition, `node "down" cannot be asked`, `agent of "selfish" speaks for itself`)
 	}
 	// And a host that is alone.
 	_, err = openHost(t).client.Agent.Status(asker.ctx, &hostv1.StatusRequest{Node: "server"})

@@ -289,7 +289,7 @@ func (s *Server) shownNode(n claim.Node, members map[string]discovery.Member) *h
 	return shown
 }
 
-// nodeStatus returns a node's status. Records of older versions, and a host in no cluster, have none: they are ready.
+// nodeStatus returns a node's status. A host in no cluster has none: it is ready.
 func nodeStatus(n claim.Node) claim.NodeStatus {
 	if n.Status == "" {
 		return claim.NodeReady

@@ -113,13 +113,13 @@ func (f *fake) close() {
 	f.served.Wait()
 }
 
-// otherNodes answers calls that name a node: n2 as this agent answers, old as an agent that knows no other nodes.
+// otherNodes answers calls that name a node: n2 as this agent answers, selfish as an agent that answers for itself.
 // Others are not there.
 type otherNodes struct{}
 
 func (otherNodes) answer(req any, header http.Header) error {
 	switch node := req.(interface{ GetNode() string }).GetNode(); node {
-	case "", "old":
+	case "", "selfish":
 	case "n2":
 		header.Set(api.NodeHeader, node)
 	default:

@@ -53,8 +53,7 @@ func (n *Nodes) Owns(ctx context.Context, c claim.Claim) (bool, error) {
 	return resp.GetOwns(), err
 }
 
-// Release reads how the release of a claim's workload goes on its node; zero: it does not wait, or an older node does
-// not say.
+// Release reads how the release of a claim's workload goes on its node; zero: it does not wait.
 func (n *Nodes) Release(ctx context.Context, c claim.Claim) (workload.Release, error) {
 	resp, err := n.service(c.Node).Owns(ctx, &peerv1.OwnsRequest{Namespace: c.Workload.Namespace, Workload: c.Workload.ID})
 	if err != nil || len(resp.GetRelease()) == 0 {

@@ -64,7 +64,7 @@ func TestVolumesGiveNobodyRights(t *testing.T) {
 	}
 }
 
-// withFlags changes the mount flags of a registered volume, as an earlier version would have registered it.
+// withFlags changes the mount flags of a registered volume, as a server that checks nothing would have registered it.
 func (h *host) withFlags(t *testing.T, id string, flags ...string) {
 	t.Helper()
 	check.NoError(t, h.ledger.change(func(s *ledgerState) error {

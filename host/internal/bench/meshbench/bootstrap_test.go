@@ -90,7 +90,7 @@ func (m *mesh) sidecar(b *testing.B, name string) (proxyID string) {
 	}
 	b.Cleanup(func() {
 		err := m.plugin.DoRegistration(context.Background(), "", func(ctx context.Context, c registration.Registration) error {
-			return c.Deregister(ctx, m.reach, i.ID)
+			return c.Deregister(ctx, m.reach, i.Owner, i.ID)
 		})
 		if err != nil {
 			b.Error(err)

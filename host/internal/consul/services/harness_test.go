@@ -131,7 +131,7 @@ func (p *plugin) Register(_ context.Context, c service.Consul, i registration.In
 	return i.ID + "-sidecar-proxy", nil
 }
 
-func (p *plugin) Deregister(_ context.Context, c service.Consul, id string) error {
+func (p *plugin) Deregister(_ context.Context, c service.Consul, _ registration.Owner, id string) error {
 	time.Sleep(time.Millisecond)
 	p.mu.Lock()
 	defer p.mu.Unlock()

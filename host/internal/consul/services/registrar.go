@@ -223,10 +223,7 @@ func (r *Registrar) Deregister(ctx context.Context, consul, id string) error {
 		return err
 	}
 	return r.cfg.Registration(ctx, k.name, func(ctx context.Context, c registration.Registration) error {
-		if d, able := c.(registration.OwnerDeregisterer); able {
-			return d.DeregisterOf(ctx, k.consul, owner, id)
-		}
-		return c.Deregister(ctx, k.consul, id)
+		return c.Deregister(ctx, k.consul, owner, id)
 	})
 }
 

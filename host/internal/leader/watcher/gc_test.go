@@ -12,7 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/state"
 )
 
-// records are the contents of a ledger, as an older version or a fault could leave them: the present commands never
+// records are the contents of a ledger, as a fault could leave them: commands never
 // leave a claim taken whose workload has ended.
 type records struct {
 	claims    []claim.Claim

@@ -51,17 +51,10 @@ func (s settings) differences(other settings) string {
 
 // launchDigest returns a digest of how a plugin's process is started, to notice changes.
 func (i *instance) launchDigest() string {
-	how := []any{i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost}
-	if i.spec.Group != "" || i.spec.Limits != (Limits{}) { // earlier hosts had neither, and must compute the same digest
-		how = append(how, i.spec.Group, i.spec.Limits)
-	}
-	if len(i.spec.Listen) > 0 {
-		how = append(how, i.spec.Listen)
-	}
-	if ip := i.sup.cfg.HostIP; ip != "" {
-		how = append(how, "HOST_IP="+ip)
-	}
-	data, _ := json.Marshal(how) // strings and numbers: cannot fail
+	data, _ := json.Marshal([]any{ // strings and numbers: cannot fail
+		i.spec.Args, i.spec.Env, i.spec.User, i.sup.cfg.DieWithHost, i.spec.Group, i.spec.Limits, i.spec.Listen,
+		i.sup.cfg.HostIP,
+	})
 	return digest(data)
 }
 

@@ -208,7 +208,7 @@ func TestIntentions(t *testing.T) {
 			Owner: a.Owner, Instances: []registration.Instance{other},
 		})
 		check.NoError(t, err)
-		check.NoError(t, fresh.Deregister(t.Context(), r.consul, other.ID))
+		check.NoError(t, fresh.Deregister(t.Context(), r.consul, other.Owner, other.ID))
 		if n := r.proxy.Count("GET", "/v1/config/service-intentions"); n != before {
 			t.Error("what was swept is listed again")
 		}

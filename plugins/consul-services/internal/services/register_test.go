@@ -274,7 +274,7 @@ func deregisters(t *testing.T, r *rig) {
 	r.register(t, i, other)
 	r.settled(t, i, other)
 	for range 2 { // removing an unknown service succeeds
-		check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
+		check.NoError(t, r.Deregister(t.Context(), r.consul, i.Owner, i.ID))
 	}
 	check.Eventually(t, "the catalog has lost it", func() bool {
 		return r.inCatalog(t, i.ID) == nil && r.inCatalog(t, i.ID+sidecarSuffix) == nil && len(r.checks(t, i.ID)) == 0
@@ -291,7 +291,7 @@ func deregisters(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	check.NoError(t, r.admin.Agent().ServiceDeregister(i.ID))
-	check.NoError(t, r.Deregister(t.Context(), r.consul, i.ID))
+	check.NoError(t, r.Deregister(t.Context(), r.consul, i.Owner, i.ID))
 	if _, there := r.Cluster.Services(t)[i.ID+sidecarSuffix]; there {
 		t.Error("the sidecar was not removed with its service")
 	}
@@ -398,7 +398,7 @@ func TestGateways(t *testing.T) {
 	if e := read(api.TerminatingGateway, "out").(*api.TerminatingGatewayConfigEntry); e.Services[0].SNI != "other.test" {
 		t.Errorf("got %+v", e)
 	}
-	check.NoError(t, r.Deregister(t.Context(), r.consul, out.ID))
+	check.NoError(t, r.Deregister(t.Context(), r.consul, out.Owner, out.ID))
 	read(api.TerminatingGateway, "out") // the entry is kept, because others may use it
 }
 
@@ -465,7 +465,7 @@ func TestFaults(t *testing.T) {
 	i := instance("web")
 	calls := map[string]func() error{
 		"register":   func() error { _, err := r.Register(t.Context(), r.consul, i); return err },
-		"deregister": func() error { return r.Deregister(t.Context(), r.consul, i.ID) },
+		"deregister": func() error { return r.Deregister(t.Context(), r.consul, i.Owner, i.ID) },
 		"sync": func() error {
 			_, _, err := r.Sync(t.Context(), r.consul,
 				registration.SyncRequest{Owner: owner, Instances: []registration.Instance{i}})

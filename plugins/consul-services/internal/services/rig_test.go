@@ -91,7 +91,7 @@ func (r *rig) removeAtEnd(t *testing.T, instances ...registration.Instance) {
 	t.Helper()
 	t.Cleanup(func() {
 		for _, i := range instances {
-			if err := r.Deregister(context.Background(), r.consul, i.ID); err != nil {
+			if err := r.Deregister(context.Background(), r.consul, i.Owner, i.ID); err != nil {
 				t.Error(err)
 			}
 		}

@@ -74,9 +74,8 @@ type Services struct {
 }
 
 var (
-	_ registration.Registration      = (*Services)(nil)
-	_ registration.OwnerDeregisterer = (*Services)(nil)
-	_ registration.Intender          = (*Services)(nil)
+	_ registration.Registration = (*Services)(nil)
+	_ registration.Intender     = (*Services)(nil)
 )
 
 // New makes a Services without connections.
@@ -135,21 +134,8 @@ func (s *Services) Register(ctx context.Context, c service.Consul, i registratio
 	return w.proxyID(), nil
 }
 
-// Deregister implements registration.Registration.
-func (s *Services) Deregister(ctx context.Context, c service.Consul, id string) error {
-	return s.deregister(ctx, c, id, func(map[string]string) bool { return false })
-}
-
-// DeregisterOf implements registration.OwnerDeregisterer.
-func (s *Services) DeregisterOf(ctx context.Context, c service.Consul, owner registration.Owner, id string) error {
-	return s.deregister(ctx, c, id, func(meta map[string]string) bool { return foreign(owner, meta) })
-}
-
-// deregister removes an instance with its sidecar, but for those that stay. Consul logs an error if a service to be
-// removed does not exist.
-func (s *Services) deregister(ctx context.Context, c service.Consul, id string,
-	stays func(meta map[string]string) bool,
-) error {
+// Deregister implements registration.Registration. Consul logs an error if a service to be removed does not exist.
+func (s *Services) Deregister(ctx context.Context, c service.Consul, owner registration.Owner, id string) error {
 	agent, err := s.agent(c)
 	if err != nil {
 		return err
@@ -160,7 +146,7 @@ func (s *Services) deregister(ctx context.Context, c service.Consul, id string,
 		return err
 	}
 	for _, part := range []string{id + sidecarSuffix, id} {
-		if there[part] == nil || stays(there[part].Meta) {
+		if there[part] == nil || foreign(owner, there[part].Meta) {
 			continue
 		}
 		if err := agent.deregister(ctx, part); err != nil {

@@ -511,7 +511,7 @@ func TestAnotherOwner(t *testing.T) {
 		}
 		_, err := r.Register(t.Context(), r.consul, theirs)
 		wantCode(t, err, codes.AlreadyExists, "register service", `node "n1" of the cluster c1`)
-		check.NoError(t, r.DeregisterOf(t.Context(), r.consul, other, web.ID))
+		check.NoError(t, r.Deregister(t.Context(), r.consul, other, web.ID))
 		if n := writes(); n != was {
 			t.Errorf("%d writes to Consul", n-was)
 		}
@@ -541,7 +541,7 @@ func TestAnotherOwner(t *testing.T) {
 	if now := r.inCatalog(t, web.ID); now == nil || now.Meta[markCluster] != "c2" {
 		t.Errorf("it is %+v", now)
 	}
-	check.NoError(t, r.DeregisterOf(t.Context(), r.consul, other, web.ID))
+	check.NoError(t, r.Deregister(t.Context(), r.consul, other, web.ID))
 	if left := r.Cluster.Services(t); len(left) != 1 {
 		t.Errorf("Consul has %v", left)
 	}

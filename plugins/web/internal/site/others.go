@@ -110,10 +110,6 @@ func (s *Site) plugins(ctx context.Context, u user, r *http.Request) (any, error
 		return nil, err
 	}
 	d.Nodes = []nodePlugins{first}
-	if first.Name == "" {
-		d.ChoicesWhy = "the agent is of an older version"
-		return d, nil
-	}
 	if d.Choices, d.ChoicesWhy = choices(ctx, u); d.Node != "" {
 		return d, nil
 	}

@@ -98,7 +98,7 @@ func (s *services) Register(ctx context.Context, c service.Consul, i registratio
 	return i.ID + "-sidecar-proxy", s.reach(ctx, c.Address, i.Workload, "")
 }
 
-func (s *services) Deregister(ctx context.Context, c service.Consul, id string) error {
+func (s *services) Deregister(ctx context.Context, c service.Consul, _ registration.Owner, id string) error {
 	return s.reach(ctx, c.Address, strings.ReplaceAll(id, ":", "-"), "")
 }
 

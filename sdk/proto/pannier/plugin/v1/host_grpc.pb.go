@@ -503,7 +503,7 @@ const (
 // in its metadata; the spans that the plugin records within it go to the collector of the host's own.
 type SpanServiceClient interface {
 	// Record passes on spans that have ended. The host drops those that are not valid or too many; a request has at most
-	// 64 KiB. Errors: UNIMPLEMENTED if the host is older.
+	// 64 KiB.
 	Record(ctx context.Context, in *RecordRequest, opts ...grpc.CallOption) (*RecordResponse, error)
 }
 
@@ -533,7 +533,7 @@ func (c *spanServiceClient) Record(ctx context.Context, in *RecordRequest, opts 
 // in its metadata; the spans that the plugin records within it go to the collector of the host's own.
 type SpanServiceServer interface {
 	// Record passes on spans that have ended. The host drops those that are not valid or too many; a request has at most
-	// 64 KiB. Errors: UNIMPLEMENTED if the host is older.
+	// 64 KiB.
 	Record(context.Context, *RecordRequest) (*RecordResponse, error)
 	mustEmbedUnimplementedSpanServiceServer()
 }

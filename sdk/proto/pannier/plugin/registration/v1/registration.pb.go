@@ -264,11 +264,10 @@ func (x *RegisterResponse) GetProxyId() string {
 }
 
 type DeregisterRequest struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
-	Id     string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// owner of the instance: one that has the marks of another stays. Older hosts leave it out.
-	Owner         *Owner `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Consul        *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -41,7 +41,8 @@ type RegistrationServiceClient interface {
 	// the id has the marks of another owner. After InvalidArgument, FailedPrecondition, PermissionDenied and
 	// Unauthenticated the host deregisters nothing: with these codes the call has registered nothing.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
-	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
+	// Deregister removes an instance of the owner with its sidecar and checks. It succeeds if the instance does not exist,
+	// or carries the mark of another owner: that one stays.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
 	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then makes it match
 	// the instances: it registers again what is missing or differs (with enable_tag_override, the catalog's
@@ -127,7 +128,8 @@ type RegistrationServiceServer interface {
 	// the id has the marks of another owner. After InvalidArgument, FailedPrecondition, PermissionDenied and
 	// Unauthenticated the host deregisters nothing: with these codes the call has registered nothing.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
-	// Deregister removes an instance with its sidecar and checks. It succeeds if the instance does not exist.
+	// Deregister removes an instance of the owner with its sidecar and checks. It succeeds if the instance does not exist,
+	// or carries the mark of another owner: that one stays.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
 	// Sync waits until the catalog has changed since index, or wait_ms have passed, and then makes it match
 	// the instances: it registers again what is missing or differs (with enable_tag_override, the catalog's

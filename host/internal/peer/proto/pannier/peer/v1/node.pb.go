@@ -274,7 +274,7 @@ func (x *OwnsRequest) GetWorkload() string {
 type OwnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Owns  bool                   `protobuf:"varint,1,opt,name=owns,proto3" json:"owns,omitempty"`
-	// release is a workload.Release if the workload's release is delayed. Older nodes do not send it.
+	// release is a workload.Release if the workload's release is delayed.
 	Release       []byte `protobuf:"bytes,2,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
