@@ -6,43 +6,34 @@ import (
 	"sync"
 )
 
-// Locks lets one caller at a time hold each key's lock. The zero value is ready. A key that nobody holds or waits for
-// uses no memory.
+// Locks lets one caller at a time, or as many as Slots, hold each key's lock. The zero value is ready. A key that nobody
+// holds or waits for uses no memory.
 type Locks[K comparable] struct {
+	// Slots is how many callers may hold a key's lock at a time; 0: one.
+	Slots int
+
 	mu    sync.Mutex
 	locks map[K]*lock
 }
 
 type lock struct {
-	token chan struct{} // holds one token while it is free
-	users int           // holder and waiters; guarded by Locks.mu
+	held  chan struct{} // has what each holder put in
+	users int           // holders and waiters; guarded by Locks.mu
 }
 
 // Lock waits for the key's lock. If ctx ends first the error is its cause; otherwise unlock must be called once.
 func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	k := l.join(key)
 	select {
-	case <-k.token:
-		return func() { k.token <- struct{}{}; l.leave(key, k) }, nil
+	case k.held <- struct{}{}:
+		return func() { <-k.held; l.leave(key, k) }, nil
 	case <-ctx.Done():
 		l.leave(key, k)
 		return nil, context.Cause(ctx)
 	}
 }
 
-// TryLock is Lock for a caller that does not wait; unlock is nil if another one holds the key's lock.
-func (l *Locks[K]) TryLock(key K) (unlock func()) {
-	k := l.join(key)
-	select {
-	case <-k.token:
-		return func() { k.token <- struct{}{}; l.leave(key, k) }
-	default:
-		l.leave(key, k)
-		return nil
-	}
-}
-
-// Users counts the holder of the key's lock and those who wait for it.
+// Users counts the holders of the key's lock and those who wait for it.
 func (l *Locks[K]) Users(key K) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,8 +58,7 @@ func (l *Locks[K]) join(key K) *lock {
 	}
 	k := l.locks[key]
 	if k == nil {
-		k = &lock{token: make(chan struct{}, 1)}
-		k.token <- struct{}{}
+		k = &lock{held: make(chan struct{}, max(l.Slots, 1))}
 		l.locks[key] = k
 	}
 	k.users++

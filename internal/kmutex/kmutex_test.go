@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestOneAtATimeForEachKey(t *testing.T) {
@@ -35,21 +36,28 @@ func TestOneAtATimeForEachKey(t *testing.T) {
 	}
 }
 
-func TestTryLock(t *testing.T) {
-	var l Locks[string]
-	unlock := l.TryLock("a")
-	if unlock == nil || l.TryLock("a") != nil {
-		t.Fatal("a free lock is not had, or one that is held is")
+func TestSlots(t *testing.T) {
+	l := Locks[string]{Slots: 2}
+	var unlocks []func()
+	for range l.Slots {
+		unlock, err := l.Lock(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlocks = append(unlocks, unlock)
 	}
-	if n := l.Users("a"); n != 1 {
-		t.Errorf("%d users", n)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := l.Lock(ctx, "a"); err == nil {
+		t.Error("three hold a lock for two")
 	}
-	unlock()
-	if again, err := l.Lock(t.Context(), "a"); err != nil {
-		t.Error(err)
-	} else {
-		again()
+	unlocks[0]()
+	again, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
 	}
+	again()
+	unlocks[1]()
 	if n := l.Len(); n != 0 {
 		t.Errorf("%d locks are kept", n)
 	}

@@ -17,7 +17,7 @@ import (
 var storageKind = &kind{
 	service: storagev1.File_pannier_plugin_storage_v1_storage_proto.Services().ByName("StorageService"),
 	ask:     askStorage,
-	methods: storageMethods, optional: []string{"Attach", "Detach", "DetachBatch", "Stage", "Unstage"},
+	methods: storageMethods, optional: []string{"Attach", "Detach", "Stage", "Unstage"},
 	missing: func(cfg *Config) string {
 		if cfg.Driver.Endpoint == "" {
 			return "needs a CSI driver (-driver ENDPOINT, Config.Driver)"
@@ -107,14 +107,6 @@ var storageMethods = []method{
 	}},
 	{"Detach", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
 		return storage.NewClient(conn).Detach(ctx, at.driver, markedVolume(at, name+"-detach"), "node")
-	}},
-	{"DetachBatch", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-		all := []storage.Detachment{{Volume: markedVolume(at, name+"-detach-batch"), NodeID: "node"}}
-		errs, err := storage.NewClient(conn).DetachBatch(ctx, at.driver, all, time.Minute)
-		if err == nil {
-			err = errs[0]
-		}
-		return err
 	}},
 	{"Stage", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
 		req := storage.StageRequest{Volume: markedVolume(at, name+"-stage"), StagingPath: at.path("staging")}

@@ -4,25 +4,21 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/sdk/internal/outcome"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // NewClient returns the host's client of a storage plugin. Errors are the plugin's gRPC status errors, unchanged.
 func NewClient(conn grpc.ClientConnInterface) Client {
-	return &client{conn: conn, rpc: storagev1.NewStorageServiceClient(conn)}
+	return &client{rpc: storagev1.NewStorageServiceClient(conn)}
 }
 
 type client struct {
-	conn grpc.ClientConnInterface
-	rpc  storagev1.StorageServiceClient
+	rpc storagev1.StorageServiceClient
 }
 
 func (c *client) Fingerprint(ctx context.Context, d Driver, opts FingerprintOptions,
@@ -82,41 +78,6 @@ func (c *client) Attach(ctx context.Context, d Driver, req AttachRequest) (map[s
 func (c *client) Detach(ctx context.Context, d Driver, v Volume, nodeID string) error {
 	_, err := c.rpc.Detach(ctx, &storagev1.DetachRequest{Driver: driverTo(d), Volume: volumeTo(v), NodeId: nodeID})
 	return err
-}
-
-func (c *client) DetachBatch(ctx context.Context, d Driver, all []Detachment, within time.Duration) ([]error, error) {
-	in := &storagev1.DetachBatchRequest{Driver: driverTo(d), WithinMs: milliseconds(within)}
-	for _, one := range all {
-		in.Requests = append(in.Requests, &storagev1.DetachRequest{Volume: volumeTo(one.Volume), NodeId: one.NodeID})
-	}
-	out := &storagev1.DetachBatchResponse{}
-	parts := wire.NewParts(storagev1.StorageService_Detach_FullMethodName, len(all), func() ([]error, error) {
-		return batchErrors(all, out.GetResults())
-	})
-	err := c.conn.Invoke(ctx, storagev1.StorageService_DetachBatch_FullMethodName, in, out, parts)
-	if err != nil {
-		return nil, err
-	}
-	errs, err := parts.Errors()
-	if err != nil {
-		return nil, err
-	}
-	for n, r := range out.GetResults() {
-		if r.GetPending() {
-			errs[n] = ErrPending
-		}
-	}
-	return errs, nil
-}
-
-// batchErrors returns the error of each result, none for one that is pending, or refuses all of them: if they are not
-// those of the requests, one that has failed may pass for one that has not.
-func batchErrors(all []Detachment, results []*storagev1.DetachResult) ([]error, error) {
-	ids := make([]string, len(all))
-	for n, one := range all {
-		ids[n] = one.Volume.ExternalID
-	}
-	return outcome.OfBatch("DetachBatch", "volume", ids, results, (*storagev1.DetachResult).GetExternalId)
 }
 
 func (c *client) Stage(ctx context.Context, d Driver, req StageRequest) error {

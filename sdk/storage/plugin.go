@@ -2,8 +2,6 @@ package storage
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -11,7 +9,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk"
-	"github.com/pannier/pannier/sdk/internal/outcome"
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 )
 
@@ -100,66 +97,6 @@ func (s *server) Detach(ctx context.Context, req *storagev1.DetachRequest) (*sto
 	}
 	err = a.Detach(ctx, driverFrom(req.GetDriver()), volumeFrom(req.GetVolume()), req.GetNodeId())
 	return &storagev1.DetachResponse{}, err
-}
-
-// DetachBatch calls Detach for each volume, all at once, unless the implementation has a way of its own.
-func (s *server) DetachBatch(ctx context.Context, req *storagev1.DetachBatchRequest) (*storagev1.DetachBatchResponse,
-	error,
-) {
-	reqs, within := req.GetRequests(), duration(req.GetWithinMs())
-	if len(reqs) == 0 || len(reqs) > MaxDetachBatch {
-		return nil, status.Errorf(codes.InvalidArgument, "detach a batch of %d volumes: it must have 1 to %d requests",
-			len(reqs), MaxDetachBatch)
-	}
-	var errs []error
-	if b, ok := sdk.As[BatchDetacher](s.impl); ok {
-		all := each(reqs, func(r *storagev1.DetachRequest) Detachment {
-			return Detachment{volumeFrom(r.GetVolume()), r.GetNodeId()}
-		})
-		var err error
-		if errs, err = b.DetachBatch(ctx, driverFrom(req.GetDriver()), all, within); err != nil {
-			return nil, err
-		}
-	} else {
-		if _, err := optional[Attacher](s.impl, "detach volumes"); err != nil {
-			return nil, err
-		}
-		errs = s.detachEach(ctx, req.GetDriver(), reqs, within)
-	}
-	res := &storagev1.DetachBatchResponse{}
-	for n, err := range errs {
-		one := &storagev1.DetachResult{ExternalId: reqs[n].GetVolume().GetExternalId(), Pending: errors.Is(err, ErrPending)}
-		if err != nil && !one.Pending {
-			failed := status.Convert(outcome.Status(err))
-			one.Code, one.Message = uint32(failed.Code()), failed.Message()
-		}
-		res.Results = append(res.Results, one)
-	}
-	return res, nil
-}
-
-// detachEach calls Detach for each volume of a batch: a panic fails that one only.
-func (s *server) detachEach(ctx context.Context, d *storagev1.Driver, reqs []*storagev1.DetachRequest,
-	within time.Duration,
-) []error {
-	inTime, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	errs := make([]error, len(reqs))
-	var all sync.WaitGroup
-	for n, one := range reqs {
-		all.Go(func() {
-			defer outcome.Rescue(sdk.Logger(), storagev1.StorageService_DetachBatch_FullMethodName, &errs[n])
-			_, err := s.Detach(inTime, &storagev1.DetachRequest{
-				Driver: d, Volume: one.GetVolume(), NodeId: one.GetNodeId(),
-			})
-			if err != nil && inTime.Err() != nil && ctx.Err() == nil {
-				err = ErrPending
-			}
-			errs[n] = err
-		})
-	}
-	all.Wait()
-	return errs
 }
 
 func (s *server) Stage(ctx context.Context, req *storagev1.StageRequest) (*storagev1.StageResponse, error) {

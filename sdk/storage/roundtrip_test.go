@@ -59,15 +59,7 @@ var calls = map[string]func(c Client, r *recorder, g *gen) (sent arguments, want
 	"DeleteGroupSnapshot": command(Client.DeleteGroupSnapshot),
 	"GetGroupSnapshot":    inGroup(Client.GetGroupSnapshot),
 
-	"Detach": onVolume(Client.Detach),
-	"DetachBatch": func(c Client, _ *recorder, g *gen) (arguments, any, any, error) {
-		d, one := draw[Driver](g), draw[Detachment](g)
-		errs, err := c.DetachBatch(g.ctx, d, []Detachment{one}, time.Minute)
-		if err == nil {
-			err = errs[0]
-		}
-		return arguments{d, []any{one.Volume, one.NodeID}}, nil, nil, err
-	},
+	"Detach":    onVolume(Client.Detach),
 	"Unstage":   onVolume(Client.Unstage),
 	"Unpublish": onVolume(Client.Unpublish),
 	"DeleteSnapshot": func(c Client, _ *recorder, g *gen) (arguments, any, any, error) {
@@ -310,7 +302,7 @@ func checkSet(t *testing.T, m protoreflect.Message) {
 		f := fields.Get(i)
 		isTime := m.Descriptor().FullName() == "google.protobuf.Timestamp"
 		switch {
-		case isTime, inBatch[string(f.FullName())]:
+		case isTime:
 		case !m.Has(f):
 			t.Errorf("%s is not set", f.FullName())
 		case f.IsMap():
@@ -320,14 +312,6 @@ func checkSet(t *testing.T, m protoreflect.Message) {
 			checkSet(t, m.Get(f).Message())
 		}
 	}
-}
-
-// inBatch are fields that a batch leaves out, or that are set where one of it has failed: TestDetachBatch.
-var inBatch = map[string]bool{
-	"pannier.plugin.storage.v1.DetachRequest.driver": true, // TestRoundTrip has it
-	"pannier.plugin.storage.v1.DetachResult.code":    true,
-	"pannier.plugin.storage.v1.DetachResult.message": true,
-	"pannier.plugin.storage.v1.DetachResult.pending": true,
 }
 
 // An error keeps its code and message in every method.

@@ -8,8 +8,6 @@ package storage
 
 import (
 	"context"
-	"errors"
-	"time"
 )
 
 // Storage is the interface of a plugin of the kind "storage". The host calls it through the same interface
@@ -41,27 +39,6 @@ type Attacher interface {
 	Attach(ctx context.Context, d Driver, req AttachRequest) (publishContext map[string]string, err error)
 	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
 	Detach(ctx context.Context, d Driver, v Volume, nodeID string) error
-}
-
-// MaxDetachBatch is the most volumes that the host puts into one call of DetachBatch.
-const MaxDetachBatch = 16
-
-// Detachment is a volume that is to be detached from a node.
-type Detachment struct {
-	Volume Volume
-	NodeID string
-}
-
-// ErrPending is the result of a volume that was not detached in time. The call may be going on.
-var ErrPending = errors.New("the volume is not detached yet")
-
-// BatchDetacher detaches several volumes in one call. Optional, and rarely worth implementing: the SDK calls Detach for
-// each volume of a batch, all at the same time.
-type BatchDetacher interface {
-	// DetachBatch is Detach for up to MaxDetachBatch different volumes of one driver. It returns one result for each, in
-	// their order, or an error if the call failed as a whole. It returns after within, with ErrPending for what is not
-	// done yet.
-	DetachBatch(ctx context.Context, d Driver, all []Detachment, within time.Duration) ([]error, error)
 }
 
 // Stager mounts volumes once for all of a node's users. Optional.
@@ -160,7 +137,6 @@ const (
 type Client interface {
 	Storage
 	Attacher
-	BatchDetacher
 	Stager
 	Provisioner
 	CapacityReader

@@ -35,8 +35,8 @@ var plugins = []mutant{
 	{
 		name: "namesake-removed", promise: "what another host has registered in Consul is never changed or removed",
 		file: "plugins/consul-services/internal/services/services.go",
-		old:  "func(meta map[string]string) bool { return foreign(owner, meta) }",
-		new:  "func(map[string]string) bool { return owner.Node == \"\" }",
+		old:  "there[part] == nil || foreign(owner, there[part].Meta)",
+		new:  "there[part] == nil",
 		pkg:  "./plugins/consul-services/internal/services", run: "^TestAnotherOwner$",
 	},
 	{

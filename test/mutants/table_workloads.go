@@ -304,7 +304,7 @@ var workloads = []mutant{
 		file: "host/internal/csi/controllers/attach.go",
 		old:  "context.WithCancel(context.WithoutCancel(ctx))",
 		new:  "context.WithCancel(ctx)",
-		pkg:  "./host/internal/csi/controllers", run: "^TestDetachWaitsForAnAttachThatWasGivenUp$",
+		pkg:  "./host/internal/csi/controllers", run: "^TestTheOppositeOfACallThatWasGivenUpWaits$",
 	},
 	{
 		name: "stray-files-wedge-a-release", promise: "files beneath a mount point do not keep a volume from being released",

@@ -61,7 +61,6 @@ var methods = map[string]access{
 	storagev1.StorageService_ValidateVolume_FullMethodName:      byServers,
 	storagev1.StorageService_Attach_FullMethodName:              byServers,
 	storagev1.StorageService_Detach_FullMethodName:              byServers,
-	storagev1.StorageService_DetachBatch_FullMethodName:         byServers,
 	storagev1.StorageService_Create_FullMethodName:              byServers,
 	storagev1.StorageService_Delete_FullMethodName:              byServers,
 	storagev1.StorageService_Expand_FullMethodName:              byServers,

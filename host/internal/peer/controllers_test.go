@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,23 +162,6 @@ func TestADriversAnswerTravels(t *testing.T) {
 		storage.Volume{Name: "v", ExternalID: "none"}, "driver-n1")
 	if err != nil {
 		t.Errorf("a detach of what is not there, by a driver whose socket the node knows: %v", err)
-	}
-	together := []storage.Detachment{
-		{Volume: storage.Volume{Name: "v", ExternalID: "none"}, NodeID: "driver-n1"},
-		{Volume: storage.Volume{Name: "w", ExternalID: "nor-this"}, NodeID: "driver-n1"},
-	}
-	errs, err := c.DetachBatch(within(t), storage.Driver{ID: "shared", Endpoint: "unix:///nonsense"}, together, timeout)
-	if err != nil || !slices.Equal(errs, []error{nil, nil}) {
-		t.Errorf("two at once: %v, %v", errs, err)
-	}
-	if _, err := c.DetachBatch(within(t), storage.Driver{ID: "other"}, together, timeout); status.Code(err) !=
-		codes.Unavailable {
-		t.Errorf("two at once, of a driver that the node has not: %v", err)
-	}
-	twice := slices.Concat(together, together[:1]) // the volume's second call waits for the first
-	if _, err := c.DetachBatch(within(t), storage.Driver{ID: "shared"}, twice, time.Millisecond); status.Code(err) !=
-		codes.DeadlineExceeded {
-		t.Errorf("a volume that has another call: %v", err)
 	}
 	_, err = c.Attach(within(t), storage.Driver{ID: "shared"}, storage.AttachRequest{
 		Volume: storage.Volume{

@@ -3,8 +3,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"slices"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -72,38 +70,6 @@ func (d *driverCalls) Detach(ctx context.Context, of storage.Driver, v storage.V
 	return d.do(ctx, of, v.ExternalID, func(ctx context.Context, c storage.Client, here storage.Driver) error {
 		return c.Detach(ctx, here, v, nodeID)
 	})
-}
-
-// DetachBatch fails as a whole where the node's plugin cannot do it, or another call on one of the volumes goes on for
-// too long: the leader then makes a call for each of them.
-func (d *driverCalls) DetachBatch(ctx context.Context, of storage.Driver, all []storage.Detachment,
-	within time.Duration,
-) (errs []error, err error) {
-	inTime, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	volumes := make([]string, len(all))
-	for i, one := range all {
-		volumes[i] = one.Volume.ExternalID
-	}
-	slices.Sort(volumes) // no two batches wait for each other
-	var unlocks []func()
-	defer func() {
-		for _, unlock := range unlocks {
-			unlock()
-		}
-	}()
-	for _, volume := range volumes {
-		unlock, err := d.volumes.Lock(inTime, drivenVolume{of.ID, volume})
-		if err != nil {
-			return nil, err
-		}
-		unlocks = append(unlocks, unlock)
-	}
-	err = d.do(ctx, of, "", func(ctx context.Context, c storage.Client, here storage.Driver) error {
-		errs, err = c.DetachBatch(ctx, here, all, within)
-		return err
-	})
-	return errs, err
 }
 
 func (d *driverCalls) Create(ctx context.Context, of storage.Driver,

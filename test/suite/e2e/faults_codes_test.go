@@ -83,12 +83,8 @@ func codeAt(ctx context.Context, d *faultydriver.Driver, rpc string, code codes.
 			return fmt.Errorf("the stop: %w", err)
 		}
 	}
-	most := calls
-	if rpc == "ControllerUnpublishVolume" && calls > 1 {
-		most++ // together with other volumes it has half a second, with the pauses, and is then called by itself
-	}
-	if n := callsOn(d, rpc, volume); n < calls || n > most {
-		return fmt.Errorf("it was called %d times, want %d to %d", n, calls, most)
+	if n := callsOn(d, rpc, volume); n != calls {
+		return fmt.Errorf("it was called %d times, want %d", n, calls)
 	}
 	if err := start(ctx); err != nil {
 		return fmt.Errorf("a start afterwards: %w", err)

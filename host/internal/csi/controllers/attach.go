@@ -96,13 +96,20 @@ func (c *Controllers) Detach(ctx context.Context, v claim.Volume, node, driverNo
 	}
 	err = c.callWithin(ctx, 0, doing, v.PluginID, attaching.of(v),
 		func(ctx context.Context, s storage.Client, d drivers.Driver) error {
-			one, err := c.detachment(ctx, v, claim.Claim{Node: node, DriverNodeID: driverNodeID})
+			id := driverNodeID
+			if id == "" {
+				var err error
+				if id, err = c.driverNodeID(v.PluginID, node); err != nil {
+					return err
+				}
+			}
+			volume, err := c.callVolume(ctx, v, claim.Capability{}, nil)
 			if err != nil {
 				return err
 			}
 			called = true
 			_, err = untilAnswered(ctx, l, func(ctx context.Context) (struct{}, error) {
-				return struct{}{}, s.Detach(ctx, d.Ref(), one.Volume, one.NodeID)
+				return struct{}{}, s.Detach(ctx, d.Ref(), volume, id)
 			})
 			return err
 		})

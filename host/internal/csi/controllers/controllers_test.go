@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,15 +24,14 @@ type plugin struct {
 	mu       sync.Mutex
 	attached []storage.AttachRequest
 	detached []string
-	batches  [][]storage.Detachment
-	results  []error // of a batch
 	created  []storage.CreateRequest
 	capacity int64              // of what it creates; 0: 7, or what is asked
 	volumes  []storage.Volume   // of any call
 	err      error              // what every call answers
 	rooms    []storage.Capacity // what the questions for room answer; errors afterwards
 	asked    []storage.CapacityRequest
-	entered  chan string // where set: an attach tells that it began, and ends when proceed lets it
+	slow     string      // the call that entered and proceed are for; empty: attach
+	entered  chan string // where set: the call tells that it began, and ends when proceed lets it
 	proceed  chan struct{}
 	leases   int
 }
@@ -51,7 +49,7 @@ func (p *plugin) do(ctx context.Context, _ string, fn func(ctx context.Context, 
 }
 
 func (p *plugin) begin(ctx context.Context, name string, v storage.Volume) error {
-	if p.entered != nil && (name == "attach" || name == "detach batch") {
+	if p.entered != nil && name == cmp.Or(p.slow, "attach") {
 		p.entered <- name
 		select {
 		case <-p.proceed:
@@ -78,17 +76,6 @@ func (p *plugin) Detach(ctx context.Context, _ storage.Driver, v storage.Volume,
 	err := p.begin(ctx, "detach", v)
 	p.detached = append(p.detached, nodeID)
 	return err
-}
-
-func (p *plugin) DetachBatch(ctx context.Context, _ storage.Driver, all []storage.Detachment, _ time.Duration,
-) ([]error, error) {
-	if err := p.begin(ctx, "detach batch", storage.Volume{}); err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.batches = append(p.batches, all)
-	return p.results[:len(all)], nil
 }
 
 func (p *plugin) Create(ctx context.Context, _ storage.Driver, req storage.CreateRequest) (storage.CreateResponse,

@@ -17,6 +17,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/host/internal/csi/drivers"
 	"github.com/pannier/pannier/sdk/storage"
+	"github.com/pannier/pannier/test/lib/check"
 )
 
 // many is a cluster in memory: its nodes' reports on driver "d", and a plugin for each node.
@@ -148,40 +149,45 @@ func TestTheLeastBusyIsAsked(t *testing.T) {
 	}
 }
 
-// A volume is not detached, not even by another node's controller, before an attach that its caller gave up is done.
-func TestDetachWaitsForAnAttachThatWasGivenUp(t *testing.T) {
-	c, m := openMany("n1", "n2")
-	hangs := m.plugins["n2"]
-	hangs.entered, hangs.proceed = make(chan string), make(chan struct{})
-	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = false })
-	ctx, giveUp := context.WithCancel(t.Context())
-	given := make(chan error, 1)
-	go func() {
-		_, err := c.Attach(ctx, vol, writer, "n2")
-		given <- err
-	}()
-	<-hangs.entered
-	giveUp()
-	if err := <-given; !errors.Is(err, context.Canceled) {
-		t.Errorf("an attach that was given up returned %v", err)
-	}
-	m.set("n1", func(d *claim.NodeDriver) { d.Healthy = true })
-	m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
-	needless := func(context.Context) (bool, error) { return false, nil }
-	ctx, giveUp = context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer giveUp()
-	if _, err := c.Detach(ctx, vol, "n2", "", needless); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a detach did not wait for the attach: %v", err)
-	}
-	if len(hangs.attached)+len(m.plugins["n1"].detached) > 0 {
-		t.Error("a driver was called")
-	}
-	close(hangs.proceed)
-	if _, err := c.Detach(t.Context(), vol, "n2", "", needless); err != nil {
-		t.Error(err)
-	}
-	if len(hangs.attached) != 1 || len(m.plugins["n1"].detached) != 1 {
-		t.Errorf("attached %d times, then detached %d times", len(hangs.attached), len(m.plugins["n1"].detached))
+// A volume is not detached, not even by another node's controller, before an attach that its caller gave up is done, and
+// not attached before such a detach is.
+func TestTheOppositeOfACallThatWasGivenUpWaits(t *testing.T) {
+	for _, slow := range []string{"attach", "detach"} {
+		t.Run(slow, func(t *testing.T) {
+			c, m := openMany("n1", "n2")
+			attach := func(ctx context.Context) error { _, err := c.Attach(ctx, vol, writer, "n2"); return err }
+			detach := func(ctx context.Context) error { _, err := c.Detach(ctx, vol, "n2", "", never); return err }
+			first, second := attach, detach
+			if slow == "detach" {
+				first, second = detach, attach
+			}
+			hangs := m.plugins["n2"]
+			hangs.slow, hangs.entered, hangs.proceed = slow, make(chan string), make(chan struct{})
+			m.set("n1", func(d *claim.NodeDriver) { d.Healthy = false })
+			ctx, giveUp := context.WithCancel(t.Context())
+			given := make(chan error, 1)
+			go func() { given <- first(ctx) }()
+			<-hangs.entered
+			giveUp()
+			if err := <-given; !errors.Is(err, context.Canceled) {
+				t.Errorf("the call that was given up returned %v", err)
+			}
+			m.set("n1", func(d *claim.NodeDriver) { d.Healthy = true })
+			m.set("n2", func(d *claim.NodeDriver) { d.Healthy = false })
+			ctx, giveUp = context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer giveUp()
+			if err := second(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("its opposite did not wait: %v", err)
+			}
+			if got := m.asked(); got["n1"]+got["n2"] > 0 {
+				t.Errorf("drivers were called: %v", got)
+			}
+			close(hangs.proceed)
+			check.NoError(t, second(t.Context()))
+			if got := m.asked(); !maps.Equal(got, map[string]int{"n1": 1, "n2": 1}) {
+				t.Errorf("asked were %v", got)
+			}
+		})
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,13 +17,8 @@ import (
 
 var errUnreachable = errors.New("connection refused")
 
-// others are the other nodes. Calls are recorded with the node's name. Calls to a node that hangs are not
-// answered.
-type others struct {
-	*world
-	hanging string
-	hangs   atomic.Int32 // calls to it
-}
+// others are the other nodes. Calls are recorded with the node's name.
+type others struct{ *world }
 
 func (o *others) ask(ctx context.Context, format string, args ...any) error {
 	if o.hanging != "" && slices.Contains(args, any(o.hanging)) {
@@ -127,35 +121,39 @@ func TestNodeThatIsDown(t *testing.T) {
 	w.freed("left")
 }
 
-// More volumes wait for a node that hangs than are attempted at the same time; others are released nevertheless.
-func TestHangingNodeHoldsUpNoOther(t *testing.T) {
-	w := newWorld(t)
-	nodes := &others{world: w, hanging: "b"}
-	w.Nodes = nodes
-	for n := range parallelPerDependency + 5 {
-		id := fmt.Sprintf("hangs-%d", n)
-		w.volume(id)
-		w.start(id, "b", id)
-		w.stop(id)
-	}
-	stop := w.lead()
-	w.eventually("node b is asked as often as it may be", func() bool {
-		busy := 0
-		for n := range parallelPerDependency + 5 {
-			if a, _ := w.Attempt(ref(fmt.Sprintf("hangs-%d", n))); a.Tries > 0 {
-				busy++
+// More volumes wait for a node or a driver that hangs than are attempted at the same time; others are released
+// nevertheless.
+func TestHangingDependencyHoldsUpNoOther(t *testing.T) {
+	for what, hanging := range map[string]string{"node": "b", "driver": "slow"} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t)
+			w.Nodes, w.hanging = &others{w}, hanging
+			for n := range parallelPerDependency + 5 {
+				id := fmt.Sprintf("hangs-%d", n)
+				w.volumeOf("slow", id)
+				w.start(id, "b", id)
+				w.stop(id)
 			}
-		}
-		return busy == parallelPerDependency && nodes.hangs.Load() >= callsPerDependency
-	})
-	w.volume("v")
-	w.start("w", "c", "v")
-	w.stop("w")
-	w.freed("v")
-	if n := nodes.hangs.Load(); n != callsPerDependency {
-		t.Errorf("%d calls to one node at once, want %d", n, callsPerDependency)
+			stop := w.lead()
+			w.eventually("it is called as often as it may be", func() bool {
+				busy := 0
+				for n := range parallelPerDependency + 5 {
+					if a, _ := w.Attempt(ref(fmt.Sprintf("hangs-%d", n))); a.Tries > 0 {
+						busy++
+					}
+				}
+				return busy >= parallelPerDependency && w.hangs.Load() >= callsPerDependency
+			})
+			w.volume("v")
+			w.start("w", "c", "v")
+			w.stop("w")
+			w.freed("v")
+			if n := w.hangs.Load(); n != callsPerDependency {
+				t.Errorf("%d calls at once, want %d", n, callsPerDependency)
+			}
+			stop()
+		})
 	}
-	stop()
 }
 
 // A server that leads a second time starts from the ledger; earlier attempts do not matter.

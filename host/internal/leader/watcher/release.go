@@ -117,7 +117,7 @@ func (w *Watcher) unmounted(ctx context.Context, item command.Advance) (freed fu
 
 // nodeDetach unmounts what a claim may have left on its node. done is false if the node will do that itself.
 func (w *Watcher) nodeDetach(ctx context.Context, c claim.Claim, v claim.Volume) (done bool, err error) {
-	end, err := w.calls.begin(ctx, c.Node)
+	end, err := w.calls.Lock(ctx, c.Node)
 	if err != nil {
 		return false, err
 	}
@@ -140,44 +140,25 @@ func (w *Watcher) controllerDetach(ctx context.Context, c claim.Claim, v claim.V
 	if err != nil || !needed {
 		return err
 	}
-	return w.detaches.do(ctx, c, v)
-}
-
-// detachOne makes a call of its own for a volume.
-func (w *Watcher) detachOne(ctx context.Context, d *detach) error {
-	_, err := w.Controllers.Detach(ctx, d.volume, d.claim.Node, d.claim.DriverNodeID,
-		func(ctx context.Context) (bool, error) {
-			needed, err := w.othersThere(ctx, d)
-			return err == nil && needed[0], err
-		})
+	end, err := w.detaches.Lock(ctx, v.PluginID)
+	if err != nil {
+		return err
+	}
+	defer end()
+	_, err = w.Controllers.Detach(ctx, v, c.Node, c.DriverNodeID,
+		func(ctx context.Context) (bool, error) { return w.othersThere(ctx, c) })
 	return err
 }
 
-// detachSeveral makes one call for volumes of one driver and namespace.
-func (w *Watcher) detachSeveral(ctx context.Context, all []*detach) []error {
-	volumes, claims := make([]claim.Volume, len(all)), make([]claim.Claim, len(all))
-	for i, d := range all {
-		volumes[i], claims[i] = d.volume, d.claim
-	}
-	return w.Controllers.DetachTogether(ctx, volumes, claims,
-		func(ctx context.Context) ([]bool, error) { return w.othersThere(ctx, all...) })
-}
-
-// othersThere reports for each volume whether another claim on it stands on the node. It fails if this server does not
+// othersThere reports whether another claim on the claim's volume stands on its node. It fails if this server does not
 // lead any more.
-func (w *Watcher) othersThere(ctx context.Context, all ...*detach) (others []bool, err error) {
+func (w *Watcher) othersThere(ctx context.Context, c claim.Claim) (others bool, err error) {
 	err = w.Cluster.ReadLatest(ctx, func(tx *state.ReadTx) error {
-		others = make([]bool, len(all))
-		for i, d := range all {
-			claims, err := tx.Claims(d.claim.Volume)
-			if err != nil {
-				return err
-			}
-			others[i] = slices.ContainsFunc(claims, func(o claim.Claim) bool {
-				return o.Node == d.claim.Node && o.Workload != d.claim.Workload
-			})
-		}
-		return nil
+		claims, err := tx.Claims(c.Volume)
+		others = slices.ContainsFunc(claims, func(o claim.Claim) bool {
+			return o.Node == c.Node && o.Workload != c.Workload
+		})
+		return err
 	})
 	return others, err
 }

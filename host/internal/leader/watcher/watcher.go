@@ -12,6 +12,7 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
 	"github.com/pannier/pannier/host/internal/system/events"
+	"github.com/pannier/pannier/internal/kmutex"
 )
 
 // Node is what the watcher needs of the node that it runs on.
@@ -40,10 +41,6 @@ type Controllers interface {
 	// between.
 	Detach(ctx context.Context, v claim.Volume, node, driverNodeID string,
 		stillNeeded func(ctx context.Context) (bool, error)) (called bool, err error)
-	// DetachTogether does that for several volumes of one driver and namespace in one call, each from the node of its
-	// claim. Where a result is an error, Detach is to be called.
-	DetachTogether(ctx context.Context, volumes []claim.Volume, of []claim.Claim,
-		stillNeeded func(ctx context.Context) ([]bool, error)) []error
 }
 
 // Config is what a Watcher works with.
@@ -74,8 +71,8 @@ type Watcher struct {
 	sweepDelay, forceDelay, firstPause time.Duration
 
 	marks    checkpoints
-	calls    callLimits // to nodes
-	detaches detaches
+	calls    kmutex.Locks[string] // to nodes
+	detaches kmutex.Locks[string] // by drivers
 
 	mu      sync.Mutex
 	backlog *backlog // of the current leader term; nil: this server does not lead
@@ -85,7 +82,7 @@ type Watcher struct {
 func New(cfg Config) *Watcher {
 	w := &Watcher{Config: cfg, sweepDelay: sweepDelay, forceDelay: forceDelay, firstPause: firstPause}
 	w.marks.apply = cfg.Cluster.AdvanceClaims
-	w.detaches.one, w.detaches.several = w.detachOne, w.detachSeveral
+	w.calls.Slots, w.detaches.Slots = callsPerDependency, callsPerDependency
 	cfg.Cluster.OnUnmounted(w.unmounted)
 	return w
 }
@@ -106,7 +103,6 @@ func (w *Watcher) Run(ctx context.Context) {
 	loops.Wait()
 	w.setBacklog(nil)
 	b.close()
-	w.detaches.groups.Wait()
 }
 
 func (w *Watcher) setBacklog(b *backlog) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,7 +37,9 @@ type world struct {
 	attaches bool
 	changed  chan struct{}
 	tokens   int
-	gate     func() // called before a controller's detach decides
+	gate     func()       // called before a controller's detach decides
+	hanging  string       // a node or driver that does not answer
+	hangs    atomic.Int32 // calls to it
 }
 
 func newWorld(t *testing.T) *world {
@@ -122,6 +125,11 @@ func (c controllers) NeedsDetach(driver string) (bool, error) {
 func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNode string,
 	stillNeeded func(ctx context.Context) (bool, error),
 ) (bool, error) {
+	if v.PluginID == c.hanging {
+		c.hangs.Add(1)
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
 	if c.gate != nil {
 		c.gate()
 	}
@@ -136,29 +144,17 @@ func (c controllers) Detach(ctx context.Context, v claim.Volume, node, driverNod
 	return true, c.note("detach %s from %s as %s", v.VolumeRef, node, driverNode)
 }
 
-// DetachTogether fails where one of the volumes fails by itself.
-func (c controllers) DetachTogether(ctx context.Context, volumes []claim.Volume, of []claim.Claim,
-	stillNeeded func(ctx context.Context) ([]bool, error),
-) []error {
-	errs := make([]error, len(volumes))
-	needed, err := stillNeeded(ctx)
-	for i, v := range volumes {
-		if errs[i] = err; err == nil && !needed[i] {
-			errs[i] = c.note("detach %s from %s as %s", v.VolumeRef, of[i].Node, of[i].DriverNodeID)
-		}
-	}
-	return errs
-}
-
 func ref(id string) claim.VolumeRef { return claim.VolumeRef{Namespace: "default", ID: id} }
 
 func workloadRef(id string) claim.WorkloadRef { return claim.WorkloadRef{Namespace: "default", ID: id} }
 
 // volume registers a volume that several workloads may use.
-func (w *world) volume(id string) {
+func (w *world) volume(id string) { w.volumeOf("d", id) }
+
+func (w *world) volumeOf(driver, id string) {
 	w.t.Helper()
 	_, err := w.ledger.RegisterVolume(w.t.Context(), claim.Volume{
-		VolumeRef: ref(id), PluginID: "d", ExternalID: "ext-" + id,
+		VolumeRef: ref(id), PluginID: driver, ExternalID: "ext-" + id,
 		Capabilities: []claim.Capability{{AccessMode: claim.MultiNodeMultiWriter, AttachmentMode: claim.FileSystem}},
 	})
 	if err != nil {

@@ -24,11 +24,7 @@ type Bridge struct {
 	pool *driver.Pool
 }
 
-// The SDK adds storage.BatchDetacher, from Detach.
-var _ storage.Client = struct {
-	*Bridge
-	storage.BatchDetacher
-}{}
+var _ storage.Client = (*Bridge)(nil)
 
 // New makes a Bridge with the deadlines of driver.DefaultTiming.
 func New(log hclog.Logger) *Bridge { return newBridge(log, driver.DefaultTiming) }

@@ -189,7 +189,7 @@ func (x Usage_Unit) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Usage_Unit.Descriptor instead.
 func (Usage_Unit) EnumDescriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{62, 0}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{59, 0}
 }
 
 // Driver says which CSI driver a call is for.
@@ -1362,187 +1362,6 @@ func (*DetachResponse) Descriptor() ([]byte, []int) {
 	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{17}
 }
 
-type DetachBatchRequest struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Driver *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
-	// requests are 1 to 16, without a driver, and of different volumes.
-	Requests []*DetachRequest `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
-	// within_ms is how long each volume may take. The answer does not wait longer for it.
-	WithinMs      int64 `protobuf:"varint,3,opt,name=within_ms,json=withinMs,proto3" json:"within_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DetachBatchRequest) Reset() {
-	*x = DetachBatchRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DetachBatchRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DetachBatchRequest) ProtoMessage() {}
-
-func (x *DetachBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DetachBatchRequest.ProtoReflect.Descriptor instead.
-func (*DetachBatchRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *DetachBatchRequest) GetDriver() *Driver {
-	if x != nil {
-		return x.Driver
-	}
-	return nil
-}
-
-func (x *DetachBatchRequest) GetRequests() []*DetachRequest {
-	if x != nil {
-		return x.Requests
-	}
-	return nil
-}
-
-func (x *DetachBatchRequest) GetWithinMs() int64 {
-	if x != nil {
-		return x.WithinMs
-	}
-	return 0
-}
-
-type DetachBatchResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// results has one result for each request, in the order of the requests. The host refuses all of an answer that
-	// has another number or order.
-	Results       []*DetachResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DetachBatchResponse) Reset() {
-	*x = DetachBatchResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[19]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DetachBatchResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DetachBatchResponse) ProtoMessage() {}
-
-func (x *DetachBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[19]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DetachBatchResponse.ProtoReflect.Descriptor instead.
-func (*DetachBatchResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{19}
-}
-
-func (x *DetachBatchResponse) GetResults() []*DetachResult {
-	if x != nil {
-		return x.Results
-	}
-	return nil
-}
-
-// DetachResult is what a call of Detach with one of the requests would have returned.
-type DetachResult struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// external_id is that of the request's volume.
-	ExternalId string `protobuf:"bytes,1,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	// code is the gRPC code of the request's error; 0: it succeeded.
-	Code uint32 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
-	// message is that of the error. The host refuses one without a code.
-	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// pending: it was not done in time, and may be going on. The host calls Detach for the volume.
-	Pending       bool `protobuf:"varint,4,opt,name=pending,proto3" json:"pending,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DetachResult) Reset() {
-	*x = DetachResult{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[20]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DetachResult) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DetachResult) ProtoMessage() {}
-
-func (x *DetachResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[20]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DetachResult.ProtoReflect.Descriptor instead.
-func (*DetachResult) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{20}
-}
-
-func (x *DetachResult) GetExternalId() string {
-	if x != nil {
-		return x.ExternalId
-	}
-	return ""
-}
-
-func (x *DetachResult) GetCode() uint32 {
-	if x != nil {
-		return x.Code
-	}
-	return 0
-}
-
-func (x *DetachResult) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
-}
-
-func (x *DetachResult) GetPending() bool {
-	if x != nil {
-		return x.Pending
-	}
-	return false
-}
-
 type StageRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Driver         *Driver                `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
@@ -1556,7 +1375,7 @@ type StageRequest struct {
 
 func (x *StageRequest) Reset() {
 	*x = StageRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[21]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1387,7 @@ func (x *StageRequest) String() string {
 func (*StageRequest) ProtoMessage() {}
 
 func (x *StageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[21]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1400,7 @@ func (x *StageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageRequest.ProtoReflect.Descriptor instead.
 func (*StageRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{21}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StageRequest) GetDriver() *Driver {
@@ -1620,7 +1439,7 @@ type StageResponse struct {
 
 func (x *StageResponse) Reset() {
 	*x = StageResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[22]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1451,7 @@ func (x *StageResponse) String() string {
 func (*StageResponse) ProtoMessage() {}
 
 func (x *StageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[22]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1464,7 @@ func (x *StageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageResponse.ProtoReflect.Descriptor instead.
 func (*StageResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{22}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{19}
 }
 
 type UnstageRequest struct {
@@ -1659,7 +1478,7 @@ type UnstageRequest struct {
 
 func (x *UnstageRequest) Reset() {
 	*x = UnstageRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[23]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1490,7 @@ func (x *UnstageRequest) String() string {
 func (*UnstageRequest) ProtoMessage() {}
 
 func (x *UnstageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[23]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1503,7 @@ func (x *UnstageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnstageRequest.ProtoReflect.Descriptor instead.
 func (*UnstageRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{23}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UnstageRequest) GetDriver() *Driver {
@@ -1716,7 +1535,7 @@ type UnstageResponse struct {
 
 func (x *UnstageResponse) Reset() {
 	*x = UnstageResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[24]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1547,7 @@ func (x *UnstageResponse) String() string {
 func (*UnstageResponse) ProtoMessage() {}
 
 func (x *UnstageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[24]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1560,7 @@ func (x *UnstageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnstageResponse.ProtoReflect.Descriptor instead.
 func (*UnstageResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{24}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{21}
 }
 
 type PublishRequest struct {
@@ -1760,7 +1579,7 @@ type PublishRequest struct {
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[25]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1591,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[25]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1604,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{25}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PublishRequest) GetDriver() *Driver {
@@ -1838,7 +1657,7 @@ type PublishResponse struct {
 
 func (x *PublishResponse) Reset() {
 	*x = PublishResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[26]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1669,7 @@ func (x *PublishResponse) String() string {
 func (*PublishResponse) ProtoMessage() {}
 
 func (x *PublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[26]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1682,7 @@ func (x *PublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResponse.ProtoReflect.Descriptor instead.
 func (*PublishResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{26}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{23}
 }
 
 type UnpublishRequest struct {
@@ -1877,7 +1696,7 @@ type UnpublishRequest struct {
 
 func (x *UnpublishRequest) Reset() {
 	*x = UnpublishRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[27]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +1708,7 @@ func (x *UnpublishRequest) String() string {
 func (*UnpublishRequest) ProtoMessage() {}
 
 func (x *UnpublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[27]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +1721,7 @@ func (x *UnpublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{27}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UnpublishRequest) GetDriver() *Driver {
@@ -1934,7 +1753,7 @@ type UnpublishResponse struct {
 
 func (x *UnpublishResponse) Reset() {
 	*x = UnpublishResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[28]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +1765,7 @@ func (x *UnpublishResponse) String() string {
 func (*UnpublishResponse) ProtoMessage() {}
 
 func (x *UnpublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[28]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +1778,7 @@ func (x *UnpublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{28}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{25}
 }
 
 type CreateRequest struct {
@@ -1986,7 +1805,7 @@ type CreateRequest struct {
 
 func (x *CreateRequest) Reset() {
 	*x = CreateRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[29]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +1817,7 @@ func (x *CreateRequest) String() string {
 func (*CreateRequest) ProtoMessage() {}
 
 func (x *CreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[29]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +1830,7 @@ func (x *CreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateRequest.ProtoReflect.Descriptor instead.
 func (*CreateRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{29}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateRequest) GetDriver() *Driver {
@@ -2104,7 +1923,7 @@ type CreateResponse struct {
 
 func (x *CreateResponse) Reset() {
 	*x = CreateResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[30]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +1935,7 @@ func (x *CreateResponse) String() string {
 func (*CreateResponse) ProtoMessage() {}
 
 func (x *CreateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[30]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +1948,7 @@ func (x *CreateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateResponse.ProtoReflect.Descriptor instead.
 func (*CreateResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{30}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateResponse) GetExternalId() string {
@@ -2170,7 +1989,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[31]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2182,7 +2001,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[31]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2195,7 +2014,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{31}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteRequest) GetDriver() *Driver {
@@ -2220,7 +2039,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[32]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2051,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[32]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2064,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{32}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{29}
 }
 
 type ExpandRequest struct {
@@ -2260,7 +2079,7 @@ type ExpandRequest struct {
 
 func (x *ExpandRequest) Reset() {
 	*x = ExpandRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[33]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2091,7 @@ func (x *ExpandRequest) String() string {
 func (*ExpandRequest) ProtoMessage() {}
 
 func (x *ExpandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[33]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2104,7 @@ func (x *ExpandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandRequest.ProtoReflect.Descriptor instead.
 func (*ExpandRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{33}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExpandRequest) GetDriver() *Driver {
@@ -2327,7 +2146,7 @@ type ExpandResponse struct {
 
 func (x *ExpandResponse) Reset() {
 	*x = ExpandResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[34]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2158,7 @@ func (x *ExpandResponse) String() string {
 func (*ExpandResponse) ProtoMessage() {}
 
 func (x *ExpandResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[34]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2171,7 @@ func (x *ExpandResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandResponse.ProtoReflect.Descriptor instead.
 func (*ExpandResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{34}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExpandResponse) GetCapacity() int64 {
@@ -2383,7 +2202,7 @@ type ExpandNodeRequest struct {
 
 func (x *ExpandNodeRequest) Reset() {
 	*x = ExpandNodeRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[35]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2214,7 @@ func (x *ExpandNodeRequest) String() string {
 func (*ExpandNodeRequest) ProtoMessage() {}
 
 func (x *ExpandNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[35]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2227,7 @@ func (x *ExpandNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandNodeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandNodeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{35}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExpandNodeRequest) GetDriver() *Driver {
@@ -2462,7 +2281,7 @@ type ExpandNodeResponse struct {
 
 func (x *ExpandNodeResponse) Reset() {
 	*x = ExpandNodeResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[36]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2293,7 @@ func (x *ExpandNodeResponse) String() string {
 func (*ExpandNodeResponse) ProtoMessage() {}
 
 func (x *ExpandNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[36]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2306,7 @@ func (x *ExpandNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandNodeResponse.ProtoReflect.Descriptor instead.
 func (*ExpandNodeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{36}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExpandNodeResponse) GetCapacity() int64 {
@@ -2509,7 +2328,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2340,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2353,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListRequest) GetDriver() *Driver {
@@ -2568,7 +2387,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2580,7 +2399,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2593,7 +2412,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListResponse) GetVolumes() []*ListedVolume {
@@ -2627,7 +2446,7 @@ type ListedVolume struct {
 
 func (x *ListedVolume) Reset() {
 	*x = ListedVolume{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2458,7 @@ func (x *ListedVolume) String() string {
 func (*ListedVolume) ProtoMessage() {}
 
 func (x *ListedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2471,7 @@ func (x *ListedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListedVolume.ProtoReflect.Descriptor instead.
 func (*ListedVolume) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListedVolume) GetExternalId() string {
@@ -2714,7 +2533,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2545,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2558,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetRequest) GetDriver() *Driver {
@@ -2765,7 +2584,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2596,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2609,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetResponse) GetVolume() *ListedVolume {
@@ -2811,7 +2630,7 @@ type ModifyRequest struct {
 
 func (x *ModifyRequest) Reset() {
 	*x = ModifyRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2642,7 @@ func (x *ModifyRequest) String() string {
 func (*ModifyRequest) ProtoMessage() {}
 
 func (x *ModifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2655,7 @@ func (x *ModifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyRequest.ProtoReflect.Descriptor instead.
 func (*ModifyRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ModifyRequest) GetDriver() *Driver {
@@ -2868,7 +2687,7 @@ type ModifyResponse struct {
 
 func (x *ModifyResponse) Reset() {
 	*x = ModifyResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2699,7 @@ func (x *ModifyResponse) String() string {
 func (*ModifyResponse) ProtoMessage() {}
 
 func (x *ModifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +2712,7 @@ func (x *ModifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModifyResponse.ProtoReflect.Descriptor instead.
 func (*ModifyResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{40}
 }
 
 type CapacityRequest struct {
@@ -2910,7 +2729,7 @@ type CapacityRequest struct {
 
 func (x *CapacityRequest) Reset() {
 	*x = CapacityRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +2741,7 @@ func (x *CapacityRequest) String() string {
 func (*CapacityRequest) ProtoMessage() {}
 
 func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +2754,7 @@ func (x *CapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityRequest.ProtoReflect.Descriptor instead.
 func (*CapacityRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CapacityRequest) GetDriver() *Driver {
@@ -2979,7 +2798,7 @@ type CapacityResponse struct {
 
 func (x *CapacityResponse) Reset() {
 	*x = CapacityResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +2810,7 @@ func (x *CapacityResponse) String() string {
 func (*CapacityResponse) ProtoMessage() {}
 
 func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +2823,7 @@ func (x *CapacityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityResponse.ProtoReflect.Descriptor instead.
 func (*CapacityResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CapacityResponse) GetAvailable() int64 {
@@ -3041,7 +2860,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +2872,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +2885,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreateSnapshotRequest) GetDriver() *Driver {
@@ -3108,7 +2927,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +2939,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +2952,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{47}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
@@ -3168,7 +2987,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +2999,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3012,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -3249,7 +3068,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3080,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3093,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{49}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DeleteSnapshotRequest) GetDriver() *Driver {
@@ -3306,7 +3125,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3137,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3150,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{50}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{47}
 }
 
 type ListSnapshotsRequest struct {
@@ -3349,7 +3168,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3180,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3193,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{51}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListSnapshotsRequest) GetDriver() *Driver {
@@ -3429,7 +3248,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3260,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3273,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -3484,7 +3303,7 @@ type CreateGroupSnapshotRequest struct {
 
 func (x *CreateGroupSnapshotRequest) Reset() {
 	*x = CreateGroupSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3315,7 @@ func (x *CreateGroupSnapshotRequest) String() string {
 func (*CreateGroupSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3328,7 @@ func (x *CreateGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateGroupSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{53}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreateGroupSnapshotRequest) GetDriver() *Driver {
@@ -3556,7 +3375,7 @@ type CreateGroupSnapshotResponse struct {
 
 func (x *CreateGroupSnapshotResponse) Reset() {
 	*x = CreateGroupSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3387,7 @@ func (x *CreateGroupSnapshotResponse) String() string {
 func (*CreateGroupSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3400,7 @@ func (x *CreateGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateGroupSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{54}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreateGroupSnapshotResponse) GetGroup() *GroupSnapshot {
@@ -3604,7 +3423,7 @@ type GroupSnapshot struct {
 
 func (x *GroupSnapshot) Reset() {
 	*x = GroupSnapshot{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3616,7 +3435,7 @@ func (x *GroupSnapshot) String() string {
 func (*GroupSnapshot) ProtoMessage() {}
 
 func (x *GroupSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3629,7 +3448,7 @@ func (x *GroupSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSnapshot.ProtoReflect.Descriptor instead.
 func (*GroupSnapshot) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{55}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GroupSnapshot) GetGroupId() string {
@@ -3673,7 +3492,7 @@ type DeleteGroupSnapshotRequest struct {
 
 func (x *DeleteGroupSnapshotRequest) Reset() {
 	*x = DeleteGroupSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +3504,7 @@ func (x *DeleteGroupSnapshotRequest) String() string {
 func (*DeleteGroupSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +3517,7 @@ func (x *DeleteGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{56}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeleteGroupSnapshotRequest) GetDriver() *Driver {
@@ -3737,7 +3556,7 @@ type DeleteGroupSnapshotResponse struct {
 
 func (x *DeleteGroupSnapshotResponse) Reset() {
 	*x = DeleteGroupSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +3568,7 @@ func (x *DeleteGroupSnapshotResponse) String() string {
 func (*DeleteGroupSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +3581,7 @@ func (x *DeleteGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{57}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{54}
 }
 
 type GetGroupSnapshotRequest struct {
@@ -3778,7 +3597,7 @@ type GetGroupSnapshotRequest struct {
 
 func (x *GetGroupSnapshotRequest) Reset() {
 	*x = GetGroupSnapshotRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3609,7 @@ func (x *GetGroupSnapshotRequest) String() string {
 func (*GetGroupSnapshotRequest) ProtoMessage() {}
 
 func (x *GetGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3622,7 @@ func (x *GetGroupSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetGroupSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*GetGroupSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{58}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *GetGroupSnapshotRequest) GetDriver() *Driver {
@@ -3843,7 +3662,7 @@ type GetGroupSnapshotResponse struct {
 
 func (x *GetGroupSnapshotResponse) Reset() {
 	*x = GetGroupSnapshotResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +3674,7 @@ func (x *GetGroupSnapshotResponse) String() string {
 func (*GetGroupSnapshotResponse) ProtoMessage() {}
 
 func (x *GetGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +3687,7 @@ func (x *GetGroupSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetGroupSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*GetGroupSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{59}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *GetGroupSnapshotResponse) GetGroup() *GroupSnapshot {
@@ -3891,7 +3710,7 @@ type VolumeStatsRequest struct {
 
 func (x *VolumeStatsRequest) Reset() {
 	*x = VolumeStatsRequest{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[60]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3903,7 +3722,7 @@ func (x *VolumeStatsRequest) String() string {
 func (*VolumeStatsRequest) ProtoMessage() {}
 
 func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[60]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3916,7 +3735,7 @@ func (x *VolumeStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsRequest.ProtoReflect.Descriptor instead.
 func (*VolumeStatsRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{60}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VolumeStatsRequest) GetDriver() *Driver {
@@ -3957,7 +3776,7 @@ type VolumeStatsResponse struct {
 
 func (x *VolumeStatsResponse) Reset() {
 	*x = VolumeStatsResponse{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[61]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3969,7 +3788,7 @@ func (x *VolumeStatsResponse) String() string {
 func (*VolumeStatsResponse) ProtoMessage() {}
 
 func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[61]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3982,7 +3801,7 @@ func (x *VolumeStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatsResponse.ProtoReflect.Descriptor instead.
 func (*VolumeStatsResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{61}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *VolumeStatsResponse) GetUsage() []*Usage {
@@ -4011,7 +3830,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[62]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4023,7 +3842,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[62]
+	mi := &file_pannier_plugin_storage_v1_storage_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4036,7 +3855,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{62}
+	return file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Usage) GetUnit() Usage_Unit {
@@ -4179,19 +3998,7 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x129\n" +
 	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\x12\x17\n" +
 	"\anode_id\x18\x03 \x01(\tR\x06nodeId\"\x10\n" +
-	"\x0eDetachResponse\"\xb2\x01\n" +
-	"\x12DetachBatchRequest\x129\n" +
-	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x12D\n" +
-	"\brequests\x18\x02 \x03(\v2(.pannier.plugin.storage.v1.DetachRequestR\brequests\x12\x1b\n" +
-	"\twithin_ms\x18\x03 \x01(\x03R\bwithinMs\"X\n" +
-	"\x13DetachBatchResponse\x12A\n" +
-	"\aresults\x18\x01 \x03(\v2'.pannier.plugin.storage.v1.DetachResultR\aresults\"w\n" +
-	"\fDetachResult\x12\x1f\n" +
-	"\vexternal_id\x18\x01 \x01(\tR\n" +
-	"externalId\x12\x12\n" +
-	"\x04code\x18\x02 \x01(\rR\x04code\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\x12\x18\n" +
-	"\apending\x18\x04 \x01(\bR\apending\"\xd0\x02\n" +
+	"\x0eDetachResponse\"\xd0\x02\n" +
 	"\fStageRequest\x129\n" +
 	"\x06driver\x18\x01 \x01(\v2!.pannier.plugin.storage.v1.DriverR\x06driver\x129\n" +
 	"\x06volume\x18\x02 \x01(\v2!.pannier.plugin.storage.v1.VolumeR\x06volume\x12d\n" +
@@ -4449,14 +4256,13 @@ const file_pannier_plugin_storage_v1_storage_proto_rawDesc = "" +
 	"\x0eAttachmentMode\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_MODE_FILE_SYSTEM\x10\x01\x12 \n" +
-	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xe3\x14\n" +
+	"\x1cATTACHMENT_MODE_BLOCK_DEVICE\x10\x022\xf5\x13\n" +
 	"\x0eStorageService\x12n\n" +
 	"\vFingerprint\x12-.pannier.plugin.storage.v1.FingerprintRequest\x1a..pannier.plugin.storage.v1.FingerprintResponse0\x01\x12`\n" +
 	"\aDrivers\x12).pannier.plugin.storage.v1.DriversRequest\x1a*.pannier.plugin.storage.v1.DriversResponse\x12u\n" +
 	"\x0eValidateVolume\x120.pannier.plugin.storage.v1.ValidateVolumeRequest\x1a1.pannier.plugin.storage.v1.ValidateVolumeResponse\x12]\n" +
 	"\x06Attach\x12(.pannier.plugin.storage.v1.AttachRequest\x1a).pannier.plugin.storage.v1.AttachResponse\x12]\n" +
-	"\x06Detach\x12(.pannier.plugin.storage.v1.DetachRequest\x1a).pannier.plugin.storage.v1.DetachResponse\x12l\n" +
-	"\vDetachBatch\x12-.pannier.plugin.storage.v1.DetachBatchRequest\x1a..pannier.plugin.storage.v1.DetachBatchResponse\x12Z\n" +
+	"\x06Detach\x12(.pannier.plugin.storage.v1.DetachRequest\x1a).pannier.plugin.storage.v1.DetachResponse\x12Z\n" +
 	"\x05Stage\x12'.pannier.plugin.storage.v1.StageRequest\x1a(.pannier.plugin.storage.v1.StageResponse\x12`\n" +
 	"\aUnstage\x12).pannier.plugin.storage.v1.UnstageRequest\x1a*.pannier.plugin.storage.v1.UnstageResponse\x12`\n" +
 	"\aPublish\x12).pannier.plugin.storage.v1.PublishRequest\x1a*.pannier.plugin.storage.v1.PublishResponse\x12f\n" +
@@ -4491,7 +4297,7 @@ func file_pannier_plugin_storage_v1_storage_proto_rawDescGZIP() []byte {
 }
 
 var file_pannier_plugin_storage_v1_storage_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_pannier_plugin_storage_v1_storage_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(AccessMode)(0),                     // 0: pannier.plugin.storage.v1.AccessMode
 	(AttachmentMode)(0),                 // 1: pannier.plugin.storage.v1.AttachmentMode
@@ -4514,82 +4320,79 @@ var file_pannier_plugin_storage_v1_storage_proto_goTypes = []any{
 	(*AttachResponse)(nil),              // 18: pannier.plugin.storage.v1.AttachResponse
 	(*DetachRequest)(nil),               // 19: pannier.plugin.storage.v1.DetachRequest
 	(*DetachResponse)(nil),              // 20: pannier.plugin.storage.v1.DetachResponse
-	(*DetachBatchRequest)(nil),          // 21: pannier.plugin.storage.v1.DetachBatchRequest
-	(*DetachBatchResponse)(nil),         // 22: pannier.plugin.storage.v1.DetachBatchResponse
-	(*DetachResult)(nil),                // 23: pannier.plugin.storage.v1.DetachResult
-	(*StageRequest)(nil),                // 24: pannier.plugin.storage.v1.StageRequest
-	(*StageResponse)(nil),               // 25: pannier.plugin.storage.v1.StageResponse
-	(*UnstageRequest)(nil),              // 26: pannier.plugin.storage.v1.UnstageRequest
-	(*UnstageResponse)(nil),             // 27: pannier.plugin.storage.v1.UnstageResponse
-	(*PublishRequest)(nil),              // 28: pannier.plugin.storage.v1.PublishRequest
-	(*PublishResponse)(nil),             // 29: pannier.plugin.storage.v1.PublishResponse
-	(*UnpublishRequest)(nil),            // 30: pannier.plugin.storage.v1.UnpublishRequest
-	(*UnpublishResponse)(nil),           // 31: pannier.plugin.storage.v1.UnpublishResponse
-	(*CreateRequest)(nil),               // 32: pannier.plugin.storage.v1.CreateRequest
-	(*CreateResponse)(nil),              // 33: pannier.plugin.storage.v1.CreateResponse
-	(*DeleteRequest)(nil),               // 34: pannier.plugin.storage.v1.DeleteRequest
-	(*DeleteResponse)(nil),              // 35: pannier.plugin.storage.v1.DeleteResponse
-	(*ExpandRequest)(nil),               // 36: pannier.plugin.storage.v1.ExpandRequest
-	(*ExpandResponse)(nil),              // 37: pannier.plugin.storage.v1.ExpandResponse
-	(*ExpandNodeRequest)(nil),           // 38: pannier.plugin.storage.v1.ExpandNodeRequest
-	(*ExpandNodeResponse)(nil),          // 39: pannier.plugin.storage.v1.ExpandNodeResponse
-	(*ListRequest)(nil),                 // 40: pannier.plugin.storage.v1.ListRequest
-	(*ListResponse)(nil),                // 41: pannier.plugin.storage.v1.ListResponse
-	(*ListedVolume)(nil),                // 42: pannier.plugin.storage.v1.ListedVolume
-	(*GetRequest)(nil),                  // 43: pannier.plugin.storage.v1.GetRequest
-	(*GetResponse)(nil),                 // 44: pannier.plugin.storage.v1.GetResponse
-	(*ModifyRequest)(nil),               // 45: pannier.plugin.storage.v1.ModifyRequest
-	(*ModifyResponse)(nil),              // 46: pannier.plugin.storage.v1.ModifyResponse
-	(*CapacityRequest)(nil),             // 47: pannier.plugin.storage.v1.CapacityRequest
-	(*CapacityResponse)(nil),            // 48: pannier.plugin.storage.v1.CapacityResponse
-	(*CreateSnapshotRequest)(nil),       // 49: pannier.plugin.storage.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),      // 50: pannier.plugin.storage.v1.CreateSnapshotResponse
-	(*Snapshot)(nil),                    // 51: pannier.plugin.storage.v1.Snapshot
-	(*DeleteSnapshotRequest)(nil),       // 52: pannier.plugin.storage.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),      // 53: pannier.plugin.storage.v1.DeleteSnapshotResponse
-	(*ListSnapshotsRequest)(nil),        // 54: pannier.plugin.storage.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),       // 55: pannier.plugin.storage.v1.ListSnapshotsResponse
-	(*CreateGroupSnapshotRequest)(nil),  // 56: pannier.plugin.storage.v1.CreateGroupSnapshotRequest
-	(*CreateGroupSnapshotResponse)(nil), // 57: pannier.plugin.storage.v1.CreateGroupSnapshotResponse
-	(*GroupSnapshot)(nil),               // 58: pannier.plugin.storage.v1.GroupSnapshot
-	(*DeleteGroupSnapshotRequest)(nil),  // 59: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
-	(*DeleteGroupSnapshotResponse)(nil), // 60: pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
-	(*GetGroupSnapshotRequest)(nil),     // 61: pannier.plugin.storage.v1.GetGroupSnapshotRequest
-	(*GetGroupSnapshotResponse)(nil),    // 62: pannier.plugin.storage.v1.GetGroupSnapshotResponse
-	(*VolumeStatsRequest)(nil),          // 63: pannier.plugin.storage.v1.VolumeStatsRequest
-	(*VolumeStatsResponse)(nil),         // 64: pannier.plugin.storage.v1.VolumeStatsResponse
-	(*Usage)(nil),                       // 65: pannier.plugin.storage.v1.Usage
-	nil,                                 // 66: pannier.plugin.storage.v1.Topology.SegmentsEntry
-	nil,                                 // 67: pannier.plugin.storage.v1.Volume.ContextEntry
-	nil,                                 // 68: pannier.plugin.storage.v1.Volume.SecretsEntry
-	nil,                                 // 69: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
-	nil,                                 // 70: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
-	nil,                                 // 71: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	nil,                                 // 72: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	nil,                                 // 73: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	nil,                                 // 74: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	nil,                                 // 75: pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	nil,                                 // 76: pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	nil,                                 // 77: pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
-	nil,                                 // 78: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	nil,                                 // 79: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	nil,                                 // 80: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	nil,                                 // 81: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	nil,                                 // 82: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
-	nil,                                 // 83: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
-	nil,                                 // 84: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
-	nil,                                 // 85: pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
-	(*timestamppb.Timestamp)(nil),       // 86: google.protobuf.Timestamp
+	(*StageRequest)(nil),                // 21: pannier.plugin.storage.v1.StageRequest
+	(*StageResponse)(nil),               // 22: pannier.plugin.storage.v1.StageResponse
+	(*UnstageRequest)(nil),              // 23: pannier.plugin.storage.v1.UnstageRequest
+	(*UnstageResponse)(nil),             // 24: pannier.plugin.storage.v1.UnstageResponse
+	(*PublishRequest)(nil),              // 25: pannier.plugin.storage.v1.PublishRequest
+	(*PublishResponse)(nil),             // 26: pannier.plugin.storage.v1.PublishResponse
+	(*UnpublishRequest)(nil),            // 27: pannier.plugin.storage.v1.UnpublishRequest
+	(*UnpublishResponse)(nil),           // 28: pannier.plugin.storage.v1.UnpublishResponse
+	(*CreateRequest)(nil),               // 29: pannier.plugin.storage.v1.CreateRequest
+	(*CreateResponse)(nil),              // 30: pannier.plugin.storage.v1.CreateResponse
+	(*DeleteRequest)(nil),               // 31: pannier.plugin.storage.v1.DeleteRequest
+	(*DeleteResponse)(nil),              // 32: pannier.plugin.storage.v1.DeleteResponse
+	(*ExpandRequest)(nil),               // 33: pannier.plugin.storage.v1.ExpandRequest
+	(*ExpandResponse)(nil),              // 34: pannier.plugin.storage.v1.ExpandResponse
+	(*ExpandNodeRequest)(nil),           // 35: pannier.plugin.storage.v1.ExpandNodeRequest
+	(*ExpandNodeResponse)(nil),          // 36: pannier.plugin.storage.v1.ExpandNodeResponse
+	(*ListRequest)(nil),                 // 37: pannier.plugin.storage.v1.ListRequest
+	(*ListResponse)(nil),                // 38: pannier.plugin.storage.v1.ListResponse
+	(*ListedVolume)(nil),                // 39: pannier.plugin.storage.v1.ListedVolume
+	(*GetRequest)(nil),                  // 40: pannier.plugin.storage.v1.GetRequest
+	(*GetResponse)(nil),                 // 41: pannier.plugin.storage.v1.GetResponse
+	(*ModifyRequest)(nil),               // 42: pannier.plugin.storage.v1.ModifyRequest
+	(*ModifyResponse)(nil),              // 43: pannier.plugin.storage.v1.ModifyResponse
+	(*CapacityRequest)(nil),             // 44: pannier.plugin.storage.v1.CapacityRequest
+	(*CapacityResponse)(nil),            // 45: pannier.plugin.storage.v1.CapacityResponse
+	(*CreateSnapshotRequest)(nil),       // 46: pannier.plugin.storage.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),      // 47: pannier.plugin.storage.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                    // 48: pannier.plugin.storage.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),       // 49: pannier.plugin.storage.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),      // 50: pannier.plugin.storage.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),        // 51: pannier.plugin.storage.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),       // 52: pannier.plugin.storage.v1.ListSnapshotsResponse
+	(*CreateGroupSnapshotRequest)(nil),  // 53: pannier.plugin.storage.v1.CreateGroupSnapshotRequest
+	(*CreateGroupSnapshotResponse)(nil), // 54: pannier.plugin.storage.v1.CreateGroupSnapshotResponse
+	(*GroupSnapshot)(nil),               // 55: pannier.plugin.storage.v1.GroupSnapshot
+	(*DeleteGroupSnapshotRequest)(nil),  // 56: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
+	(*DeleteGroupSnapshotResponse)(nil), // 57: pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
+	(*GetGroupSnapshotRequest)(nil),     // 58: pannier.plugin.storage.v1.GetGroupSnapshotRequest
+	(*GetGroupSnapshotResponse)(nil),    // 59: pannier.plugin.storage.v1.GetGroupSnapshotResponse
+	(*VolumeStatsRequest)(nil),          // 60: pannier.plugin.storage.v1.VolumeStatsRequest
+	(*VolumeStatsResponse)(nil),         // 61: pannier.plugin.storage.v1.VolumeStatsResponse
+	(*Usage)(nil),                       // 62: pannier.plugin.storage.v1.Usage
+	nil,                                 // 63: pannier.plugin.storage.v1.Topology.SegmentsEntry
+	nil,                                 // 64: pannier.plugin.storage.v1.Volume.ContextEntry
+	nil,                                 // 65: pannier.plugin.storage.v1.Volume.SecretsEntry
+	nil,                                 // 66: pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	nil,                                 // 67: pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	nil,                                 // 68: pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	nil,                                 // 69: pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	nil,                                 // 70: pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	nil,                                 // 71: pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	nil,                                 // 72: pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	nil,                                 // 73: pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	nil,                                 // 74: pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	nil,                                 // 75: pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	nil,                                 // 76: pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	nil,                                 // 77: pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	nil,                                 // 78: pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	nil,                                 // 79: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
+	nil,                                 // 80: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 81: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	nil,                                 // 82: pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
+	(*timestamppb.Timestamp)(nil),       // 83: google.protobuf.Timestamp
 }
 var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	3,   // 0: pannier.plugin.storage.v1.DriversResponse.drivers:type_name -> pannier.plugin.storage.v1.Driver
 	0,   // 1: pannier.plugin.storage.v1.Capability.access_mode:type_name -> pannier.plugin.storage.v1.AccessMode
 	1,   // 2: pannier.plugin.storage.v1.Capability.attachment_mode:type_name -> pannier.plugin.storage.v1.AttachmentMode
-	66,  // 3: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
+	63,  // 3: pannier.plugin.storage.v1.Topology.segments:type_name -> pannier.plugin.storage.v1.Topology.SegmentsEntry
 	7,   // 4: pannier.plugin.storage.v1.TopologyRequirement.requisite:type_name -> pannier.plugin.storage.v1.Topology
 	7,   // 5: pannier.plugin.storage.v1.TopologyRequirement.preferred:type_name -> pannier.plugin.storage.v1.Topology
-	67,  // 6: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
-	68,  // 7: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
+	64,  // 6: pannier.plugin.storage.v1.Volume.context:type_name -> pannier.plugin.storage.v1.Volume.ContextEntry
+	65,  // 7: pannier.plugin.storage.v1.Volume.secrets:type_name -> pannier.plugin.storage.v1.Volume.SecretsEntry
 	6,   // 8: pannier.plugin.storage.v1.Volume.capability:type_name -> pannier.plugin.storage.v1.Capability
 	3,   // 9: pannier.plugin.storage.v1.FingerprintRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	13,  // 10: pannier.plugin.storage.v1.FingerprintResponse.controller:type_name -> pannier.plugin.storage.v1.ControllerCapabilities
@@ -4598,133 +4401,128 @@ var file_pannier_plugin_storage_v1_storage_proto_depIdxs = []int32{
 	3,   // 13: pannier.plugin.storage.v1.ValidateVolumeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	9,   // 14: pannier.plugin.storage.v1.ValidateVolumeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
 	6,   // 15: pannier.plugin.storage.v1.ValidateVolumeRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	69,  // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
+	66,  // 16: pannier.plugin.storage.v1.ValidateVolumeRequest.parameters:type_name -> pannier.plugin.storage.v1.ValidateVolumeRequest.ParametersEntry
 	3,   // 17: pannier.plugin.storage.v1.AttachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	9,   // 18: pannier.plugin.storage.v1.AttachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	70,  // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
+	67,  // 19: pannier.plugin.storage.v1.AttachResponse.publish_context:type_name -> pannier.plugin.storage.v1.AttachResponse.PublishContextEntry
 	3,   // 20: pannier.plugin.storage.v1.DetachRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
 	9,   // 21: pannier.plugin.storage.v1.DetachRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 22: pannier.plugin.storage.v1.DetachBatchRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	19,  // 23: pannier.plugin.storage.v1.DetachBatchRequest.requests:type_name -> pannier.plugin.storage.v1.DetachRequest
-	23,  // 24: pannier.plugin.storage.v1.DetachBatchResponse.results:type_name -> pannier.plugin.storage.v1.DetachResult
-	3,   // 25: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 26: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	71,  // 27: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
-	3,   // 28: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 29: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 30: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 31: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	72,  // 32: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
-	3,   // 33: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 34: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 35: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	6,   // 36: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	73,  // 37: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
-	74,  // 38: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
-	8,   // 39: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
-	75,  // 40: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
-	7,   // 41: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,   // 42: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 43: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 44: pannier.plugin.storage.v1.ExpandRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 45: pannier.plugin.storage.v1.ExpandRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 46: pannier.plugin.storage.v1.ExpandNodeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 47: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	3,   // 48: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	42,  // 49: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
-	76,  // 50: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
-	10,  // 51: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	3,   // 52: pannier.plugin.storage.v1.GetRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 53: pannier.plugin.storage.v1.GetRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	42,  // 54: pannier.plugin.storage.v1.GetResponse.volume:type_name -> pannier.plugin.storage.v1.ListedVolume
-	3,   // 55: pannier.plugin.storage.v1.ModifyRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 56: pannier.plugin.storage.v1.ModifyRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	77,  // 57: pannier.plugin.storage.v1.ModifyRequest.parameters:type_name -> pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
-	3,   // 58: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	6,   // 59: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
-	78,  // 60: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
-	7,   // 61: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
-	3,   // 62: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 63: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	79,  // 64: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
-	51,  // 65: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
-	86,  // 66: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,   // 67: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	80,  // 68: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
-	3,   // 69: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	81,  // 70: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
-	51,  // 71: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
-	3,   // 72: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	82,  // 73: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
-	83,  // 74: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
-	58,  // 75: pannier.plugin.storage.v1.CreateGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
-	51,  // 76: pannier.plugin.storage.v1.GroupSnapshot.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
-	86,  // 77: pannier.plugin.storage.v1.GroupSnapshot.created_at:type_name -> google.protobuf.Timestamp
-	3,   // 78: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	84,  // 79: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
-	3,   // 80: pannier.plugin.storage.v1.GetGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	85,  // 81: pannier.plugin.storage.v1.GetGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
-	58,  // 82: pannier.plugin.storage.v1.GetGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
-	3,   // 83: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
-	9,   // 84: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
-	65,  // 85: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
-	10,  // 86: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
-	2,   // 87: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
-	11,  // 88: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
-	4,   // 89: pannier.plugin.storage.v1.StorageService.Drivers:input_type -> pannier.plugin.storage.v1.DriversRequest
-	15,  // 90: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
-	17,  // 91: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
-	19,  // 92: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
-	21,  // 93: pannier.plugin.storage.v1.StorageService.DetachBatch:input_type -> pannier.plugin.storage.v1.DetachBatchRequest
-	24,  // 94: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
-	26,  // 95: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
-	28,  // 96: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
-	30,  // 97: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
-	32,  // 98: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
-	34,  // 99: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
-	36,  // 100: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
-	38,  // 101: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
-	40,  // 102: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
-	43,  // 103: pannier.plugin.storage.v1.StorageService.Get:input_type -> pannier.plugin.storage.v1.GetRequest
-	45,  // 104: pannier.plugin.storage.v1.StorageService.Modify:input_type -> pannier.plugin.storage.v1.ModifyRequest
-	47,  // 105: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
-	49,  // 106: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
-	52,  // 107: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
-	54,  // 108: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
-	56,  // 109: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:input_type -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest
-	59,  // 110: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:input_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
-	61,  // 111: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:input_type -> pannier.plugin.storage.v1.GetGroupSnapshotRequest
-	63,  // 112: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
-	12,  // 113: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
-	5,   // 114: pannier.plugin.storage.v1.StorageService.Drivers:output_type -> pannier.plugin.storage.v1.DriversResponse
-	16,  // 115: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
-	18,  // 116: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
-	20,  // 117: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
-	22,  // 118: pannier.plugin.storage.v1.StorageService.DetachBatch:output_type -> pannier.plugin.storage.v1.DetachBatchResponse
-	25,  // 119: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
-	27,  // 120: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
-	29,  // 121: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
-	31,  // 122: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
-	33,  // 123: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
-	35,  // 124: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
-	37,  // 125: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
-	39,  // 126: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
-	41,  // 127: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
-	44,  // 128: pannier.plugin.storage.v1.StorageService.Get:output_type -> pannier.plugin.storage.v1.GetResponse
-	46,  // 129: pannier.plugin.storage.v1.StorageService.Modify:output_type -> pannier.plugin.storage.v1.ModifyResponse
-	48,  // 130: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
-	50,  // 131: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
-	53,  // 132: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
-	55,  // 133: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
-	57,  // 134: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:output_type -> pannier.plugin.storage.v1.CreateGroupSnapshotResponse
-	60,  // 135: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:output_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
-	62,  // 136: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:output_type -> pannier.plugin.storage.v1.GetGroupSnapshotResponse
-	64,  // 137: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
-	113, // [113:138] is the sub-list for method output_type
-	88,  // [88:113] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	3,   // 22: pannier.plugin.storage.v1.StageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 23: pannier.plugin.storage.v1.StageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	68,  // 24: pannier.plugin.storage.v1.StageRequest.publish_context:type_name -> pannier.plugin.storage.v1.StageRequest.PublishContextEntry
+	3,   // 25: pannier.plugin.storage.v1.UnstageRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 26: pannier.plugin.storage.v1.UnstageRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 27: pannier.plugin.storage.v1.PublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 28: pannier.plugin.storage.v1.PublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	69,  // 29: pannier.plugin.storage.v1.PublishRequest.publish_context:type_name -> pannier.plugin.storage.v1.PublishRequest.PublishContextEntry
+	3,   // 30: pannier.plugin.storage.v1.UnpublishRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 31: pannier.plugin.storage.v1.UnpublishRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 32: pannier.plugin.storage.v1.CreateRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	6,   // 33: pannier.plugin.storage.v1.CreateRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	70,  // 34: pannier.plugin.storage.v1.CreateRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateRequest.ParametersEntry
+	71,  // 35: pannier.plugin.storage.v1.CreateRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateRequest.SecretsEntry
+	8,   // 36: pannier.plugin.storage.v1.CreateRequest.topology:type_name -> pannier.plugin.storage.v1.TopologyRequirement
+	72,  // 37: pannier.plugin.storage.v1.CreateResponse.context:type_name -> pannier.plugin.storage.v1.CreateResponse.ContextEntry
+	7,   // 38: pannier.plugin.storage.v1.CreateResponse.accessible_topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,   // 39: pannier.plugin.storage.v1.DeleteRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 40: pannier.plugin.storage.v1.DeleteRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 41: pannier.plugin.storage.v1.ExpandRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 42: pannier.plugin.storage.v1.ExpandRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 43: pannier.plugin.storage.v1.ExpandNodeRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 44: pannier.plugin.storage.v1.ExpandNodeRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	3,   // 45: pannier.plugin.storage.v1.ListRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	39,  // 46: pannier.plugin.storage.v1.ListResponse.volumes:type_name -> pannier.plugin.storage.v1.ListedVolume
+	73,  // 47: pannier.plugin.storage.v1.ListedVolume.context:type_name -> pannier.plugin.storage.v1.ListedVolume.ContextEntry
+	10,  // 48: pannier.plugin.storage.v1.ListedVolume.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	3,   // 49: pannier.plugin.storage.v1.GetRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 50: pannier.plugin.storage.v1.GetRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	39,  // 51: pannier.plugin.storage.v1.GetResponse.volume:type_name -> pannier.plugin.storage.v1.ListedVolume
+	3,   // 52: pannier.plugin.storage.v1.ModifyRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 53: pannier.plugin.storage.v1.ModifyRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	74,  // 54: pannier.plugin.storage.v1.ModifyRequest.parameters:type_name -> pannier.plugin.storage.v1.ModifyRequest.ParametersEntry
+	3,   // 55: pannier.plugin.storage.v1.CapacityRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	6,   // 56: pannier.plugin.storage.v1.CapacityRequest.capabilities:type_name -> pannier.plugin.storage.v1.Capability
+	75,  // 57: pannier.plugin.storage.v1.CapacityRequest.parameters:type_name -> pannier.plugin.storage.v1.CapacityRequest.ParametersEntry
+	7,   // 58: pannier.plugin.storage.v1.CapacityRequest.topology:type_name -> pannier.plugin.storage.v1.Topology
+	3,   // 59: pannier.plugin.storage.v1.CreateSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 60: pannier.plugin.storage.v1.CreateSnapshotRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	76,  // 61: pannier.plugin.storage.v1.CreateSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateSnapshotRequest.ParametersEntry
+	48,  // 62: pannier.plugin.storage.v1.CreateSnapshotResponse.snapshot:type_name -> pannier.plugin.storage.v1.Snapshot
+	83,  // 63: pannier.plugin.storage.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,   // 64: pannier.plugin.storage.v1.DeleteSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	77,  // 65: pannier.plugin.storage.v1.DeleteSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteSnapshotRequest.SecretsEntry
+	3,   // 66: pannier.plugin.storage.v1.ListSnapshotsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	78,  // 67: pannier.plugin.storage.v1.ListSnapshotsRequest.secrets:type_name -> pannier.plugin.storage.v1.ListSnapshotsRequest.SecretsEntry
+	48,  // 68: pannier.plugin.storage.v1.ListSnapshotsResponse.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	3,   // 69: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	79,  // 70: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.parameters:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.ParametersEntry
+	80,  // 71: pannier.plugin.storage.v1.CreateGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest.SecretsEntry
+	55,  // 72: pannier.plugin.storage.v1.CreateGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
+	48,  // 73: pannier.plugin.storage.v1.GroupSnapshot.snapshots:type_name -> pannier.plugin.storage.v1.Snapshot
+	83,  // 74: pannier.plugin.storage.v1.GroupSnapshot.created_at:type_name -> google.protobuf.Timestamp
+	3,   // 75: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	81,  // 76: pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest.SecretsEntry
+	3,   // 77: pannier.plugin.storage.v1.GetGroupSnapshotRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	82,  // 78: pannier.plugin.storage.v1.GetGroupSnapshotRequest.secrets:type_name -> pannier.plugin.storage.v1.GetGroupSnapshotRequest.SecretsEntry
+	55,  // 79: pannier.plugin.storage.v1.GetGroupSnapshotResponse.group:type_name -> pannier.plugin.storage.v1.GroupSnapshot
+	3,   // 80: pannier.plugin.storage.v1.VolumeStatsRequest.driver:type_name -> pannier.plugin.storage.v1.Driver
+	9,   // 81: pannier.plugin.storage.v1.VolumeStatsRequest.volume:type_name -> pannier.plugin.storage.v1.Volume
+	62,  // 82: pannier.plugin.storage.v1.VolumeStatsResponse.usage:type_name -> pannier.plugin.storage.v1.Usage
+	10,  // 83: pannier.plugin.storage.v1.VolumeStatsResponse.condition:type_name -> pannier.plugin.storage.v1.VolumeCondition
+	2,   // 84: pannier.plugin.storage.v1.Usage.unit:type_name -> pannier.plugin.storage.v1.Usage.Unit
+	11,  // 85: pannier.plugin.storage.v1.StorageService.Fingerprint:input_type -> pannier.plugin.storage.v1.FingerprintRequest
+	4,   // 86: pannier.plugin.storage.v1.StorageService.Drivers:input_type -> pannier.plugin.storage.v1.DriversRequest
+	15,  // 87: pannier.plugin.storage.v1.StorageService.ValidateVolume:input_type -> pannier.plugin.storage.v1.ValidateVolumeRequest
+	17,  // 88: pannier.plugin.storage.v1.StorageService.Attach:input_type -> pannier.plugin.storage.v1.AttachRequest
+	19,  // 89: pannier.plugin.storage.v1.StorageService.Detach:input_type -> pannier.plugin.storage.v1.DetachRequest
+	21,  // 90: pannier.plugin.storage.v1.StorageService.Stage:input_type -> pannier.plugin.storage.v1.StageRequest
+	23,  // 91: pannier.plugin.storage.v1.StorageService.Unstage:input_type -> pannier.plugin.storage.v1.UnstageRequest
+	25,  // 92: pannier.plugin.storage.v1.StorageService.Publish:input_type -> pannier.plugin.storage.v1.PublishRequest
+	27,  // 93: pannier.plugin.storage.v1.StorageService.Unpublish:input_type -> pannier.plugin.storage.v1.UnpublishRequest
+	29,  // 94: pannier.plugin.storage.v1.StorageService.Create:input_type -> pannier.plugin.storage.v1.CreateRequest
+	31,  // 95: pannier.plugin.storage.v1.StorageService.Delete:input_type -> pannier.plugin.storage.v1.DeleteRequest
+	33,  // 96: pannier.plugin.storage.v1.StorageService.Expand:input_type -> pannier.plugin.storage.v1.ExpandRequest
+	35,  // 97: pannier.plugin.storage.v1.StorageService.ExpandNode:input_type -> pannier.plugin.storage.v1.ExpandNodeRequest
+	37,  // 98: pannier.plugin.storage.v1.StorageService.List:input_type -> pannier.plugin.storage.v1.ListRequest
+	40,  // 99: pannier.plugin.storage.v1.StorageService.Get:input_type -> pannier.plugin.storage.v1.GetRequest
+	42,  // 100: pannier.plugin.storage.v1.StorageService.Modify:input_type -> pannier.plugin.storage.v1.ModifyRequest
+	44,  // 101: pannier.plugin.storage.v1.StorageService.Capacity:input_type -> pannier.plugin.storage.v1.CapacityRequest
+	46,  // 102: pannier.plugin.storage.v1.StorageService.CreateSnapshot:input_type -> pannier.plugin.storage.v1.CreateSnapshotRequest
+	49,  // 103: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:input_type -> pannier.plugin.storage.v1.DeleteSnapshotRequest
+	51,  // 104: pannier.plugin.storage.v1.StorageService.ListSnapshots:input_type -> pannier.plugin.storage.v1.ListSnapshotsRequest
+	53,  // 105: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:input_type -> pannier.plugin.storage.v1.CreateGroupSnapshotRequest
+	56,  // 106: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:input_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotRequest
+	58,  // 107: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:input_type -> pannier.plugin.storage.v1.GetGroupSnapshotRequest
+	60,  // 108: pannier.plugin.storage.v1.StorageService.VolumeStats:input_type -> pannier.plugin.storage.v1.VolumeStatsRequest
+	12,  // 109: pannier.plugin.storage.v1.StorageService.Fingerprint:output_type -> pannier.plugin.storage.v1.FingerprintResponse
+	5,   // 110: pannier.plugin.storage.v1.StorageService.Drivers:output_type -> pannier.plugin.storage.v1.DriversResponse
+	16,  // 111: pannier.plugin.storage.v1.StorageService.ValidateVolume:output_type -> pannier.plugin.storage.v1.ValidateVolumeResponse
+	18,  // 112: pannier.plugin.storage.v1.StorageService.Attach:output_type -> pannier.plugin.storage.v1.AttachResponse
+	20,  // 113: pannier.plugin.storage.v1.StorageService.Detach:output_type -> pannier.plugin.storage.v1.DetachResponse
+	22,  // 114: pannier.plugin.storage.v1.StorageService.Stage:output_type -> pannier.plugin.storage.v1.StageResponse
+	24,  // 115: pannier.plugin.storage.v1.StorageService.Unstage:output_type -> pannier.plugin.storage.v1.UnstageResponse
+	26,  // 116: pannier.plugin.storage.v1.StorageService.Publish:output_type -> pannier.plugin.storage.v1.PublishResponse
+	28,  // 117: pannier.plugin.storage.v1.StorageService.Unpublish:output_type -> pannier.plugin.storage.v1.UnpublishResponse
+	30,  // 118: pannier.plugin.storage.v1.StorageService.Create:output_type -> pannier.plugin.storage.v1.CreateResponse
+	32,  // 119: pannier.plugin.storage.v1.StorageService.Delete:output_type -> pannier.plugin.storage.v1.DeleteResponse
+	34,  // 120: pannier.plugin.storage.v1.StorageService.Expand:output_type -> pannier.plugin.storage.v1.ExpandResponse
+	36,  // 121: pannier.plugin.storage.v1.StorageService.ExpandNode:output_type -> pannier.plugin.storage.v1.ExpandNodeResponse
+	38,  // 122: pannier.plugin.storage.v1.StorageService.List:output_type -> pannier.plugin.storage.v1.ListResponse
+	41,  // 123: pannier.plugin.storage.v1.StorageService.Get:output_type -> pannier.plugin.storage.v1.GetResponse
+	43,  // 124: pannier.plugin.storage.v1.StorageService.Modify:output_type -> pannier.plugin.storage.v1.ModifyResponse
+	45,  // 125: pannier.plugin.storage.v1.StorageService.Capacity:output_type -> pannier.plugin.storage.v1.CapacityResponse
+	47,  // 126: pannier.plugin.storage.v1.StorageService.CreateSnapshot:output_type -> pannier.plugin.storage.v1.CreateSnapshotResponse
+	50,  // 127: pannier.plugin.storage.v1.StorageService.DeleteSnapshot:output_type -> pannier.plugin.storage.v1.DeleteSnapshotResponse
+	52,  // 128: pannier.plugin.storage.v1.StorageService.ListSnapshots:output_type -> pannier.plugin.storage.v1.ListSnapshotsResponse
+	54,  // 129: pannier.plugin.storage.v1.StorageService.CreateGroupSnapshot:output_type -> pannier.plugin.storage.v1.CreateGroupSnapshotResponse
+	57,  // 130: pannier.plugin.storage.v1.StorageService.DeleteGroupSnapshot:output_type -> pannier.plugin.storage.v1.DeleteGroupSnapshotResponse
+	59,  // 131: pannier.plugin.storage.v1.StorageService.GetGroupSnapshot:output_type -> pannier.plugin.storage.v1.GetGroupSnapshotResponse
+	61,  // 132: pannier.plugin.storage.v1.StorageService.VolumeStats:output_type -> pannier.plugin.storage.v1.VolumeStatsResponse
+	109, // [109:133] is the sub-list for method output_type
+	85,  // [85:109] is the sub-list for method input_type
+	85,  // [85:85] is the sub-list for extension type_name
+	85,  // [85:85] is the sub-list for extension extendee
+	0,   // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_storage_v1_storage_proto_init() }
@@ -4738,7 +4536,7 @@ func file_pannier_plugin_storage_v1_storage_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_storage_v1_storage_proto_rawDesc), len(file_pannier_plugin_storage_v1_storage_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   83,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

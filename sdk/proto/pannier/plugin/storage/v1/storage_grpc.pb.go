@@ -32,7 +32,6 @@ const (
 	StorageService_ValidateVolume_FullMethodName      = "/pannier.plugin.storage.v1.StorageService/ValidateVolume"
 	StorageService_Attach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Attach"
 	StorageService_Detach_FullMethodName              = "/pannier.plugin.storage.v1.StorageService/Detach"
-	StorageService_DetachBatch_FullMethodName         = "/pannier.plugin.storage.v1.StorageService/DetachBatch"
 	StorageService_Stage_FullMethodName               = "/pannier.plugin.storage.v1.StorageService/Stage"
 	StorageService_Unstage_FullMethodName             = "/pannier.plugin.storage.v1.StorageService/Unstage"
 	StorageService_Publish_FullMethodName             = "/pannier.plugin.storage.v1.StorageService/Publish"
@@ -72,10 +71,6 @@ type StorageServiceClient interface {
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*AttachResponse, error)
 	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
-	// DetachBatch is Detach for several volumes of one driver, all at the same time, each with a result of its own: one
-	// that fails changes nothing for the others. A plugin may lack it: after Unimplemented the host calls Detach for each
-	// volume. The call itself fails only where no volume has a result.
-	DetachBatch(ctx context.Context, in *DetachBatchRequest, opts ...grpc.CallOption) (*DetachBatchResponse, error)
 	// Stage mounts a volume once for all of a node's users (NodeStageVolume).
 	Stage(ctx context.Context, in *StageRequest, opts ...grpc.CallOption) (*StageResponse, error)
 	// Unstage reverses Stage (NodeUnstageVolume). NotFound is success.
@@ -178,16 +173,6 @@ func (c *storageServiceClient) Detach(ctx context.Context, in *DetachRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DetachResponse)
 	err := c.cc.Invoke(ctx, StorageService_Detach_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *storageServiceClient) DetachBatch(ctx context.Context, in *DetachBatchRequest, opts ...grpc.CallOption) (*DetachBatchResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DetachBatchResponse)
-	err := c.cc.Invoke(ctx, StorageService_DetachBatch_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -402,10 +387,6 @@ type StorageServiceServer interface {
 	Attach(context.Context, *AttachRequest) (*AttachResponse, error)
 	// Detach reverses Attach (ControllerUnpublishVolume). NotFound is success.
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
-	// DetachBatch is Detach for several volumes of one driver, all at the same time, each with a result of its own: one
-	// that fails changes nothing for the others. A plugin may lack it: after Unimplemented the host calls Detach for each
-	// volume. The call itself fails only where no volume has a result.
-	DetachBatch(context.Context, *DetachBatchRequest) (*DetachBatchResponse, error)
 	// Stage mounts a volume once for all of a node's users (NodeStageVolume).
 	Stage(context.Context, *StageRequest) (*StageResponse, error)
 	// Unstage reverses Stage (NodeUnstageVolume). NotFound is success.
@@ -469,9 +450,6 @@ func (UnimplementedStorageServiceServer) Attach(context.Context, *AttachRequest)
 }
 func (UnimplementedStorageServiceServer) Detach(context.Context, *DetachRequest) (*DetachResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Detach not implemented")
-}
-func (UnimplementedStorageServiceServer) DetachBatch(context.Context, *DetachBatchRequest) (*DetachBatchResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method DetachBatch not implemented")
 }
 func (UnimplementedStorageServiceServer) Stage(context.Context, *StageRequest) (*StageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stage not implemented")
@@ -630,24 +608,6 @@ func _StorageService_Detach_Handler(srv interface{}, ctx context.Context, dec fu
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(StorageServiceServer).Detach(ctx, req.(*DetachRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _StorageService_DetachBatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DetachBatchRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(StorageServiceServer).DetachBatch(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: StorageService_DetachBatch_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(StorageServiceServer).DetachBatch(ctx, req.(*DetachBatchRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1016,10 +976,6 @@ var StorageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Detach",
 			Handler:    _StorageService_Detach_Handler,
-		},
-		{
-			MethodName: "DetachBatch",
-			Handler:    _StorageService_DetachBatch_Handler,
 		},
 		{
 			MethodName: "Stage",
