@@ -159,9 +159,6 @@ func (n *Node) entry(c command.Command, room map[uint64]error) ([]byte, error) {
 	if full != nil {
 		return nil, full
 	}
-	if err := n.knownToAll(c); err != nil {
-		return nil, err
-	}
 	command.SetAt(c, n.now().UTC())
 	return command.Encode(c)
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/fsm"
 	"github.com/pannier/pannier/cluster/raftnode"
 	"github.com/pannier/pannier/cluster/state"
@@ -53,8 +52,6 @@ type Config struct {
 	// Key encrypts this server's copy of the ledger on disk: 16, 24 or 32 bytes; empty: it is plain. It does not
 	// encrypt the raft log.
 	Key []byte
-	// Level is the highest level of commands that this server writes; 0: all that it knows.
-	Level int
 }
 
 // Node is this server's part of the ledger.
@@ -64,7 +61,6 @@ type Node struct {
 
 	dir     string
 	name    string
-	level   int
 	store   *state.Store
 	raft    *raftnode.Node
 	remote  Remote // nil: none
@@ -75,7 +71,6 @@ type Node struct {
 	autopilot  claim.Autopilot // used until the ledger has settings
 	leadership leadership
 	verifying  verifier
-	levels     levels
 	unmounted  atomic.Pointer[Unmounted]
 	oneByOne   sync.Mutex // held by executeOneByOne
 
@@ -117,9 +112,6 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{dir: cfg.Dir, name: cfg.Name, store: store, remote: cfg.Remote, members: cfg.Members, log: log, now: now}
-	if n.level = cfg.Level; n.level == 0 {
-		n.level = command.Level
-	}
 	n.Commands, n.Queries = Commands{to: n}, Queries{to: n}
 	n.leadership.init()
 	if n.autopilot = claim.DefaultAutopilot(); cfg.Autopilot != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -246,48 +245,6 @@ func (n *Node) Leave(ctx context.Context, leave func() error) error {
 		case <-time.After(leaderPause):
 		}
 	}
-}
-
-// levels caches the lowest level of commands that a server knows, until a member changes.
-type levels struct {
-	mu      sync.Mutex
-	changed <-chan struct{} // nil: not read yet
-	lowest  int
-	who     string
-}
-
-// knownToAll refuses a command that some server of the cluster does not know (ErrLevel).
-func (n *Node) knownToAll(c command.Command) error {
-	lowest, who := n.level, n.name
-	if n.members != nil {
-		lowest, who = n.levels.read(n.members)
-	}
-	if level := command.LevelOf(c); level > lowest {
-		return fmt.Errorf("%w: server %q knows commands up to level %d, and this is of level %d: upgrade it",
-			command.ErrLevel, who, lowest, level)
-	}
-	return nil
-}
-
-func (l *levels) read(members Members) (lowest int, who string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	select {
-	case <-l.changed:
-		l.changed = nil
-	default:
-	}
-	if l.changed != nil {
-		return l.lowest, l.who
-	}
-	l.changed = members.Changed()
-	l.lowest, l.who = command.Level, ""
-	for _, m := range members.Members() {
-		if m.Role == discovery.Server && m.Status != discovery.Left && m.Ledger < l.lowest {
-			l.lowest, l.who = m.Ledger, m.Name
-		}
-	}
-	return l.lowest, l.who
 }
 
 // registered returns the address that a server has registered; empty: none.

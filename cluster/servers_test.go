@@ -608,22 +608,3 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 	stop()
 	callers.Wait()
 }
-
-// TestOldServer refuses commands that one of the servers does not know.
-func TestOldServer(t *testing.T) {
-	t.Parallel()
-	c := clustertest.Prepare(t, 3, clustertest.Options{})
-	old := c.Hosts()[2]
-	old.KnowsLevel(1)
-	for _, h := range c.Hosts() {
-		h.Start(t)
-	}
-	c.WaitReady(t)
-	leader := c.WaitLeader(t)
-	err := errors.New("not asked")
-	clustertest.Eventually(t, "it is refused", func() bool {
-		_, err = leader.PutLiveness(within(t),
-			claim.Liveness{HeartbeatTTL: time.Second, StopAfter: 2 * time.Second, Margin: time.Second})
-		return errors.Is(err, command.ErrLevel)
-	})
-}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 )
 
@@ -53,7 +52,6 @@ type Host struct {
 
 	c      *Cluster
 	expect int
-	level  int
 	up     bool
 }
 
@@ -89,7 +87,7 @@ func Prepare(t testing.TB, n int, opts Options) *Cluster {
 // Add adds a server with a bootstrap_expect. It is not started.
 func (c *Cluster) Add(t testing.TB, name string, expect int) *Host {
 	t.Helper()
-	h := &Host{c: c, Name: name, Dir: filepath.Join(c.dir, name), expect: expect, level: command.Level}
+	h := &Host{c: c, Name: name, Dir: filepath.Join(c.dir, name), expect: expect}
 	c.all = append(c.all, h)
 	t.Cleanup(func() { h.Stop(t) })
 	return h
@@ -123,10 +121,6 @@ func (c *Cluster) Host(t testing.TB, name string) *Host {
 	return nil
 }
 
-// KnowsLevel makes a server announce, from its next start on, that it knows the ledger's commands only up to a
-// level.
-func (h *Host) KnowsLevel(level int) { h.level = level }
-
 // Start starts a server, with new addresses.
 func (h *Host) Start(t testing.TB) {
 	t.Helper()
@@ -144,7 +138,7 @@ func (h *Host) Start(t testing.TB) {
 	h.Discovery, err = discovery.Open(discovery.Config{
 		Self: discovery.Self{
 			Name: h.Name, Role: discovery.Server, Datacenter: "dc1", RPC: streams.Addr().String(),
-			Expect: h.expect, Version: "test", Ledger: h.level,
+			Expect: h.expect, Version: "test",
 		},
 		Bind: "127.0.0.1", RetryJoin: join, Memberlist: loopback(), Key: h.c.opts.Key,
 		SnapshotFile: filepath.Join(h.c.dir, h.Name+".serf"), KeyringFile: filepath.Join(h.c.dir, h.Name+".keys"),

@@ -27,7 +27,7 @@ func Encode(c Command) ([]byte, error) {
 	if len(body)+2 > MaxSize {
 		return nil, fmt.Errorf("encode %T: %w: %d bytes, at most %d", c, ErrTooLarge, len(body)+2, MaxSize)
 	}
-	return append([]byte{byte(LevelOf(c)), byte(kind)}, body...), nil
+	return append([]byte{Level, byte(kind)}, body...), nil
 }
 
 // Fingerprint identifies a command by its kind and its encoded arguments (SHA-256), whatever its time stamp.
@@ -74,10 +74,6 @@ func Decode(entry []byte) (Command, error) {
 	}
 	if c.key() != "" {
 		c.setSum(fingerprint(entry))
-	}
-	if level := LevelOf(c); level > int(entry[0]) {
-		// A server that only knows the level of the entry refuses the command as malformed too.
-		return nil, fmt.Errorf("%w: %T of level %d in an entry of level %d", ErrMalformed, c, level, entry[0])
 	}
 	return c, nil
 }

@@ -26,8 +26,6 @@ var (
 	ErrStopped = errcode.Unavailable.New("ledger has stopped")
 	// ErrDiskFull: the ledger's disk is nearly full. Nothing was changed.
 	ErrDiskFull = errcode.ResourceExhausted.New("the ledger's disk is nearly full")
-	// ErrLevel: a server of the cluster does not know the command yet. Nothing was changed.
-	ErrLevel = errcode.FailedPrecondition.New("a server of the cluster is too old for the command")
 )
 
 var (
@@ -83,7 +81,6 @@ var reasons = map[string]error{
 	"closed":          ErrClosed,
 	"stopped":         ErrStopped,
 	"disk-full":       ErrDiskFull,
-	"level":           ErrLevel,
 }
 
 // failure is an error as it is sent between agents: its text, and what errors.Is and errors.As need.

@@ -32,7 +32,7 @@ const deadline = 60 * time.Second
 func self(name string) discovery.Self {
 	return discovery.Self{
 		Name: name, Role: discovery.Server, Datacenter: "dc1", RPC: "127.0.0.1:1", Expect: 3,
-		Version: "1", Ledger: 2,
+		Version: "1",
 	}
 }
 

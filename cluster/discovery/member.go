@@ -37,7 +37,6 @@ type Self struct {
 	RPC        string // the address of its RPC port, as others reach it: ip:port
 	Expect     int    // a server's bootstrap_expect
 	Version    string // of the program
-	Ledger     int    // the level of the ledger's commands that it knows
 	// Machine tells machines of one name apart: claim.Machine of the node's secret.
 	Machine string
 	// Formed says that a server's cluster has been formed: the server has raft state.
@@ -60,7 +59,6 @@ const (
 	tagRPC     = "rpc"
 	tagExpect  = "expect"
 	tagVer     = "version"
-	tagLedger  = "ledger"
 	tagFormed  = "bootstrapped"
 	tagMachine = "machine"
 )
@@ -71,7 +69,7 @@ func (s Self) tags() map[string]string {
 		tagVer: s.Version, tagMachine: s.Machine,
 	}
 	if s.Role == Server {
-		tags[tagExpect], tags[tagLedger] = strconv.Itoa(s.Expect), strconv.Itoa(s.Ledger)
+		tags[tagExpect] = strconv.Itoa(s.Expect)
 	}
 	if s.Formed {
 		tags[tagFormed] = "1"
@@ -118,9 +116,6 @@ func parse(m serf.Member) (Member, error) {
 	var err error
 	if member.Expect, err = strconv.Atoi(m.Tags[tagExpect]); err != nil {
 		return Member{}, fmt.Errorf("server %q at %s expects %q servers: %w", m.Name, m.Addr, m.Tags[tagExpect], err)
-	}
-	if member.Ledger, err = strconv.Atoi(m.Tags[tagLedger]); err != nil {
-		return Member{}, fmt.Errorf("server %q at %s knows the ledger's level %q: %w", m.Name, m.Addr, m.Tags[tagLedger], err)
 	}
 	return member, nil
 }

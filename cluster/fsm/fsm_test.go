@@ -83,12 +83,12 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// TestNewerVersion: the FSM stops before an entry that a newer server may understand.
-func TestNewerVersion(t *testing.T) {
+// TestNextLevel: the FSM stops before an entry of the next level, which a newer server may understand.
+func TestNextLevel(t *testing.T) {
 	f, s := open(t)
 	responses := f.ApplyBatch([]*raft.Log{
 		start(t, 1, "a"),
-		{Index: 2, Type: raft.LogCommand, Data: []byte{9, 9, '{', '}'}},
+		{Index: 2, Type: raft.LogCommand, Data: []byte{command.Level + 1, 3, '{', '}'}},
 		start(t, 3, "b"),
 	})
 	if o := outcome(t, responses[0]); o.Err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/apiserver"
 	"github.com/pannier/pannier/host/internal/config"
 	"github.com/pannier/pannier/host/internal/consul/services"
@@ -61,7 +60,7 @@ func Run(ctx context.Context, cfg *config.Agent, version string, logs io.Writer)
 	log := newLogger(cfg, recent, logs)
 	a := &agent{
 		cfg: cfg, version: version, log: log, logs: logs, recent: recent, started: time.Now(), driversUp: make(chan struct{}),
-		sockets: handover.NewSockets(before), next: make(chan *successor), level: command.Level, manager: manager,
+		sockets: handover.NewSockets(before), next: make(chan *successor), manager: manager,
 		metrics: prometheus.NewRegistry(),
 	}
 	a.blocks.Store(cfg)
@@ -165,7 +164,6 @@ type agent struct {
 	recent  *recentLog // the end of what log has written
 	started time.Time
 	closers closers
-	level   int           // the highest of the ledger's commands that it writes
 	opening time.Duration // how long it took to open all parts
 
 	blocks    atomic.Pointer[config.Agent] // whose plugin and csi_driver blocks count

@@ -61,7 +61,6 @@ func (k *ledgerKeeper) ledgerConfig() (cluster.Config, error) {
 	return cluster.Config{
 		Dir: filepath.Join(k.cfg.DataDir, "ledger"), Name: k.cfg.Name,
 		BootstrapExpect: k.cfg.Server.BootstrapExpect, Key: key.Bytes(), Logger: k.log.Named("ledger"),
-		Level: k.level,
 	}, nil
 }
 

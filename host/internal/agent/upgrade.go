@@ -170,11 +170,9 @@ func (a *agent) self() handover.Hello {
 	return handover.Hello{Version: a.version, Ledger: command.Level}
 }
 
-// rehearse shows that this program comes up with the agent's data, until the agent kills it. It serves nobody, and
-// writes no command that the agent's program, which may have to go on, could not read.
+// rehearse shows that this program comes up with the agent's data, until the agent kills it. It serves nobody.
 func (a *agent) rehearse(ctx context.Context, before *handover.Inheritance) error {
 	a.log = a.log.NamedIntercept("rehearsal")
-	a.level = min(a.level, before.Agent.Ledger)
 	if err := before.Begin(ctx, a.self()); err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ var codesOfErrors = []struct {
 	}},
 	{connect.CodeUnauthenticated, []error{acl.ErrUnknownToken, acl.ErrExpired}},
 	{connect.CodeFailedPrecondition, []error{
-		claim.ErrNodeInUse, claim.ErrNodeSecret, command.ErrLevel, cluster.ErrPeerAlive,
+		claim.ErrNodeInUse, claim.ErrNodeSecret, cluster.ErrPeerAlive,
 		errNodeUp, errAlone, errUsed, errAlive, errLastServer, discovery.ErrNotEncrypted,
 	}},
 	{connect.CodeAlreadyExists, []error{errDefined}},

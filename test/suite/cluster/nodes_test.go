@@ -50,7 +50,6 @@ func TestNodes(t *testing.T) {
 	c.Stage(t, "a server that is cut off answers stale queries", n.stale)
 	c.Stage(t, "nodes are asked through others, also one that is cut off", n.asking)
 	c.Stage(t, "a command whose answer is lost is done once", n.once)
-	c.Stage(t, "what an older server would stop at is not written", n.older)
 	c.Stage(t, "a node takes no workloads", n.eligibility)
 	c.Stage(t, "a node is drained", n.drain)
 	c.Stage(t, "a node is lost, and another one gets its name", n.lost)
@@ -219,42 +218,6 @@ workload %q {
 		t.Errorf("the volume is held by %v", by)
 	}
 	n.n1.Run("workload", "stop", "five")
-}
-
-// older adds a server of an earlier release to the gossip. While it is a member, the leader writes nothing
-// that the older server cannot read.
-func (n nodes) older(t *testing.T) {
-	key, err := os.ReadFile(filepath.Join(n.c.Dir, "gossip.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := n.c.Net.Host("server-9")
-	var d *discovery.Discovery
-	err = at.Do(func() (err error) {
-		d, err = discovery.Open(discovery.Config{
-			Self: discovery.Self{
-				Name: "server-9", Role: discovery.Server, Datacenter: "dc1", Expect: 3, Version: "0.1.0", Ledger: 1,
-				RPC: netip.AddrPortFrom(at.Addr, testcluster.RPCPort).String(),
-			},
-			Bind: at.Addr.String(), Port: testcluster.SerfPort, Key: string(key),
-		})
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	n.s3.Run("server", "join", at.Addr.String())
-	for _, s := range n.c.Servers() {
-		awaitMember(t, s, "server-9", "alive")
-	}
-	n.n1.Refused(4, []string{"server-9", "upgrade it"}, "node", "eligibility", "-disable", n.n1.Name)
-	n.c.Leader().Run("node", "status", n.n1.Name)
-	if err := d.Leave(); err != nil {
-		t.Fatal(err)
-	}
-	awaitMember(t, n.c.Leader(), "server-9", "left")
-	n.c.Volume(n.n1, "newer", "single-node-writer")
 }
 
 // eligibility keeps new workloads off a node on which one runs.

@@ -138,7 +138,7 @@ func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duratio
 func discover(n int, join string) (*discovery.Discovery, error) {
 	return discovery.Open(discovery.Config{
 		Self: discovery.Self{
-			Name: nodeName(n), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark", Ledger: command.Level,
+			Name: nodeName(n), Role: discovery.Node, Datacenter: "dc1", Version: "benchmark",
 		},
 		Key: gossipKey, Bind: "127.0.0.1", RetryJoin: []string{join}, Memberlist: patient(), Logger: hclog.NewNullLogger(),
 	})
