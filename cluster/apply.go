@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/hashicorp/raft"
@@ -82,34 +81,6 @@ func (n *Node) ApplyFor(ctx context.Context, commands ...command.Command) []Appl
 // execute puts commands into this server's log and waits for their results. They share writes of the log and
 // transactions with each other and with those of other callers.
 func (n *Node) execute(ctx context.Context, commands ...command.Command) []state.Outcome {
-	starts := func(c command.Command) bool { _, is := c.(*command.StartWorkload); return is }
-	if n.store.HasDuplicates() && slices.ContainsFunc(commands, starts) {
-		return n.executeOneByOne(ctx, commands)
-	}
-	return n.executeTogether(ctx, commands)
-}
-
-// executeOneByOne is execute for a ledger in which some volumes are one at their driver: of these, only one may have
-// claims, which nothing but the ledger as it is when a start begins can tell. So it waits for each outcome, whatever
-// ctx says.
-func (n *Node) executeOneByOne(ctx context.Context, commands []command.Command) []state.Outcome {
-	n.oneByOne.Lock()
-	defer n.oneByOne.Unlock()
-	outcomes := make([]state.Outcome, len(commands))
-	for i, c := range commands {
-		if start, ok := c.(*command.StartWorkload); ok {
-			err := n.store.View(func(tx *state.ReadTx) error { return tx.CheckDuplicates(start) })
-			if err != nil {
-				outcomes[i].Err = err
-				continue
-			}
-		}
-		outcomes[i] = n.executeTogether(context.WithoutCancel(ctx), commands[i:i+1])[0]
-	}
-	return outcomes
-}
-
-func (n *Node) executeTogether(ctx context.Context, commands []command.Command) []state.Outcome {
 	var (
 		outcomes = make([]state.Outcome, len(commands))
 		entries  [][]byte

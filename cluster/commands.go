@@ -21,7 +21,7 @@ type applier interface {
 // RegisterVolume inserts a volume or updates its definition. Errors: ErrInvalid; ErrDuplicate if another
 // volume has its driver and external id; ErrVolumeInUse if the new definition does not fit existing claims.
 func (c Commands) RegisterVolume(ctx context.Context, v claim.Volume) (command.RegisterVolumeResult, error) {
-	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v, Distinct: true})
+	return apply[command.RegisterVolumeResult](ctx, c.to, &command.RegisterVolume{Volume: v})
 }
 
 // DeregisterVolume removes a volume. Errors: ErrVolumeNotFound; ErrVolumeInUse while it is claimed. With force the

@@ -72,7 +72,6 @@ type Node struct {
 	leadership leadership
 	verifying  verifier
 	unmounted  atomic.Pointer[Unmounted]
-	oneByOne   sync.Mutex // held by executeOneByOne
 
 	mu       sync.Mutex
 	closed   bool

@@ -7,20 +7,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/hashicorp/go-hclog"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/clustertest"
 	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/test/lib/check"
 )
 
 func volume(id string, modes ...claim.AccessMode) claim.Volume {
@@ -43,87 +39,6 @@ func want(v claim.Volume, mode claim.Mode) claim.Claim {
 		Volume: v.VolumeRef, Mode: mode,
 		AccessMode: v.Capabilities[0].AccessMode, AttachmentMode: v.Capabilities[0].AttachmentMode,
 	}
-}
-
-// TestDuplicatesOfEarlierPrograms registers a driver's volume under several names, as was possible once.
-func TestDuplicatesOfEarlierPrograms(t *testing.T) {
-	dir := t.TempDir()
-	log := &logged{}
-	open := func() *cluster.Node {
-		t.Helper()
-		n, err := cluster.Open(t.Context(), cluster.Config{Dir: dir, Name: "server-1", BootstrapExpect: 1, Logger: hclog.New(
-			&hclog.LoggerOptions{Output: log})})
-		check.NoError(t, err)
-		check.NoError(t, n.WaitReady(t.Context()))
-		return n
-	}
-	n := open()
-	a, b, c := volume("a"), volume("b"), volume("c")
-	c.Namespace = "shop"
-	for _, v := range []claim.Volume{a, b, c} {
-		v.ExternalID = "one"
-		check.NoError(t, n.ApplyFor(t.Context(), &command.RegisterVolume{Volume: v})[0].Err)
-	}
-	start := func(id string, v claim.Volume) error {
-		_, err := n.StartWorkload(t.Context(), claim.Run{Ref: workload(id), Node: "n"}, []claim.Claim{want(v, claim.Write)})
-		return err
-	}
-	var granted atomic.Int32
-	var group sync.WaitGroup
-	for i := range 30 {
-		group.Go(func() {
-			switch err := start(fmt.Sprint("w", i), []claim.Volume{a, b, c}[i%3]); {
-			case err == nil:
-				granted.Add(1)
-			case !errors.Is(err, claim.ErrDuplicate) && !errors.Is(err, claim.ErrHeld):
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	if n := granted.Load(); n != 1 {
-		t.Errorf("%d workloads write to one volume", n)
-	}
-
-	// The same after a restart, which says what is wrong.
-	check.NoError(t, n.Close())
-	n = open()
-	defer func() { check.NoError(t, n.Close()) }()
-	for _, other := range []string{"default/b", "shop/c"} {
-		if !log.has("are one at their driver", "volume=default/a", "other="+other, "driver=hostpath") {
-			t.Errorf("the log does not say that default/a is also %s", other)
-		}
-	}
-	var holder claim.Claim
-	check.NoError(t, n.Read(t.Context(), func(tx *state.ReadTx) error {
-		all, err := tx.AllClaims()
-		if err == nil && len(all) != 1 {
-			t.Fatalf("claims %v", all)
-		}
-		holder = all[0]
-		return err
-	}))
-	for _, v := range []claim.Volume{a, b, c} {
-		reason, says := claim.ErrDuplicate, holder.Workload.String()
-		switch {
-		case v.VolumeRef == holder.Volume:
-			reason = claim.ErrHeld
-		case v.Namespace != holder.Volume.Namespace:
-			says = "of another namespace"
-		}
-		if err := start("next", v); !errors.Is(err, reason) || !strings.Contains(err.Error(), says) {
-			t.Errorf("a start on %q: %v, want %v", v.VolumeRef, err, reason)
-		}
-		if v.VolumeRef != holder.Volume {
-			_, err := n.DeregisterVolume(t.Context(), v.VolumeRef, false)
-			check.NoError(t, err)
-		}
-	}
-	_, err := n.DeregisterVolume(t.Context(), holder.Volume, true)
-	check.NoError(t, err)
-	_, err = n.RegisterVolume(t.Context(), a)
-	check.NoError(t, err)
-	check.NoError(t, start("next", a))
 }
 
 func TestLifeOfAClaim(t *testing.T) {

@@ -6,14 +6,12 @@ import (
 	"github.com/pannier/pannier/cluster/claim"
 )
 
-// RegisterVolume inserts a volume or updates its definition. The fields that the ledger sets (indexes, creation
+// RegisterVolume inserts a volume or updates its definition. It is refused if another volume has its driver and external
+// id (claim.ErrDuplicate). The fields that the ledger sets (indexes, creation
 // time, present modes) are kept from the existing record.
 type RegisterVolume struct {
 	Stamp
 	Volume claim.Volume `json:"volume"`
-	// Distinct refuses the volume if another one has its driver and external id, and allows any id of
-	// claim.CheckVolumeID. Earlier programs did not ask for it.
-	Distinct bool `json:"distinct,omitempty"`
 }
 
 // RegisterVolumeResult answers RegisterVolume.

@@ -14,10 +14,6 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	if err := next.Validate(); err != nil {
 		return nil, err
 	}
-	if err := claim.CheckID(next.ID); err != nil && !c.Distinct {
-		// Earlier programs refuse such an id, and their commands are not distinct.
-		return nil, &claim.FieldError{Object: fmt.Sprintf("volume %q", next.VolumeRef), Field: "id", Problem: err.Error()}
-	}
 	if next.Name == "" {
 		next.Name = next.ID
 	}
@@ -44,7 +40,7 @@ func (tx *writeTx) RegisterVolume(c *command.RegisterVolume) (any, error) {
 	if err := tx.checkSealed(old, next); err != nil {
 		return nil, err
 	}
-	if err := tx.checkDistinct(&next, c.Distinct); err != nil {
+	if err := tx.checkDistinct(&next); err != nil {
 		return nil, err
 	}
 	next.ModifyIndex, next.ModifiedAt = tx.index, c.At
@@ -74,19 +70,19 @@ func (tx *writeTx) checkSealed(old, next claim.Volume) error {
 }
 
 // checkDistinct refuses a volume if another one has its driver and external id: each would have claims of its own, and
-// so the driver's volume two writers. A command of an earlier program does not ask for it.
-func (tx *writeTx) checkDistinct(v *claim.Volume, distinct bool) error {
-	others, err := tx.Duplicates(v)
-	switch {
-	case err != nil || len(others) == 0:
+// so the driver's volume two writers.
+func (tx *writeTx) checkDistinct(v *claim.Volume) error {
+	same, err := tx.VolumesByExternalID(v.PluginID, v.ExternalID)
+	if err != nil {
 		return err
-	case !distinct:
-		tx.duplicates.Store(true)
-		return nil
-	default:
-		return fmt.Errorf("volume %q: external_id %q of driver %q %w, %q: use that one, or deregister it first", v.VolumeRef,
-			v.ExternalID, v.PluginID, claim.ErrDuplicate, others[0])
 	}
+	for _, other := range same {
+		if other != v.VolumeRef {
+			return fmt.Errorf("volume %q: external_id %q of driver %q %w, %q: use that one, or deregister it first", v.VolumeRef,
+				v.ExternalID, v.PluginID, claim.ErrDuplicate, other)
+		}
+	}
+	return nil
 }
 
 func (tx *writeTx) DeregisterVolume(c *command.DeregisterVolume) (any, error) {

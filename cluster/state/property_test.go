@@ -175,7 +175,7 @@ func drawCommand(t *rapid.T) command.Command {
 		v := volume(aVolume(), rapid.SliceOfNDistinct(rapid.SampledFrom(claim.AccessModes), 1, 7, rapid.ID).Draw(t,
 			"capabilities")...)
 		v.PluginID = aDriver()
-		return &command.RegisterVolume{Volume: v, Distinct: claim.CheckID(v.ID) != nil || rapid.Bool().Draw(t, "distinct")}
+		return &command.RegisterVolume{Volume: v}
 	case "deregister":
 		return &command.DeregisterVolume{Ref: ref(aVolume()), Force: rapid.Bool().Draw(t, "force")}
 	case "node":

@@ -163,8 +163,7 @@ func (tx *ReadTx) VolumesClaimed(releasing bool) (map[claim.VolumeRef]bool, erro
 	return found, err
 }
 
-// VolumesByExternalID lists the volumes with an external id of a driver, by namespace and id. There is at most one,
-// unless earlier programs registered it under several names.
+// VolumesByExternalID lists the volumes with an external id of a driver: one at most.
 func (tx *ReadTx) VolumesByExternalID(driver, externalID string) ([]claim.VolumeRef, error) {
 	var found []claim.VolumeRef
 	err := tx.scan(span{base: externalIDPart(driver, externalID)}, false, func(part string, _ []byte) error {

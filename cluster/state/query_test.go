@@ -59,7 +59,7 @@ func TestAnswersAreCopies(t *testing.T) {
 func TestPages(t *testing.T) {
 	l := filled(t)
 	other := volume("v1", claim.SingleNodeWriter)
-	other.Namespace = "zoo"
+	other.Namespace, other.ExternalID = "zoo", "ext-zoo"
 	l.must(&command.RegisterVolume{Volume: other})
 	other.PluginID, other.ID = "nfs", "v2"
 	l.must(&command.RegisterVolume{Volume: other})

@@ -37,9 +37,6 @@ func (s *Store) Restore(r io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
-	if err := s.findDuplicates(next.db); err != nil {
-		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
-	}
 	if err := atomicfile.WriteFile(filepath.Join(s.dir, currentFile), []byte(fmt.Sprint(number))); err != nil {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
 	}

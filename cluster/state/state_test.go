@@ -294,25 +294,12 @@ func TestDeregisterByForce(t *testing.T) {
 	}
 }
 
-// TestUnusualIDs: a command of an earlier program, which would refuse the id, is refused.
-func TestUnusualIDs(t *testing.T) {
-	l := open(t)
-	v := volume("data[0]", claim.SingleNodeWriter)
-	before := l.records()
-	if _, err := l.do(&command.RegisterVolume{Volume: v}); err == nil || !strings.Contains(err.Error(), "'['") {
-		t.Errorf("by an earlier program: %v", err)
-	}
-	l.sameAs(before, "refused")
-	l.must(&command.RegisterVolume{Volume: v, Distinct: true})
-	l.must(&command.DeregisterVolume{Ref: v.VolumeRef})
-}
-
 func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	l := open(t)
 	register := func(namespace, id, driver, external string) error {
 		v := volume(id, claim.SingleNodeWriter)
 		v.Namespace, v.PluginID, v.ExternalID = namespace, driver, external
-		_, err := l.do(&command.RegisterVolume{Volume: v, Distinct: true})
+		_, err := l.do(&command.RegisterVolume{Volume: v})
 		return err
 	}
 	refused := func(err error, by string) {
@@ -343,13 +330,6 @@ func TestOneVolumeIsRegisteredOnce(t *testing.T) {
 	if err := register("shop", "a", "d", "disk"); err != nil {
 		t.Errorf("the id that an update gave up: %v", err)
 	}
-
-	// Two that an earlier program registered stay, until they are to be changed.
-	v := volume("old", claim.SingleNodeWriter)
-	v.PluginID, v.ExternalID = "d", "disk"
-	l.must(&command.RegisterVolume{Volume: v})
-	refused(register("default", "old", "d", "disk"), `"shop/a"`)
-	refused(register("shop", "a", "d", "disk"), `"old"`)
 }
 
 func TestANodeThatRepeatsItsDevicesWritesNothing(t *testing.T) {
@@ -501,8 +481,8 @@ func TestBiggestCommands(t *testing.T) {
 		}
 	}
 	for i := range command.MaxClaims {
-		v := volume("", claim.SingleNodeSingleWriter)
-		v.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("v", i)}
+		v := volume(long("v", i), claim.SingleNodeSingleWriter)
+		v.Namespace = ns
 		l.must(&command.RegisterVolume{Volume: v})
 		c := wanted("", claim.SingleNodeSingleWriter, claim.Write)
 		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)+long("-", i)
@@ -536,8 +516,8 @@ func TestBiggestCommands(t *testing.T) {
 	onTop(&command.PutNode{Node: node})
 	onTop(&command.DeleteNode{Name: node.Name})
 
-	shared := volume("", claim.MultiNodeMultiWriter)
-	shared.VolumeRef = claim.VolumeRef{Namespace: ns, ID: long("shared", 0)}
+	shared := volume(long("shared", 0), claim.MultiNodeMultiWriter)
+	shared.Namespace = ns
 	l.must(&command.RegisterVolume{Volume: shared})
 	hold := func() {
 		l.must(&command.PutNode{Node: claim.Node{Name: start.Node}})

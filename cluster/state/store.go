@@ -29,17 +29,15 @@ type Store struct {
 	gen    *generation // nil: closed
 	number int         // of gen
 
-	writing  sync.Mutex // one writer: the log
-	broken   error      // set by a fault while applying; guarded by writing
-	pruned   pruned     // guarded by writing
-	eligible eligible   // guarded by writing
-	applied  atomic.Uint64
-	// duplicates says that some volumes of the ledger may be one at their driver.
-	duplicates atomic.Bool
-	watchers   watchers
-	changes    changes
-	nodes      changedNodes
-	releasing  changedReleasing
+	writing   sync.Mutex // one writer: the log
+	broken    error      // set by a fault while applying; guarded by writing
+	pruned    pruned     // guarded by writing
+	eligible  eligible   // guarded by writing
+	applied   atomic.Uint64
+	watchers  watchers
+	changes   changes
+	nodes     changedNodes
+	releasing changedReleasing
 }
 
 // generation is one Badger directory. A restore makes the next one; the old one is deleted after its last reader.
@@ -102,9 +100,6 @@ func (s *Store) open() error {
 		return err
 	}
 	if err := takeBallast(s.dir); err != nil {
-		return err
-	}
-	if err := s.findDuplicates(s.gen.db); err != nil {
 		return err
 	}
 	return s.View(func(tx *ReadTx) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync/atomic"
 
 	"github.com/dgraph-io/badger/v4"
 	jsonv2 "github.com/go-json-experiment/json"
@@ -239,10 +238,9 @@ type writeTx struct {
 	releasing []claim.VolumeRef
 	// fingerprint is the fingerprint of the StartWorkload being applied, if it has a key.
 	fingerprint []byte
-	// pruned, eligible and duplicates belong to the store and outlive the transaction.
-	pruned     *pruned
-	eligible   eligible
-	duplicates *atomic.Bool
+	// pruned and eligible belong to the store and outlive the transaction.
+	pruned   *pruned
+	eligible eligible
 	// bytes and writes are the size of the transaction, which must end before it exceeds the limit of Badger.
 	bytes, writes int
 }
@@ -251,7 +249,7 @@ type writeTx struct {
 func newWriteTx(db *badger.DB) *writeTx {
 	return &writeTx{
 		ReadTx: ReadTx{txn: db.NewTransaction(true)}, topics: map[Topic]struct{}{}, pruned: &pruned{},
-		eligible: eligible{}, duplicates: &atomic.Bool{},
+		eligible: eligible{},
 	}
 }
 

@@ -26,9 +26,9 @@ var ledger = []mutant{
 	},
 	{
 		name: "external-id-unchecked", promise: "a driver's volume is registered once",
-		file: "cluster/state/duplicates.go",
-		old:  "other == v.VolumeRef })",
-		new:  "other == v.VolumeRef || other.Namespace != v.Namespace })",
+		file: "cluster/state/apply_volume.go",
+		old:  "		if other != v.VolumeRef {\n",
+		new:  "		if other != v.VolumeRef && other.Namespace == v.Namespace {\n",
 		pkg:  statePkg, run: "^TestOneVolumeIsRegisteredOnce$",
 	},
 	{
@@ -44,13 +44,6 @@ var ledger = []mutant{
 		old:  `return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.Namespace, v.ID)`,
 		new:  `return hashed(cmp.Or(label, v.Namespace+"-"+v.ID), clusterID, "volume", v.ID)`,
 		pkg:  "./host/internal/csi/controllers", run: "^TestVolumeName$",
-	},
-	{
-		name: "duplicates-unchecked", promise: "of volumes that are one at their driver, only one has claims",
-		file: "cluster/apply.go",
-		old:  "	n.oneByOne.Lock()\n	defer n.oneByOne.Unlock()\n",
-		new:  "",
-		pkg:  clusterPkg, run: "^TestDuplicatesOfEarlierPrograms$",
 	},
 	{
 		name: "key-ignored", promise: "a write whose answer was lost is applied once, however often it is sent",
@@ -219,12 +212,5 @@ var ledger = []mutant{
 		old:  "	if !answered && method != peerv1",
 		new:  "	if !answered && method == \"\" && method != peerv1",
 		pkg:  peerPkg, run: "^TestRestartedAgentCannotTellWhoLeads$",
-	},
-	{
-		name: "unusual-id-of-an-earlier-program", promise: "servers of two versions decide alike on the id of a volume",
-		file: "cluster/state/apply_volume.go",
-		old:  "claim.CheckID(next.ID); err != nil && !c.Distinct {",
-		new:  "claim.CheckID(next.ID); err != nil && next.ID == \"\" {",
-		pkg:  statePkg, run: "^TestUnusualIDs$",
 	},
 }

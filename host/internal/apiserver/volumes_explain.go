@@ -9,7 +9,6 @@ import (
 
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/state"
-	"github.com/pannier/pannier/host/internal/apiserver/acl"
 	"github.com/pannier/pannier/host/internal/leader/watcher"
 	"github.com/pannier/pannier/host/internal/workload"
 	"github.com/pannier/pannier/internal/printable"
@@ -37,12 +36,8 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 	}
 	var volume claim.Volume
 	var claims []held
-	var duplicates []claim.VolumeRef
 	err = s.cfg.Ledger.ReadLatest(ctx, func(tx *state.ReadTx) (err error) {
 		if volume, err = tx.Volume(ref); err != nil {
-			return err
-		}
-		if duplicates, err = tx.Duplicates(&volume); err != nil {
 			return err
 		}
 		claims, err = heldBy(tx, volume)
@@ -76,13 +71,6 @@ func (s volumeService) ExplainVolume(ctx context.Context,
 		resp.Claims = append(resp.Claims, shown)
 	}
 	resp.Summary = summary(resp.GetVolume(), claims)
-	for _, d := range duplicates {
-		name := fmt.Sprintf("volume %q", d)
-		if !callerOf(ctx).AllowNamespace(d.Namespace, acl.CSIListVolume) {
-			name = "a volume of another namespace"
-		}
-		resp.Summary += fmt.Sprintf("; it is one at its driver with %s, so only one of them can have claims: deregister the other", name)
-	}
 	return resp, nil
 }
 

@@ -3,14 +3,11 @@ package cluster_test
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/pannier/pannier/cluster/discovery"
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/lib/testcluster"
 	"github.com/pannier/pannier/test/lib/testhost"

@@ -15,7 +15,6 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/cluster/discovery"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/measure"
