@@ -67,7 +67,7 @@ func TestLifeOfAClaim(t *testing.T) {
 	if err != nil || len(ended.Claims) != 1 || ended.Claims[0].State != claim.Unpublishing {
 		t.Fatalf("end: %+v, %v", ended, err)
 	}
-	for _, to := range []claim.State{claim.NodeDetached, claim.ReadyToFree, claim.Freed, claim.Freed} {
+	for _, to := range []claim.State{claim.NodeDetached, claim.Freed, claim.Freed} {
 		item := command.Advance{Volume: v.VolumeRef, Workload: workload("db-1"), Index: started.Claims[0].Index, To: to}
 		if _, err := s.AdvanceClaims(ctx, "", item); err != nil {
 			t.Fatalf("advance to %s: %v", to, err)

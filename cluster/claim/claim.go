@@ -62,12 +62,10 @@ type State string
 
 // The states in order. A freed claim is no longer in the ledger.
 const (
-	Taken              State = "taken"
-	Unpublishing       State = "unpublishing"
-	NodeDetached       State = "node-detached"
-	ControllerDetached State = "controller-detached"
-	ReadyToFree        State = "ready-to-free"
-	Freed              State = "freed"
+	Taken        State = "taken"
+	Unpublishing State = "unpublishing"
+	NodeDetached State = "node-detached"
+	Freed        State = "freed"
 )
 
 // Claim is one workload's right to one volume on one node.
@@ -91,7 +89,7 @@ type Claim struct {
 }
 
 // States lists the states in the order in which a claim passes through them.
-var States = []State{Taken, Unpublishing, NodeDetached, ControllerDetached, ReadyToFree, Freed}
+var States = []State{Taken, Unpublishing, NodeDetached, Freed}
 
 // Valid reports whether s is a state.
 func (s State) Valid() bool { return slices.Contains(States, s) }

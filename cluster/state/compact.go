@@ -166,7 +166,7 @@ var (
 	attachmentModes = []claim.AttachmentMode{claim.FileSystem, claim.BlockDevice}
 	modes           = []claim.Mode{claim.Read, claim.Write, claim.GC}
 	states          = []claim.State{
-		claim.Taken, claim.Unpublishing, claim.NodeDetached, claim.ControllerDetached, claim.ReadyToFree, claim.Freed,
+		claim.Taken, claim.Unpublishing, claim.NodeDetached, claim.Freed,
 	}
 	statuses = []claim.WorkloadStatus{claim.Waiting, claim.Running, claim.Ended}
 )

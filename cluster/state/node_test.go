@@ -233,7 +233,7 @@ func TestDownTakesAll(t *testing.T) {
 	l.must(&command.EndWorkload{Ref: workload("gone")})
 	l.must(&command.AdvanceClaims{Items: []command.Advance{{
 		Volume: ref("v"), Workload: workload("gone"),
-		To: claim.ControllerDetached,
+		To: claim.NodeDetached,
 	}}})
 	l.dropNode(t, ref("v"), workload("ended3"))
 
@@ -266,11 +266,7 @@ func TestDownTakesAll(t *testing.T) {
 	view(t, l, func(tx *ReadTx) error {
 		held, err := tx.ClaimsOn("a")
 		for _, c := range held {
-			want := claim.NodeDetached
-			if c.Workload == workload("gone") {
-				want = claim.ControllerDetached
-			}
-			if c.State != want || (c.ForcedBy == "root") != (want == claim.NodeDetached) {
+			if c.State != claim.NodeDetached || (c.ForcedBy == "root") != (c.Workload != workload("gone")) {
 				t.Errorf("claim %+v", c)
 			}
 		}

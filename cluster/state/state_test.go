@@ -488,7 +488,7 @@ func TestBiggestCommands(t *testing.T) {
 		c.Volume, c.DriverNodeID = v.VolumeRef, long("driver", i)+long("-", i)
 		start.Claims = append(start.Claims, c)
 		advance.Items = append(advance.Items,
-			command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.ReadyToFree})
+			command.Advance{Volume: v.VolumeRef, Workload: start.Ref, To: claim.NodeDetached})
 	}
 	onTop(start)
 	for i := command.MaxTokens; i < command.MaxItems; i++ {

@@ -7,8 +7,8 @@ var releases = []mutant{
 	{
 		name: "freed-before-detached", promise: "a claim is freed after the volume is detached, never before",
 		file: "host/internal/leader/watcher/release.go",
-		old:  "	if c.State == claim.NodeDetached {\n",
-		new:  "	if c.State == claim.Unpublishing {\n",
+		old:  "	if err := w.controllerDetach(ctx, c, v); err != nil {\n",
+		new:  "	if err := ctx.Err(); err != nil {\n",
 		pkg:  watcherPkg, run: "^TestAClaimIsReleasedInOrder$",
 	},
 	{

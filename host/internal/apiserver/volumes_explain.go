@@ -161,15 +161,12 @@ func (h held) explain(to *hostv1.ExplainedClaim) {
 		if to.LastError != "" {
 			to.Command = fmt.Sprintf("pannier volume detach%s %s %s", inNamespace, printable.Argument(c.Volume.ID), c.Node)
 		}
-	case c.State == claim.NodeDetached:
+	default: // node-detached
 		to.WaitsFor = fmt.Sprintf("a controller of driver %q to detach it from node %q", h.driver, c.Node)
 		to.Next = "the leader goes on trying, at once when a node or a driver changes"
 		if to.LastError != "" {
 			to.Command = "pannier driver status " + h.driver
 		}
-	default:
-		to.WaitsFor = "the ledger to free it"
-		to.Next = "it is freed in a moment"
 	}
 }
 

@@ -79,10 +79,6 @@ func TestExplainEachClaim(t *testing.T) {
 			claim:   claim.Claim{State: claim.NodeDetached},
 			attempt: watcher.Attempt{Error: "no answer", Tries: 3},
 		}, lastError: "no answer", command: "pannier driver status d"},
-		"to be freed": {
-			held: held{claim: claim.Claim{State: claim.ControllerDetached}}, waits: "the ledger",
-			next: "freed in a moment",
-		},
 	} {
 		h := test.held
 		h.driver, h.claim.Node = "d", "n2"

@@ -69,13 +69,9 @@ func (w *Watcher) releaseClaim(ctx context.Context, c claim.Claim, v claim.Volum
 		if err := w.advance(ctx, c, claim.NodeDetached); err != nil {
 			return false, err
 		}
-		c.State = claim.NodeDetached
 	}
-	if c.State == claim.NodeDetached {
-		if err := w.controllerDetach(ctx, c, v); err != nil {
-			return false, err
-		}
-		// controller-detached and ready-to-free are skipped: no call comes between them and the end.
+	if err := w.controllerDetach(ctx, c, v); err != nil {
+		return false, err
 	}
 	if err := w.advance(ctx, c, claim.Freed); err != nil {
 		return false, err

@@ -216,7 +216,7 @@ func mark(state string) string {
 	case "ready", "running", "taken", "healthy", "ok", "alive", "valid", "done", "started", "completed", "released", "in use",
 		"leader":
 		return "good"
-	case "starting", "stopping", "waiting", "unpublishing", "node-detached", "controller-detached", "ready-to-free", "warn",
+	case "starting", "stopping", "waiting", "unpublishing", "node-detached", "warn",
 		"disconnected", "releasing", "backing-off", "unknown", "draining", "canary", "orphan", "leaving":
 		return "warn"
 	case "failed", "down", "unhealthy", "fail", "abnormal", "swap-failed", "release-failed":

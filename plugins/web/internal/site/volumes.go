@@ -149,9 +149,7 @@ func way(c *hostv1.ExplainedClaim) wayOut {
 		{Name: "detach", Text: "by the driver's controller"},
 		{Name: "free", Text: "for other workloads"},
 	}
-	at := map[string]int{
-		"taken": 0, "unpublishing": 1, "node-detached": 2, "controller-detached": 3, "ready-to-free": 3,
-	}[c.GetClaim().GetState()]
+	at := map[string]int{"taken": 0, "unpublishing": 1, "node-detached": 2}[c.GetClaim().GetState()]
 	for n := range steps {
 		switch {
 		case n < at:

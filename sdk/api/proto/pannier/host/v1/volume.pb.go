@@ -604,7 +604,7 @@ type Claim struct {
 	Mode           string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
 	AccessMode     string `protobuf:"bytes,6,opt,name=access_mode,json=accessMode,proto3" json:"access_mode,omitempty"`
 	AttachmentMode string `protobuf:"bytes,7,opt,name=attachment_mode,json=attachmentMode,proto3" json:"attachment_mode,omitempty"`
-	// state is taken, unpublishing, node-detached, controller-detached or ready-to-free.
+	// state is taken, unpublishing or node-detached.
 	State string `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`
 	// index is the claim's fencing token.
 	Index      uint64                 `protobuf:"varint,9,opt,name=index,proto3" json:"index,omitempty"`
