@@ -89,16 +89,13 @@ func (c Commands) PutNode(ctx context.Context, node claim.Node) (command.PutNode
 // DeleteNode removes a node's record. An unknown node is no error. Errors: ErrNodeInUse while the node has claims,
 // or workloads that run or wait there; SetNodeStatus with down releases them.
 func (c Commands) DeleteNode(ctx context.Context, name string) (command.DeleteNodeResult, error) {
-	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name, IfUnused: true})
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: name})
 }
 
 // DeleteDownNode is DeleteNode for a node that was down when it was read: if it has come back since, it is kept
 // and Found is false.
 func (c Commands) DeleteDownNode(ctx context.Context, read claim.Node) (command.DeleteNodeResult, error) {
-	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{
-		Name: read.Name, IfUnused: true,
-		IfDown: read.StatusIndex,
-	})
+	return apply[command.DeleteNodeResult](ctx, c.to, &command.DeleteNode{Name: read.Name, IfDown: read.StatusIndex})
 }
 
 // DeleteDrivers removes those of the drivers (at most command.MaxItems) that no node has, no volume names, and

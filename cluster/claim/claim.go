@@ -6,6 +6,7 @@
 package claim
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -110,43 +111,13 @@ func CanAdvance(from, to State) bool {
 	return from.Valid() && to.Valid() && !to.Before(from)
 }
 
-// Records of older versions may lack fields that rules now depend on. Missing fields are set so that the rules err
-// on the safe side.
-
-// Damaged reports whether the claim lacks fields that it must have.
-func (c *Claim) Damaged() bool {
-	return c.Mode == "" || c.State == "" || c.Node == "" || c.AccessMode == "" || c.AttachmentMode == ""
-}
-
-// Repair sets the fields that a claim lacks. v is its volume, with its present modes; node is where the claim's
-// workload runs, empty if unknown. A claim without a mode counts as a writer unless the volume is read-only; one
-// without a state counts as taken.
-func (c *Claim) Repair(v Volume, node string) {
-	if c.AccessMode == "" || c.AttachmentMode == "" {
-		modes := v.currentModes()
-		c.AccessMode, c.AttachmentMode = modes.AccessMode, modes.AttachmentMode
-	}
-	if c.Mode == "" {
-		c.Mode = Write
-		if c.AccessMode.ReadOnly() {
-			c.Mode = Read
-		}
-	}
-	if c.State == "" {
-		c.State = Taken
-	}
-	if c.Node == "" {
-		c.Node = node
-	}
-}
-
-// currentModes returns the volume's modes or, for a record that lacks them, the first capability.
-func (v *Volume) currentModes() Capability {
-	if v.AccessMode != "" && v.AttachmentMode != "" {
-		return Capability{v.AccessMode, v.AttachmentMode}
-	}
-	if len(v.Capabilities) > 0 {
-		return v.Capabilities[0]
-	}
-	return Capability{SingleNodeWriter, FileSystem}
+// Repair sets the fields that the record of an older version may lack, so that the rules err on the safe side: such a
+// claim is a writer's, with which nobody shares the volume. node is where its workload runs; if that is empty too, it
+// counts as another node.
+func (c *Claim) Repair(node string) {
+	c.Mode = cmp.Or(c.Mode, Write)
+	c.AccessMode = cmp.Or(c.AccessMode, SingleNodeWriter)
+	c.AttachmentMode = cmp.Or(c.AttachmentMode, FileSystem)
+	c.State = cmp.Or(c.State, Taken)
+	c.Node = cmp.Or(c.Node, node)
 }

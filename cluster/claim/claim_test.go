@@ -122,36 +122,8 @@ func TestNodeFields(t *testing.T) {
 	}
 }
 
-func TestRepair(t *testing.T) {
-	blank := claim.Claim{Volume: ref("mysql"), Workload: workload("w")}
-	for name, row := range map[string]struct {
-		volume claim.Volume
-		have   func(*claim.Claim)
-		mode   claim.Mode
-		access claim.AccessMode
-		state  claim.State
-	}{
-		"nothing known":    {claim.Volume{}, nil, claim.Write, claim.SingleNodeWriter, claim.Taken},
-		"first capability": {volume(claim.MultiNodeMultiWriter), nil, claim.Write, claim.MultiNodeMultiWriter, claim.Taken},
-		"readers only":     {volume(claim.MultiNodeReaderOnly), nil, claim.Read, claim.MultiNodeReaderOnly, claim.Taken},
-		"what it has stays": {
-			volume(claim.MultiNodeReaderOnly), func(c *claim.Claim) { c.State = claim.NodeDetached },
-			claim.Read, claim.MultiNodeReaderOnly, claim.NodeDetached,
-		},
-	} {
-		c := blank
-		if row.have != nil {
-			row.have(&c)
-		}
-		if !c.Damaged() {
-			t.Errorf("%s: the damage was not detected", name)
-		}
-		c.Repair(row.volume, "a")
-		if c.Damaged() || c.Mode != row.mode || c.AccessMode != row.access || c.State != row.state || c.Node != "a" {
-			t.Errorf("%s: repaired to %+v", name, c)
-		}
-	}
-	// A claim on an unknown node counts as a claim on a different node.
+// TestUnknownNode: a claim on an unknown node counts as one on a different node.
+func TestUnknownNode(t *testing.T) {
 	lost := standing(claim.SingleNodeMultiWriter, claim.Write, "old", "")
 	v := volume(claim.SingleNodeMultiWriter)
 	if _, _, err := claim.Take(v, []claim.Claim{lost}, wanted(claim.SingleNodeMultiWriter, claim.Read, "me", "a"),

@@ -21,12 +21,11 @@ type PutNodeResult struct {
 	Changed bool
 }
 
-// DeleteNode removes a node and its report of its drivers. Its claims stay, unless IfUnused refuses
-// (claim.ErrNodeInUse) because the node has claims, or workloads that run or wait there.
+// DeleteNode removes a node and its report of its drivers. It is refused (claim.ErrNodeInUse) while the node has claims,
+// or workloads that run or wait there.
 type DeleteNode struct {
 	Stamp
-	Name     string `json:"name"`
-	IfUnused bool   `json:"if_unused,omitempty"`
+	Name string `json:"name"`
 	// IfDown is the StatusIndex of a node that was seen to be down: if it has come back since, it is kept and
 	// counts as not found. 0: whatever its status.
 	IfDown uint64 `json:"if_down,omitempty"`

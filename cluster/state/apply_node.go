@@ -257,10 +257,8 @@ func (tx *writeTx) DeleteNode(c *command.DeleteNode) (any, error) {
 	if c.IfDown != 0 && (old.Status != claim.NodeDown || old.StatusIndex != c.IfDown) {
 		return command.DeleteNodeResult{}, nil
 	}
-	if c.IfUnused {
-		if err := tx.checkUnused(c.Name); err != nil {
-			return nil, err
-		}
+	if err := tx.checkUnused(c.Name); err != nil {
+		return nil, err
 	}
 	if err := tx.replaceDrivers(c.Name, old.Drivers, nil, c.At); err != nil {
 		return nil, err
@@ -294,11 +292,7 @@ func (tx *writeTx) checkUnused(name string) error {
 		volume := strings.Join(strings.SplitN(held[0], "/", 3)[:2], "/")
 		return refuse(fmt.Sprintf("there is a claim on volume %q", shown(volume)))
 	}
-	lost, err := tx.claimsWithoutNode(name)
-	if err == nil && len(lost) > 0 {
-		err = refuse(fmt.Sprintf("there is a claim on volume %q", lost[0].Volume))
-	}
-	return err
+	return nil
 }
 
 // shown formats the NAMESPACE/ID part of a key as operators write it.

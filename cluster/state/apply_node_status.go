@@ -114,21 +114,6 @@ func (d *nodeRelease) workloads() error {
 
 // claims releases the claims of workloads that ended before.
 func (d *nodeRelease) claims() error {
-	if d.c.After == "" {
-		lost, err := d.tx.claimsWithoutNode(d.c.Name)
-		if err != nil {
-			return err
-		}
-		for i := range lost {
-			if d.full() {
-				d.result.More = true
-				return nil
-			}
-			if err := d.free(&lost[i]); err != nil {
-				return err
-			}
-		}
-	}
 	parts, err := d.tx.keys(span{base: claimsByNode + d.c.Name + "/", after: d.c.After, limit: maxReleaseReads + 1})
 	if err != nil {
 		return err

@@ -46,7 +46,7 @@ func TestRepeatedCommands(t *testing.T) {
 		"end nothing": &command.EndWorkload{Ref: workload("unknown")},
 		"advance":     &command.AdvanceClaims{Items: []command.Advance{item}},
 		"node":        &command.PutNode{Node: claim.Node{Name: "new"}},
-		"drop node":   &command.DeleteNode{Name: "n"},
+		"drop node":   &command.DeleteNode{Name: "spare"},
 		"drivers":     &command.DeleteDrivers{IDs: []string{"hostpath"}},
 		"collect":     &command.DeleteWorkloads{EndedBefore: now},
 		"identify":    &command.Identify{Cluster: claim.Cluster{ID: "c"}},
@@ -80,6 +80,7 @@ func TestRepeatedCommands(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := filled(t)
+			l.must(&command.PutNode{Node: claim.Node{Name: "spare"}})
 			read := l.must(&command.RegisterVolume{Volume: v}).(command.RegisterVolumeResult).Volume
 			l.must(&command.StartWorkload{Ref: workload("own"), Node: "n", Claims: claims})
 			l.must(&command.PutACLPolicies{Policies: []acl.Policy{{Name: "p0"}}})
@@ -175,7 +176,7 @@ func TestKeysThatDoNotFit(t *testing.T) {
 	}
 	l.sameAs(before, "refused")
 	// A refusal is not stored, because its cause may be gone later.
-	end := func() command.Command { return keyed(t, &command.DeleteNode{Name: "n", IfUnused: true}, "other") }
+	end := func() command.Command { return keyed(t, &command.DeleteNode{Name: "n"}, "other") }
 	l.must(&command.PutNode{Node: claim.Node{Name: "n"}})
 	if _, err := l.do(end()); !errors.Is(err, claim.ErrNodeInUse) {
 		t.Fatal(err)

@@ -75,7 +75,7 @@ func TestNodesKeepWhatTheLedgerKnows(t *testing.T) {
 		t.Errorf("the secret's hash is %q", got.SecretHash)
 	}
 	// After a purge the node may report a different secret.
-	l.must(&command.DeleteNode{Name: "b", IfUnused: true})
+	l.must(&command.DeleteNode{Name: "b"})
 	l.must(&command.PutNode{Node: claim.Node{Name: "b", SecretHash: hashOf(4)}})
 }
 
@@ -208,7 +208,7 @@ func TestNodeDuty(t *testing.T) {
 }
 
 // TestDownTakesAll releases a node that has more than one command can release, with claims of ended
-// workloads, and with a record that an older release wrote.
+// workloads.
 func TestDownTakesAll(t *testing.T) {
 	l := open(t)
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -235,7 +235,6 @@ func TestDownTakesAll(t *testing.T) {
 		Volume: ref("v"), Workload: workload("gone"),
 		To: claim.NodeDetached,
 	}}})
-	l.dropNode(t, ref("v"), workload("ended3"))
 
 	ended, freed, commands := 0, map[claim.WorkloadRef]bool{}, 0
 	c := command.SetNodeStatus{Name: "a", Status: claim.NodeDown, By: "root"}
@@ -289,21 +288,6 @@ func TestDownTakesAll(t *testing.T) {
 	l.sameAs(before, "down already")
 }
 
-// dropNode removes the node from a claim's record, as an older release may have written it.
-func (l *ledger) dropNode(t *testing.T, v claim.VolumeRef, w claim.WorkloadRef) {
-	t.Helper()
-	tx := newWriteTx(l.gen.db)
-	defer tx.txn.Discard()
-	held, err := tx.Claim(v, w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	held.Node = ""
-	if err := errors.Join(tx.putClaim(&held), tx.commit()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestDownStopsWhereANodeIsBack: a command that was sent before a node came back does not release workloads
 // that were started afterwards.
 func TestDownStopsWhereANodeIsBack(t *testing.T) {
@@ -339,7 +323,7 @@ func TestDeleteNodeThatIsBack(t *testing.T) {
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
 	down := func() *command.DeleteNode {
 		node := l.must(&command.SetNodeStatus{Name: "a", Status: claim.NodeDown}).(command.SetNodeStatusResult).Node
-		return &command.DeleteNode{Name: "a", IfUnused: true, IfDown: node.StatusIndex}
+		return &command.DeleteNode{Name: "a", IfDown: node.StatusIndex}
 	}
 	first := down()
 	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
@@ -366,7 +350,7 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 	refused := func(what string) {
 		t.Helper()
 		before := l.records()
-		_, err := l.do(&command.DeleteNode{Name: "a", IfUnused: true})
+		_, err := l.do(&command.DeleteNode{Name: "a"})
 		if !errors.Is(err, claim.ErrNodeInUse) || !strings.Contains(err.Error(), what) ||
 			!strings.Contains(err.Error(), "pannier node purge -force a") {
 			t.Errorf("got %v, want one that names %s", err, what)
@@ -382,16 +366,10 @@ func TestDeleteNodeThatIsInUse(t *testing.T) {
 	refused(`workload "w"`)
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	refused(`volume "v"`)
-	l.dropNode(t, ref("v"), workload("w"))
-	refused(`volume "v"`)
 	l.must(&command.AdvanceClaims{Items: []command.Advance{{Volume: ref("v"), Workload: workload("w"), To: claim.Freed}}})
-	if got := l.must(&command.DeleteNode{Name: "a", IfUnused: true}).(command.DeleteNodeResult); !got.Found {
+	if got := l.must(&command.DeleteNode{Name: "a"}).(command.DeleteNodeResult); !got.Found {
 		t.Error("not found")
 	}
-	// Such records are in logs of the first level.
-	l.must(&command.PutNode{Node: claim.Node{Name: "a"}})
-	l.must(&command.StartWorkload{Ref: workload("x"), Node: "a"})
-	l.must(&command.DeleteNode{Name: "a"})
 }
 
 // start starts a workload that writes to a volume.

@@ -190,7 +190,7 @@ func drawCommand(t *rapid.T) command.Command {
 		}
 		return &command.PutNode{Node: n}
 	case "drop":
-		return &command.DeleteNode{Name: aNode(), IfUnused: rapid.Bool().Draw(t, "if unused")}
+		return &command.DeleteNode{Name: aNode()}
 	case "await":
 		c := &command.AwaitWorkload{Ref: aWorkload(), Node: aNode(), RunID: aRun()}
 		for range rapid.IntRange(0, 2).Draw(t, "after") {

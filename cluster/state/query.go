@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/pannier/pannier/cluster/claim"
@@ -65,7 +64,7 @@ func (tx *ReadTx) definition(ref claim.VolumeRef) (claim.Volume, error) {
 
 // setModes sets a volume's present modes.
 func (tx *ReadTx) setModes(v *claim.Volume) error {
-	held, err := records[claim.Claim](tx, span{base: claims + volumePart(v.VolumeRef) + "/", limit: 1})
+	held, err := tx.someClaims(v.VolumeRef, 1)
 	if err != nil {
 		return err
 	}
@@ -80,9 +79,7 @@ func setModes(v *claim.Volume, held []claim.Claim) {
 		v.AccessMode, v.AttachmentMode = "", ""
 		return
 	}
-	first := held[0]
-	first.Repair(*v, "")
-	v.AccessMode, v.AttachmentMode = first.AccessMode, first.AttachmentMode
+	v.AccessMode, v.AttachmentMode = held[0].AccessMode, held[0].AttachmentMode
 }
 
 // VolumeQuery selects volumes. Empty fields select all.
@@ -199,29 +196,26 @@ func (tx *ReadTx) Claim(v claim.VolumeRef, w claim.WorkloadRef) (claim.Claim, er
 	return c, err
 }
 
-// readClaim reads a claim, and sets the fields that an older version left out.
+// readClaim reads a claim, repaired.
 func readClaim(tx *ReadTx, key string) (claim.Claim, bool, error) {
 	c, found, err := read[claim.Claim](tx, key)
-	if err != nil || !found {
-		return c, false, err
+	if err == nil && found {
+		err = tx.repair(&c)
 	}
-	err = tx.repair(&c)
-	return c, true, err
+	return c, found, err
 }
 
+// repair sets the fields that the record of an older version lacks.
 func (tx *ReadTx) repair(c *claim.Claim) error {
-	if !c.Damaged() {
-		return nil
+	var node string
+	if c.Node == "" {
+		w, _, err := read[claim.Workload](tx, workloadKey(c.Workload))
+		if err != nil {
+			return err
+		}
+		node = w.Node
 	}
-	v, _, err := read[claim.Volume](tx, volumeKey(c.Volume))
-	if err != nil {
-		return err
-	}
-	w, _, err := read[claim.Workload](tx, workloadKey(c.Workload))
-	if err != nil {
-		return err
-	}
-	c.Repair(v, w.Node)
+	c.Repair(node)
 	return nil
 }
 
@@ -234,17 +228,9 @@ func (tx *ReadTx) someClaims(v claim.VolumeRef, limit int) ([]claim.Claim, error
 	return tx.claimsIn(span{base: claims + volumePart(v) + "/", limit: limit})
 }
 
-func (tx *ReadTx) claimsIn(s span) ([]claim.Claim, error) {
-	found, err := records[claim.Claim](tx, s)
-	if err != nil {
-		return nil, err
-	}
-	for i := range found {
-		if err := tx.repair(&found[i]); err != nil {
-			return nil, err
-		}
-	}
-	return found, nil
+func (tx *ReadTx) claimsIn(s span) (found []claim.Claim, err error) {
+	err = tx.eachClaim(s, func(c claim.Claim) error { found = append(found, c); return nil })
+	return found, err
 }
 
 // AllClaims lists every claim, by volume and workload.
@@ -254,7 +240,11 @@ func (tx *ReadTx) AllClaims() ([]claim.Claim, error) {
 
 // EachClaim calls fn for every claim, by volume and workload, until fn returns an error. It keeps none in memory.
 func (tx *ReadTx) EachClaim(fn func(claim.Claim) error) error {
-	return eachRecord(tx, span{base: claims}, func(c claim.Claim) error {
+	return tx.eachClaim(span{base: claims}, fn)
+}
+
+func (tx *ReadTx) eachClaim(s span, fn func(claim.Claim) error) error {
+	return eachRecord(tx, s, func(c claim.Claim) error {
 		if err := tx.repair(&c); err != nil {
 			return err
 		}
@@ -271,19 +261,7 @@ func (tx *ReadTx) ClaimsOf(w claim.WorkloadRef) ([]claim.Claim, error) {
 
 // ClaimsOn lists the claims on a node, by volume and workload.
 func (tx *ReadTx) ClaimsOn(node string) ([]claim.Claim, error) {
-	found, err := tx.claimsAt(span{base: claimsByNode + node + "/"})
-	if err != nil || node == "" {
-		return found, err
-	}
-	lost, err := tx.claimsWithoutNode(node)
-	return append(found, lost...), err
-}
-
-// claimsWithoutNode lists claims without a node in their record and in the index, whose node, set when they are
-// read, is this one.
-func (tx *ReadTx) claimsWithoutNode(node string) ([]claim.Claim, error) {
-	lost, err := tx.claimsAt(span{base: claimsByNode + "/"})
-	return slices.DeleteFunc(lost, func(c claim.Claim) bool { return c.Node != node }), err
+	return tx.claimsAt(span{base: claimsByNode + node + "/"})
 }
 
 // Releasing lists the claims that are being released, by volume and workload, and returns the cursor of the next

@@ -133,59 +133,57 @@ func TestPages(t *testing.T) {
 	})
 }
 
-// TestOldRecords reads records without fields that rules now depend on, and releases claims that lack them.
-func TestOldRecords(t *testing.T) {
+// TestOlderRecords: a claim as a made-up older version wrote it, without the fields that rules depend on, is repaired
+// wherever it is read, keeps others off the volume, and is released.
+func TestOlderRecords(t *testing.T) {
 	l := open(t)
-	plant(t, l, map[string]string{
-		// A volume that is marked as in use although nothing holds it.
-		"v/default/idle":    `{"v":1,"r":{"namespace":"default","id":"idle","plugin_id":"d","external_id":"x","access_mode":"single-node-writer","attachment_mode":"file-system"}}`,
-		"vd/d/default/idle": "",
-		// A volume that is not marked as in use although something holds it, with a claim that lacks all
-		// newer fields.
-		"v/default/used":             `{"v":1,"r":{"namespace":"default","id":"used","plugin_id":"d","external_id":"y","capabilities":[{"access_mode":"multi-node-single-writer","attachment_mode":"block-device"}]}}`,
-		"vd/d/default/used":          "",
-		"w/default/w":                `{"v":1,"r":{"ref":{"namespace":"default","id":"w"},"node":"n","status":"running"}}`,
-		"c/default/used/default/w":   `{"v":1,"r":{"volume":{"namespace":"default","id":"used"},"workload":{"namespace":"default","id":"w"},"index":3}}`,
-		"cw/default/w/default/used":  "",
-		"cn//default/used/default/w": "",
-	})
+	l.must(&command.RegisterVolume{Volume: volume("v", claim.SingleNodeWriter, claim.MultiNodeMultiWriter)})
+	l.must(&command.StartWorkload{Ref: workload("w"), Node: "n"})
+	older := claim.Claim{Volume: ref("v"), Workload: workload("w"), Index: 3}
+	raw := map[string]string{claimKey(older.Volume, older.Workload): string(encoded(t, older))}
+	for _, key := range claimIndexKeys(&older) {
+		raw[key] = ""
+	}
+	plant(t, l, raw)
+	repaired := func(what string, held []claim.Claim, err error) {
+		t.Helper()
+		want := older
+		want.Mode, want.State, want.Node = claim.Write, claim.Taken, "n"
+		want.AccessMode, want.AttachmentMode = claim.SingleNodeWriter, claim.FileSystem
+		if err != nil || !slices.Equal(held, []claim.Claim{want}) {
+			t.Errorf("%s: %+v, %v, want %+v", what, held, err, want)
+		}
+	}
 	view(t, l, func(tx *ReadTx) error {
-		v, err := tx.Volume(ref("idle"))
-		if err != nil || v.AccessMode != "" {
-			t.Errorf("idle volume is in use as %q, %v", v.AccessMode, err)
+		one, err := tx.Claim(ref("v"), workload("w"))
+		repaired("alone", []claim.Claim{one}, err)
+		held, err := tx.Claims(ref("v"))
+		repaired("by volume", held, err)
+		held, err = tx.ClaimsOf(workload("w"))
+		repaired("by workload", held, err)
+		v, err := tx.Volume(ref("v"))
+		if err == nil && v.AccessMode != claim.SingleNodeWriter {
+			t.Errorf("the volume is in use as %q", v.AccessMode)
 		}
-		v, err = tx.Volume(ref("used"))
-		if err != nil || v.AccessMode != claim.MultiNodeSingleWriter || v.AttachmentMode != claim.BlockDevice {
-			t.Errorf("used volume is in use as %s, %s, %v", v.AccessMode, v.AttachmentMode, err)
-		}
-		for name, read := range map[string]func() ([]claim.Claim, error){
-			"by volume":   func() ([]claim.Claim, error) { return tx.Claims(ref("used")) },
-			"by workload": func() ([]claim.Claim, error) { return tx.ClaimsOf(workload("w")) },
-			"by node":     func() ([]claim.Claim, error) { return tx.ClaimsOn("n") },
-		} {
-			held, err := read()
-			if err != nil || len(held) != 1 {
-				t.Errorf("%s: %+v, %v", name, held, err)
-				continue
-			}
-			c := held[0]
-			if c.Mode != claim.Write || c.State != claim.Taken || c.Node != "n" || c.AccessMode != claim.MultiNodeSingleWriter {
-				t.Errorf("%s: repaired to %+v", name, c)
-			}
-		}
-		return nil
+		return err
 	})
+	for _, access := range []claim.AccessMode{claim.SingleNodeWriter, claim.MultiNodeMultiWriter} {
+		if _, err := l.do(&command.StartWorkload{
+			Ref: workload("other"), Node: "n", Claims: []claim.Claim{wanted("v", access, claim.Read)},
+		}); err == nil {
+			t.Errorf("another claim is granted as %s", access)
+		}
+	}
 	l.must(&command.EndWorkload{Ref: workload("w")})
 	view(t, l, func(tx *ReadTx) error {
-		held, _, err := tx.Releasing(Page{})
-		if err != nil || len(held) != 1 || held[0].Node != "n" {
-			t.Errorf("releasing: %+v, %v", held, err)
+		on, err := tx.ClaimsOn("n")
+		if len(on) != 1 || on[0].State != claim.Unpublishing {
+			t.Errorf("on its node: %+v", on)
 		}
-		return nil
+		return err
 	})
 	l.must(&command.AdvanceClaims{Items: []command.Advance{{
-		Volume: ref("used"), Workload: workload("w"), Index: 3,
-		To: claim.Freed,
+		Volume: ref("v"), Workload: workload("w"), Index: 3, To: claim.Freed,
 	}}})
 	for key := range l.records() {
 		if key[0] == 'c' {
