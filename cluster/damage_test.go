@@ -66,9 +66,9 @@ func TestDamagedServers(t *testing.T) {
 		},
 		"a byte of the log is changed": func(t *testing.T, h *clustertest.Host) (aside bool) {
 			path, written := newest(t, h)
-			at := bytes.LastIndex(written, []byte(`"ext-v`)) // not the last batch, but the one with the other volume
-			at = bytes.LastIndex(written[:at], []byte(`"ext-v`))
-			overwrite(t, path, int64(at)+1, []byte("E"))
+			at := bytes.LastIndex(written, []byte("ext-v")) // not the last batch, but the one with the other volume
+			at = bytes.LastIndex(written[:at], []byte("ext-v"))
+			overwrite(t, path, int64(at), []byte("E"))
 			return true
 		},
 		"a file of the log contains the name of another one": func(t *testing.T, h *clustertest.Host) (aside bool) {

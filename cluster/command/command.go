@@ -42,8 +42,8 @@ type Command interface {
 
 // Stamp is embedded in every command.
 type Stamp struct {
-	// At is the leader's time when it accepted the command.
-	At time.Time `json:"at"`
+	// At is the leader's time when it accepted the command. It is in the head of the entry.
+	At time.Time `json:"-"`
 	// Key makes the command safe to repeat: a command that was applied under the same key within the last hour,
 	// and the last 262,144 log entries, is answered with its result and changes nothing. A StartWorkload is known
 	// for as long as its run is the workload's last. The key is an id (claim.CheckID) that nobody can guess;

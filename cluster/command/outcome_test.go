@@ -36,11 +36,13 @@ func TestOutcomeKeepsItsType(t *testing.T) {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 	for _, c := range commands() {
-		if _, err := command.DecodeOutcome(c, []byte(`{"result":{}}`)); err != nil {
+		if _, err := command.DecodeOutcome(c, []byte(fields{"result": fields{}}.encode(t))); err != nil {
 			t.Errorf("%T has no result: %v", c, err)
 		}
-		if _, err := command.DecodeOutcome(c, []byte(`{`)); !errors.Is(err, command.ErrMalformed) {
-			t.Errorf("%T: %v, want ErrMalformed", c, err)
+		for _, data := range []string{"", "x", fields{}.encode(t)} {
+			if _, err := command.DecodeOutcome(c, []byte(data)); !errors.Is(err, command.ErrMalformed) {
+				t.Errorf("%T from %q: %v, want ErrMalformed", c, data, err)
+			}
 		}
 	}
 }
@@ -95,7 +97,7 @@ func TestErrorsTravel(t *testing.T) {
 	}
 	// A newer server may send a reason that this program does not know.
 	if _, err := command.DecodeOutcome(&command.PutNode{},
-		[]byte(`{"error":{"text":"no","reasons":["of-tomorrow"]}}`)); err == nil || err.Error() != "no" {
+		[]byte(fields{"error": fields{"text": "no", "reasons": []string{"of-tomorrow"}}}.encode(t))); err == nil || err.Error() != "no" {
 		t.Errorf("got %v", err)
 	}
 }

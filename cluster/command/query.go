@@ -1,20 +1,20 @@
 package command
 
 import (
-	"encoding/json"
 	"fmt"
 	"reflect"
 	"time"
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/internal/errcode"
 )
 
 // ErrUnknownQuery says that the query was sent by a newer program.
 var ErrUnknownQuery = errcode.Unimplemented.New("unknown query (of a newer version: upgrade this server)")
 
-// Query is a read that agents without a ledger send to the leader, encoded as one byte of kind and JSON.
+// Query is a read that agents without a ledger send to the leader, encoded as one byte of kind and its fields.
 type Query interface {
 	// Blocks returns after which index, and for how long, the answer may be waited for.
 	Blocks() Blocking
@@ -117,7 +117,7 @@ type queryKind byte
 
 type queryRow struct {
 	empty  func() Query
-	answer func(data []byte) (any, error)
+	answer func(data []byte) (result any, index uint64, refused, err error)
 }
 
 // queryOf returns the row of a query Q with the answer R.
@@ -125,14 +125,14 @@ func queryOf[Q, R any, P interface {
 	*Q
 	Query
 }]() queryRow {
-	return queryRow{func() Query { return P(new(Q)) }, decoded[R]}
+	return queryRow{func() Query { return P(new(Q)) }, decodeReply[R]}
 }
 
 var queryKinds = numbersByType(queries, func(r queryRow) any { return r.empty() })
 
 // EncodeQuery encodes a query for another agent. The error is ErrTooLarge.
 func EncodeQuery(q Query) ([]byte, error) {
-	body, err := json.Marshal(q)
+	body, err := codec.Marshal(q)
 	if err != nil {
 		return nil, fmt.Errorf("encode %T: %w", q, err)
 	}
@@ -152,44 +152,24 @@ func DecodeQuery(data []byte) (Query, error) {
 		return nil, fmt.Errorf("%w: kind %d", ErrUnknownQuery, data[0])
 	}
 	q := known.empty()
-	if err := decodeStrictly(data[1:], q); err != nil {
+	if err := codec.UnmarshalStrict(data[1:], q); err != nil {
 		return nil, fmt.Errorf("%w: %T: %w", ErrMalformed, q, err)
 	}
 	return q, nil
 }
 
-// answer is the answer to a query as it is sent between agents.
-type answer struct {
-	Index uint64 `json:"index"`
-	outcome
-}
-
 // EncodeAnswer encodes the answer to a query, and an index after which nothing that was read has changed. Errors
 // are encoded as in EncodeOutcome.
 func EncodeAnswer(result any, index uint64, err error) ([]byte, error) {
-	if err != nil {
-		return json.Marshal(answer{index, outcome{Error: failureOf(err)}})
-	}
-	body, err := json.Marshal(result)
-	if err != nil {
-		return nil, fmt.Errorf("encode %T: %w", result, err)
-	}
-	return json.Marshal(answer{index, outcome{Result: body}})
+	return encodeReply(result, index, err)
 }
 
 // DecodeAnswer decodes the answer to q, which may be any bytes. The error is the query's, or ErrMalformed; the
 // index is valid with the query's error too.
 func DecodeAnswer(q Query, data []byte) (result any, index uint64, err error) {
-	var a answer
-	if err := json.Unmarshal(data, &a); err != nil {
-		return nil, 0, fmt.Errorf("%w: answer to %T: %w", ErrMalformed, q, err)
-	}
-	if a.Error != nil {
-		return nil, a.Index, a.Error.err()
-	}
-	result, err = queries[queryKinds[reflect.TypeOf(q)]].answer(a.Result)
+	result, index, refused, err := queries[queryKinds[reflect.TypeOf(q)]].answer(data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w: answer to %T: %w", ErrMalformed, q, err)
 	}
-	return result, a.Index, nil
+	return result, index, refused
 }

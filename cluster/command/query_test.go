@@ -74,13 +74,14 @@ func TestQueriesAndAnswersTravel(t *testing.T) {
 }
 
 func TestQueriesThatAreNone(t *testing.T) {
+	none := fields{}.encode(t)
 	for data, want := range map[string]error{
-		"":                    command.ErrMalformed,
-		"\x01":                command.ErrMalformed,
-		"\x01{}{}":            command.ErrMalformed,
-		"\x01{\"unknown\":1}": command.ErrMalformed,
-		"\x00{}":              command.ErrUnknownQuery,
-		"\xff{}":              command.ErrUnknownQuery,
+		"":                                      command.ErrMalformed,
+		"\x01":                                  command.ErrMalformed,
+		"\x01" + none + none:                    command.ErrMalformed,
+		"\x01" + fields{"unknown": 1}.encode(t): command.ErrMalformed,
+		"\x00" + none:                           command.ErrUnknownQuery,
+		"\xff" + none:                           command.ErrUnknownQuery,
 	} {
 		if q, err := command.DecodeQuery([]byte(data)); !errors.Is(err, want) {
 			t.Errorf("%q: got %+v, %v, want %v", data, q, err, want)

@@ -3,9 +3,6 @@ package command
 import (
 	"fmt"
 	"reflect"
-
-	jsonv2 "github.com/go-json-experiment/json"
-	jsonv1 "github.com/go-json-experiment/json/v1"
 )
 
 // Level is the newest level of commands that this program knows. A level is the set of kinds, and of fields of older
@@ -92,9 +89,9 @@ var kinds = map[kind]row{
 type kind byte
 
 type row struct {
-	empty  func() Command
-	result func(outcome []byte) (any, *failure, error)
-	apply  func(Ledger, Command) (any, error)
+	empty   func() Command
+	outcome func(data []byte) (result any, index uint64, refused, err error)
+	apply   func(Ledger, Command) (any, error)
 }
 
 // rowOf is the entry of a command C with the result R.
@@ -103,9 +100,9 @@ func rowOf[R, C any, P interface {
 	Command
 }](apply func(Ledger, P) (any, error)) row {
 	return row{
-		empty:  func() Command { return P(new(C)) },
-		result: decodedOutcome[R],
-		apply:  func(l Ledger, c Command) (any, error) { return apply(l, c.(P)) },
+		empty:   func() Command { return P(new(C)) },
+		outcome: decodeReply[R],
+		apply:   func(l Ledger, c Command) (any, error) { return apply(l, c.(P)) },
 	}
 }
 
@@ -130,31 +127,4 @@ func Apply(l Ledger, c Command) (any, error) {
 		return nil, fmt.Errorf("%w: %T", ErrUnknownCommand, c)
 	}
 	return known.apply(l, c)
-}
-
-// decoded decodes an R from JSON. Fields that a newer program added are ignored.
-func decoded[R any](data []byte) (any, error) {
-	var r R
-	if err := jsonv2.Unmarshal(data, &r, jsonv1.DefaultOptionsV1()); err != nil {
-		return nil, fmt.Errorf("read a %T: %w", r, err)
-	}
-	return r, nil
-}
-
-// decodedOutcome decodes the outcome of a command with the result R in one pass: decoding the result from a
-// json.RawMessage would parse it twice.
-func decodedOutcome[R any](data []byte) (any, *failure, error) {
-	var o struct {
-		Result *R       `json:"result"`
-		Error  *failure `json:"error"`
-	}
-	err := jsonv2.Unmarshal(data, &o, jsonv1.DefaultOptionsV1())
-	switch {
-	case err != nil || o.Error != nil:
-		return nil, o.Error, err
-	case o.Result == nil:
-		return nil, nil, fmt.Errorf("there is no %T", *new(R))
-	default:
-		return *o.Result, nil, nil
-	}
 }

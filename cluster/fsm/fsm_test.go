@@ -88,7 +88,7 @@ func TestNextLevel(t *testing.T) {
 	f, s := open(t)
 	responses := f.ApplyBatch([]*raft.Log{
 		start(t, 1, "a"),
-		{Index: 2, Type: raft.LogCommand, Data: []byte{command.Level + 1, 3, '{', '}'}},
+		{Index: 2, Type: raft.LogCommand, Data: []byte{command.Level + 1, 3}},
 		start(t, 3, "b"),
 	})
 	if o := outcome(t, responses[0]); o.Err != nil {

@@ -20,8 +20,8 @@ import (
 //
 //	db-N      Badger's files; N grows with each restore
 //	current   the N in use; without it 0
-//	open      the boot id of the kernel under which the ledger was opened, or that it was
-//	          closed, and that its records are compact
+//	open      the layout, and the boot id of the kernel under which the ledger was opened,
+//	          or that it was closed
 //	key-check a checksum of the key with which the ledger is encrypted;
 //	          without it the ledger is plain
 //	lock      locked (flock) by the process that has it open
@@ -30,10 +30,8 @@ import (
 // Badger does not sync its writes. They survive the end of the process, since
 // they are in the kernel's pages, but not that of the kernel; and then not
 // even a prefix of them is sure to be there, because the memtables' files reach
-// the disk in any order. So a ledger that another boot left open is not trusted.
-//
-// Earlier programs, which cannot read compact records, write the boot id alone, remove the file at a clean close, and
-// discard a ledger with any other content there: an older program that is put back rebuilds its ledger from raft.
+// the disk in any order. So a ledger that another boot left open is not trusted,
+// nor is one of another layout.
 
 const (
 	currentFile = "current"
@@ -42,11 +40,12 @@ const (
 	ballastFile = "ballast"
 )
 
-// What is in openFile beside the boot id, and instead of it.
-const (
-	compactMark = " compact"
-	closedMark  = "closed" + compactMark
-)
+// layout is the version of what is in Badger's files: the keys, the index keys and the records. Raft has all of it, so a
+// ledger of another layout is not upgraded but rebuilt, also when an older program is put back.
+const layout = "1"
+
+// closedMark is in openFile in place of the boot id.
+const closedMark = layout + " closed"
 
 // ballastSize is more than what closing writes: both memtables and a table's index, in bytes.
 const ballastSize = 16 << 20
@@ -90,28 +89,28 @@ func dropBallast(dir string) error {
 	return err
 }
 
-// markOpen records on disk that the ledger is in use, before anything is written, and discards a ledger that a
-// crash of the machine may have damaged (lost).
+// markOpen records on disk that the ledger is in use, before anything is written, and discards a ledger of another layout
+// or that a crash of the machine may have damaged (lost).
 func markOpen(dir string) (lost bool, err error) {
 	data, err := os.ReadFile(bootIDPath)
 	if err != nil {
 		return false, fmt.Errorf("read the boot id: %w", err)
 	}
-	boot := strings.TrimSpace(string(data))
+	boot := layout + " " + strings.TrimSpace(string(data))
 	mark, err := os.ReadFile(filepath.Join(dir, openFile))
-	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && (string(mark) == boot || string(mark) == closedMark):
-	case err != nil:
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
-	case string(mark) == boot+compactMark:
+	}
+	if string(mark) == boot {
 		return false, nil
-	default:
-		lost = true
+	}
+	if string(mark) != closedMark {
+		lost = err == nil // else it is a new one
 		if err := forget(dir); err != nil {
 			return lost, err
 		}
 	}
-	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot+compactMark))
+	return lost, atomicfile.WriteFile(filepath.Join(dir, openFile), []byte(boot))
 }
 
 // forget deletes all generations.

@@ -14,7 +14,7 @@ func FuzzReadSnapshot(f *testing.F) {
 	f.Add([]byte(snapshotMagic))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, err := readSnapshot(bytes.NewReader(data), func(kind byte, value []byte) error {
-			_, _, _, err := keysOf(kind, value)
+			_, _, err := keysOf(kind, value)
 			return err
 		})
 		if err == nil && !bytes.HasPrefix(data, good[:len(snapshotMagic)]) {

@@ -1,7 +1,6 @@
 package state
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -23,11 +22,11 @@ const (
 // kept is the outcome of a command with a key. It contains no records of volumes, claims, nodes and the ACL: a
 // repeated command is answered with the present ones.
 type kept struct {
-	Key     string          `json:"key"`
-	Command []byte          `json:"command"` // its fingerprint
-	At      time.Time       `json:"at"`
-	Index   uint64          `json:"index"`
-	Outcome json.RawMessage `json:"outcome"`
+	Key     string    `json:"key"`
+	Command []byte    `json:"command"` // its fingerprint
+	At      time.Time `json:"at"`
+	Index   uint64    `json:"index"`
+	Outcome []byte    `json:"outcome"`
 }
 
 // apply applies a command, once for each key, and what a leader decided only in its term.

@@ -2,12 +2,9 @@ package state
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"time"
-
-	"github.com/dgraph-io/badger/v4"
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
@@ -50,7 +47,6 @@ import (
 //	ae/TIME/ACCESSOR                   ACL tokens that expire, earliest first
 //	xi/INDEX/TIME/KEY                  outcomes of commands with a key, oldest first
 //	m/applied                          index of the last applied entry
-//	m/keys                             version of the index keys
 const (
 	volumes    = "v/"
 	claims     = "c/"
@@ -183,60 +179,3 @@ func keptIndexKeys(k *kept) []string {
 }
 
 func indexPart(index uint64) string { return fmt.Sprintf("%016x", index) }
-
-// keysVersion is the version of the index keys that this program keeps: version 2 has workloads by node, version 3
-// volumes by external id.
-const keysVersion = 3
-
-var keysVersionKey = []byte("m/keys")
-
-func putKeysVersion(set func(key, value []byte) error) error {
-	return set(keysVersionKey, binary.BigEndian.AppendUint32(nil, keysVersion))
-}
-
-// upgradeKeys adds the index keys that an older program did not keep. If it is interrupted, it begins again.
-func upgradeKeys(db *badger.DB) error {
-	txn := db.NewTransaction(false)
-	defer txn.Discard()
-	tx := ReadTx{txn: txn}
-	data, err := tx.get(string(keysVersionKey))
-	if err != nil {
-		return err
-	}
-	if len(data) == 4 {
-		switch v := binary.BigEndian.Uint32(data); {
-		case v > keysVersion:
-			return fmt.Errorf("%w: index keys of version %d, this program knows up to %d", ErrNewerRecord, v, keysVersion)
-		case v == keysVersion:
-			return nil
-		}
-	}
-	batch := db.NewWriteBatch()
-	defer batch.Cancel()
-	if err := addKeys(&tx, batch, workloads, workloadIndexKeys); err != nil {
-		return err
-	}
-	if err := addKeys(&tx, batch, volumes, volumeIndexKeys); err != nil {
-		return err
-	}
-	if err := batch.Flush(); err != nil {
-		return err
-	}
-	return db.Update(func(txn *badger.Txn) error { return putKeysVersion(txn.Set) })
-}
-
-// addKeys adds the index keys of all records with a prefix.
-func addKeys[T any](tx *ReadTx, batch *badger.WriteBatch, base string, indexKeys func(*T) []string) error {
-	all, err := records[T](tx, span{base: base})
-	if err != nil {
-		return err
-	}
-	for i := range all {
-		for _, key := range indexKeys(&all[i]) {
-			if err := batch.Set([]byte(key), nil); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}

@@ -340,7 +340,7 @@ func checkIndexKeys(t *rapid.T, l *ledger) {
 		if !isRecord {
 			continue
 		}
-		primary, index, _, err := keysOf(kind, []byte(value))
+		primary, index, err := keysOf(kind, []byte(value))
 		if err != nil || primary != key {
 			t.Fatalf("record %q belongs at %q: %v", key, primary, err)
 		}

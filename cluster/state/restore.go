@@ -12,6 +12,7 @@ import (
 
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
@@ -87,14 +88,9 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	}
 	defer func() { err = errors.Join(err, sorted.close()) }()
 	index, err = readSnapshot(r, func(kind byte, value []byte) error {
-		key, indexKeys, record, err := keysOf(kind, value)
+		key, indexKeys, err := keysOf(kind, value)
 		if err != nil {
 			return err
-		}
-		if compact, ok, err := encodeCompactly(record); err != nil {
-			return fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
-		} else if ok {
-			value = compact
 		}
 		for _, p := range indexKeys {
 			if err := sorted.add(p); err != nil {
@@ -112,90 +108,86 @@ func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
 	if err := to.add(string(appliedKey), binary.BigEndian.AppendUint64(nil, index)); err != nil {
 		return 0, err
 	}
-	if err := putKeysVersion(func(key, value []byte) error { return to.add(string(key), value) }); err != nil {
-		return 0, err
-	}
 	return index, to.finish()
 }
 
 // keysOf decodes a record of a snapshot, and returns its key, and its index keys with their values. The error is
 // ErrBadSnapshot.
-func keysOf(kind byte, value []byte) (key string, index []pair, record any, err error) {
-	if key, index, record, err = readKeys(kind, value); err != nil {
-		return "", nil, nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
+func keysOf(kind byte, value []byte) (key string, index []pair, err error) {
+	if key, index, err = readKeys(kind, value); err != nil {
+		return "", nil, fmt.Errorf("%w: a record of the kind %q: %w", ErrBadSnapshot, kind, err)
 	}
-	return key, index, record, nil
+	return key, index, nil
 }
 
-func readKeys(kind byte, value []byte) (key string, index []pair, record any, err error) {
-	none := func(key string, err error) (string, []pair, any, error) { return key, nil, nil, err }
+func readKeys(kind byte, value []byte) (key string, index []pair, err error) {
 	switch kind {
 	case volumes[0]:
 		v, err := decode[claim.Volume](value)
-		return volumeKey(v.VolumeRef), withoutValues(volumeIndexKeys(&v)), &v, err
+		return volumeKey(v.VolumeRef), withoutValues(volumeIndexKeys(&v)), err
 	case claims[0]:
 		c, err := decode[claim.Claim](value)
-		return claimKey(c.Volume, c.Workload), withoutValues(claimIndexKeys(&c)), &c, err
+		return claimKey(c.Volume, c.Workload), withoutValues(claimIndexKeys(&c)), err
 	case workloads[0]:
 		w, err := decode[claim.Workload](value)
-		return workloadKey(w.Ref), withoutValues(workloadIndexKeys(&w)), &w, err
+		return workloadKey(w.Ref), withoutValues(workloadIndexKeys(&w)), err
 	case nodes[0]:
 		n, err := decode[claim.Node](value)
 		if err != nil {
-			return "", nil, nil, err
+			return "", nil, err
 		}
 		for id, d := range n.Drivers {
-			data, err := encode(d)
+			data, err := codec.Marshal(d)
 			if err != nil {
-				return "", nil, nil, err
+				return "", nil, err
 			}
 			index = append(index, pair{driverNodeKey(id, n.Name), data})
 		}
-		return nodeKey(n.Name), index, nil, nil
+		return nodeKey(n.Name), index, nil
 	case drivers[0]:
 		d, err := decode[claim.Driver](value)
-		return none(driverKey(d.ID), err)
+		return driverKey(d.ID), nil, err
 	case identity[0]:
 		_, err := decode[claim.Cluster](value)
-		return none(identity, err)
+		return identity, nil, err
 	case tokens[0]:
 		t, err := decode[claim.Token](value)
-		return tokenKey(t.ID), withoutValues(tokenIndexKeys(&t)), nil, err
+		return tokenKey(t.ID), withoutValues(tokenIndexKeys(&t)), err
 	case signingKey[0]:
 		_, err := decode[claim.SigningKey](value)
-		return none(signingKey, err)
+		return signingKey, nil, err
 	case keyRotation[0]:
 		_, err := decode[claim.KeyRotation](value)
-		return none(keyRotation, err)
+		return keyRotation, nil, err
 	case aclPolicies[0]:
 		p, err := decode[acl.Policy](value)
-		return none(policyKey(p.Name), err)
+		return policyKey(p.Name), nil, err
 	case aclRoles[0]:
 		r, err := decode[acl.Role](value)
-		return none(roleKey(r.Name), err)
+		return roleKey(r.Name), nil, err
 	case aclTokens[0]:
 		t, err := decode[acl.Token](value)
-		return aclTokenKey(t.Accessor), withoutValues(aclTokenIndexKeys(&t)), nil, err
+		return aclTokenKey(t.Accessor), withoutValues(aclTokenIndexKeys(&t)), err
 	case aclBootstrap[0]:
 		_, err := decode[acl.Bootstrap](value)
-		return none(aclBootstrap, err)
+		return aclBootstrap, nil, err
 	case liveness[0]:
 		_, err := decode[claim.Liveness](value)
-		return none(liveness, err)
+		return liveness, nil, err
 	case autopilot[0]:
 		_, err := decode[claim.Autopilot](value)
-		return none(autopilot, err)
+		return autopilot, nil, err
 	case secretsKeys[0]:
 		_, err := decode[claim.SecretsKeys](value)
-		return none(secretsKeys, err)
+		return secretsKeys, nil, err
 	case snapshots[0]:
 		s, err := decode[claim.Snapshot](value)
-		return snapshotKey(s.SnapshotRef), withoutValues(snapshotIndexKeys(&s)), nil, err
+		return snapshotKey(s.SnapshotRef), withoutValues(snapshotIndexKeys(&s)), err
 	case keptResults[0]:
 		k, err := decode[kept](value)
-		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), &k, err
+		return keptKey(k.Key), withoutValues(keptIndexKeys(&k)), err
 	default:
-		return "", nil, nil, errors.New("this program does not know it (written by a newer version)")
+		return "", nil, errors.New("this program does not know it (written by a newer version)")
 	}
 }
 

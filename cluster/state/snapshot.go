@@ -12,11 +12,12 @@ import (
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 )
 
 // A snapshot is a header (magic, version, index of the last applied entry), the records in frames, an end frame,
 // and a checksum of everything before it. It has only the records themselves: index keys are rebuilt, so they may
-// change between versions. A frame is the first byte of the prefix, the length (uvarint) and the record as JSON.
+// change between versions. A frame is the first byte of the prefix, the length (uvarint) and the record.
 const (
 	snapshotMagic   = "PANNIER-LEDGER\n"
 	snapshotVersion = 1
@@ -74,12 +75,8 @@ func (s *Snapshot) Write(w io.Writer) error {
 	}
 	for _, prefix := range recordPrefixes {
 		err := tx.scan(span{base: prefix}, true, func(_ string, value []byte) error {
-			value, err := snapshotRecord(prefix, value)
-			if err != nil {
-				return err
-			}
 			head := binary.AppendUvarint([]byte{prefix[0]}, uint64(len(value)))
-			_, err = out.Write(append(head, value...))
+			_, err := out.Write(append(head, value...))
 			return err
 		})
 		if err != nil {
@@ -93,31 +90,6 @@ func (s *Snapshot) Write(w io.Writer) error {
 		return fmt.Errorf("write a snapshot of the ledger: %w", err)
 	}
 	return nil
-}
-
-// snapshotRecord returns a record as snapshots have it: JSON, which earlier programs read.
-func snapshotRecord(prefix string, value []byte) ([]byte, error) {
-	if value[0] == '{' {
-		return value, nil
-	}
-	switch prefix {
-	case volumes:
-		return asJSON[claim.Volume](value)
-	case claims:
-		return asJSON[claim.Claim](value)
-	case workloads:
-		return asJSON[claim.Workload](value)
-	default:
-		return asJSON[kept](value)
-	}
-}
-
-func asJSON[T any](value []byte) ([]byte, error) {
-	v, err := decode[T](value)
-	if err != nil {
-		return nil, err
-	}
-	return encodeJSON(v)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -220,7 +192,7 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 	}
 	var order order
 	before, err = readSnapshot(r, func(kind byte, value []byte) error {
-		key, _, _, err := keysOf(kind, value)
+		key, _, err := keysOf(kind, value)
 		if err != nil {
 			return err
 		}
@@ -254,5 +226,5 @@ func lost(value []byte, index uint64) ([]byte, error) {
 		return nil, err
 	}
 	n.LostIndex = index
-	return encode(n)
+	return codec.Marshal(n)
 }

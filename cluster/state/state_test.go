@@ -105,7 +105,6 @@ func (l *ledger) dump() map[string]string {
 func (l *ledger) records() map[string]string {
 	all := l.dump()
 	delete(all, string(appliedKey))
-	delete(all, string(keysVersionKey))
 	return all
 }
 

@@ -85,7 +85,8 @@ func (s *Store) open() error {
 		return err
 	}
 	if lost {
-		s.log.Warn("the machine went down without closing the ledger: it is rebuilt from the raft log", "dir", s.dir)
+		s.log.Warn("the ledger is rebuilt from the raft log: the machine went down without closing it, or another version of "+
+			"the program wrote it", "dir", s.dir)
 	}
 	if lost, err = settleKey(s.dir, s.key); err != nil {
 		return err
@@ -94,9 +95,6 @@ func (s *Store) open() error {
 		s.log.Warn("the ledger was not encrypted: it is rebuilt from the raft log", "dir", s.dir)
 	}
 	if s.gen, err = s.openCurrent(); err != nil {
-		return err
-	}
-	if err := upgradeKeys(s.gen.db); err != nil {
 		return err
 	}
 	if err := takeBallast(s.dir); err != nil {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -108,6 +109,35 @@ func TestAnotherBoot(t *testing.T) {
 	}
 	if got := openIn(t, dir); got.AppliedIndex() != l.AppliedIndex() {
 		t.Errorf("closed before the reboot, it has %d entries of %d", got.AppliedIndex(), l.AppliedIndex())
+	}
+}
+
+// TestAnotherLayout: a ledger of a made-up next version is rebuilt by the program that is put back, whether it was left
+// open or closed, and so is one that says nothing.
+func TestAnotherLayout(t *testing.T) {
+	for _, closed := range []bool{false, true} {
+		dir := t.TempDir()
+		l := openIn(t, dir)
+		fill(l)
+		if closed {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		mark, err := os.ReadFile(filepath.Join(dir, openFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := strings.Replace(string(mark), layout, "2", 1)
+		for said, kept := range map[string]bool{string(mark): true, next: false, "": false} {
+			other := copyDir(t, dir)
+			if err := os.WriteFile(filepath.Join(other, openFile), []byte(said), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := openIn(t, other).AppliedIndex(); (got != 0) != kept {
+				t.Errorf("closed %t, with %q in the file it has %d entries", closed, said, got)
+			}
+		}
 	}
 }
 

@@ -3,7 +3,6 @@ package state
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,10 +10,9 @@ import (
 	"strings"
 
 	"github.com/dgraph-io/badger/v4"
-	jsonv2 "github.com/go-json-experiment/json"
-	jsonv1 "github.com/go-json-experiment/json/v1"
 
 	"github.com/pannier/pannier/cluster/claim"
+	"github.com/pannier/pannier/cluster/codec"
 )
 
 // ReadTx is one snapshot of the ledger: everything read through it is consistent. It may be used by one goroutine,
@@ -285,7 +283,7 @@ func write[T any](tx *writeTx, key string, v *T, before, now []string) error {
 	if v == nil {
 		tx.delete(key)
 	} else {
-		data, err := encode(*v)
+		data, err := codec.Marshal(v)
 		if err != nil {
 			return fault("put %q: %w", key, err)
 		}
@@ -359,50 +357,12 @@ func (p *pending) store(txn *badger.Txn) error {
 	return nil
 }
 
-// recordVersion is the version of the records that this program writes.
-const recordVersion = 1
-
-// ErrNewerRecord says that the ledger was written by a newer version of the program.
-var ErrNewerRecord = errors.New("record was written by a newer version")
-
-type record[T any] struct {
-	Version int `json:"v"`
-	Record  T   `json:"r"`
-}
-
-// encode encodes a record as the ledger stores it.
-func encode[T any](v T) ([]byte, error) {
-	if data, ok, err := encodeCompactly(&v); ok {
-		return data, err
-	}
-	return encodeJSON(v)
-}
-
-// encodeJSON encodes a record as snapshots have it.
-func encodeJSON[T any](v T) ([]byte, error) { return json.Marshal(record[T]{recordVersion, v}) }
-
 // decode decodes a record of the ledger or of a snapshot.
-func decode[T any](data []byte) (T, error) {
-	if len(data) == 0 || data[0] == '{' {
-		return decodeJSON[T](data)
+func decode[T any](data []byte) (v T, err error) {
+	if err := codec.Unmarshal(data, &v); err != nil {
+		return v, fmt.Errorf("read a record: %w", err)
 	}
-	var v T
-	if data[0] != compactVersion {
-		return v, fmt.Errorf("%w: encoding %d, this program knows up to %d", ErrNewerRecord, data[0], compactVersion)
-	}
-	err := decodeCompactly(data, &v)
-	return v, err
-}
-
-func decodeJSON[T any](data []byte) (T, error) {
-	var r record[T]
-	if err := jsonv2.Unmarshal(data, &r, jsonv1.DefaultOptionsV1()); err != nil {
-		return r.Record, fmt.Errorf("read a record: %w", err)
-	}
-	if r.Version > recordVersion {
-		return r.Record, fmt.Errorf("%w: version %d, this program knows up to %d", ErrNewerRecord, r.Version, recordVersion)
-	}
-	return r.Record, nil
+	return v, nil
 }
 
 // storeError is a fault of the store itself. It distinguishes a refusal, to which every server comes, from a fault

@@ -12,16 +12,16 @@ var upgrades = []mutant{
 	{
 		name: "downgrade-trusts-ledger", promise: "an older program that is put back rebuilds a ledger that it cannot read",
 		file: "cluster/state/disk.go",
-		old:  "[]byte(boot+compactMark))",
-		new:  "[]byte(boot))",
-		pkg:  "./cluster/state", run: "^TestEarlierProgramRebuilds$",
+		old:  "	if string(mark) != closedMark {\n",
+		new:  "	if string(mark) == \"\" {\n",
+		pkg:  "./cluster/state", run: "^TestAnotherLayout$",
 	},
 	{
 		name: "volume-field-lost", promise: "the ledger keeps every field of a record",
-		file: "cluster/state/compact.go",
-		old:  "	f.flag(9, &v.Grown)\n",
-		new:  "",
-		pkg:  "./cluster/state", run: "^TestCompactRecords$",
+		file: "cluster/claim/volume.go",
+		old:  "`json:\"grown,omitempty\"`",
+		new:  "`json:\"capacity,omitempty\"`",
+		pkg:  "./cluster/codec", run: "^TestRecords$",
 	},
 	{
 		name: "request-half-read", promise: "a request that is read while its connection is handed over is not lost",
