@@ -1,6 +1,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,16 +9,14 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/dgraph-io/badger/v4"
-
 	"github.com/pannier/pannier/cluster/acl"
 	"github.com/pannier/pannier/cluster/claim"
 	"github.com/pannier/pannier/cluster/codec"
 	"github.com/pannier/pannier/internal/atomicfile"
 )
 
-// Restore replaces the whole ledger by a snapshot. It is loaded and verified beside the ledger in use, and then
-// takes its place at once: a crash or an error before that leaves the ledger as it was.
+// Restore replaces the whole ledger by a snapshot. It is verified and loaded beside the ledger in use, and then takes
+// its place at once: a crash or an error before that leaves the ledger as it was.
 func (s *Store) Restore(r io.Reader) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -30,13 +29,13 @@ func (s *Store) Restore(r io.Reader) error {
 	if err := os.RemoveAll(filepath.Join(s.dir, generationName(number))); err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
 	}
-	index, err := s.fill(number, r)
-	if err != nil {
-		return fmt.Errorf("restore the ledger: %w", err)
-	}
 	next, err := s.openGeneration(number)
 	if err != nil {
 		return fmt.Errorf("restore the ledger: %w", err)
+	}
+	index, err := next.load(r)
+	if err != nil {
+		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close(), os.RemoveAll(next.dir))
 	}
 	if err := atomicfile.WriteFile(filepath.Join(s.dir, currentFile), []byte(fmt.Sprint(number))); err != nil {
 		return errors.Join(fmt.Errorf("restore the ledger: %w", err), next.close())
@@ -58,57 +57,37 @@ func (s *Store) Restore(r io.Reader) error {
 	return nil
 }
 
-// fill makes a generation from a snapshot. After an error nothing is left of it.
-func (s *Store) fill(number int, r io.Reader) (index uint64, err error) {
-	dir := filepath.Join(s.dir, generationName(number))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
-	}()
-	db, err := badger.Open(filling(badgerOptions(dir, s.key, s.log)))
-	if err != nil {
-		return 0, err
-	}
-	index, err = load(db, dir, r)
-	return index, errors.Join(err, db.Close())
-}
-
-// load fills an empty Badger with a snapshot's records, which are sorted, and with their index keys, which are
-// not: these are sorted in a file in dir.
-func load(db *badger.DB, dir string, r io.Reader) (index uint64, err error) {
-	to, err := newTables(db)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, to.close()) }()
-	sorted, err := newSorter(dir)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, sorted.close()) }()
+// load fills an empty generation with a snapshot's records and their index keys.
+func (g *generation) load(r io.Reader) (index uint64, err error) {
+	batch := g.db.NewWriteBatch()
+	defer batch.Cancel()
 	index, err = readSnapshot(r, func(kind byte, value []byte) error {
 		key, indexKeys, err := keysOf(kind, value)
 		if err != nil {
 			return err
 		}
 		for _, p := range indexKeys {
-			if err := sorted.add(p); err != nil {
+			if err := batch.Set([]byte(p.key), p.value); err != nil {
 				return err
 			}
 		}
-		return to.add(key, value)
+		return batch.Set([]byte(key), bytes.Clone(value))
 	})
 	if err != nil {
 		return 0, err
 	}
-	if err := sorted.each(to.add); err != nil {
+	if err := batch.Set(appliedKey, binary.BigEndian.AppendUint64(nil, index)); err != nil {
 		return 0, err
 	}
-	if err := to.add(string(appliedKey), binary.BigEndian.AppendUint64(nil, index)); err != nil {
-		return 0, err
-	}
-	return index, to.finish()
+	err = batch.Flush()
+	g.compactor.Wrote() // once: each time it would write again what it has compacted before
+	return index, err
+}
+
+// pair is a key and its value.
+type pair struct {
+	key   string
+	value []byte
 }
 
 // keysOf decodes a record of a snapshot, and returns its key, and its index keys with their values. The error is

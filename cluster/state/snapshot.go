@@ -190,13 +190,8 @@ func Reindex(w io.Writer, r io.Reader, index uint64) (before uint64, err error) 
 	if _, err := out.Write(binary.BigEndian.AppendUint64(header, index)); err != nil {
 		return 0, fmt.Errorf("copy a snapshot of the ledger: %w", err)
 	}
-	var order order
-	before, err = readSnapshot(r, func(kind byte, value []byte) error {
-		key, _, err := keysOf(kind, value)
-		if err != nil {
-			return err
-		}
-		if err := order.next(key); err != nil {
+	before, err = readSnapshot(r, func(kind byte, value []byte) (err error) {
+		if _, _, err = keysOf(kind, value); err != nil {
 			return err
 		}
 		if kind == nodes[0] {
