@@ -2,13 +2,14 @@ package sdk
 
 import (
 	"context"
+	"errors"
+	"runtime/debug"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/sdk/internal/outcome"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
 
@@ -27,9 +28,9 @@ func (i *interceptor) unary(ctx context.Context, req any, info *grpc.UnaryServer
 		return nil, errStopping
 	}
 	defer end()
-	defer outcome.Rescue(i.log, info.FullMethod, &err)
+	defer rescue(i.log, info.FullMethod, &err)
 	resp, err = handler(traced(ctx), req)
-	return resp, outcome.Status(err)
+	return resp, withCode(err)
 }
 
 // errStopping is the error of new calls, and of streams, while the process is stopping.
@@ -40,8 +41,8 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 ) (err error) {
 	if info.FullMethod == pluginv1.EventService_Events_FullMethodName ||
 		info.FullMethod == pluginv1.HostService_Connect_FullMethodName && !i.relays {
-		defer outcome.Rescue(i.log, info.FullMethod, &err) // they end last, by themselves
-		return outcome.Status(handler(srv, ss))
+		defer rescue(i.log, info.FullMethod, &err) // they end last, by themselves
+		return withCode(handler(srv, ss))
 	}
 	end, ok := i.life.begin()
 	if !ok {
@@ -54,12 +55,12 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	var result error // the handler's; read once done is closed
 	go func() {
 		defer close(done)
-		defer outcome.Rescue(i.log, info.FullMethod, &result)
+		defer rescue(i.log, info.FullMethod, &result)
 		result = handler(srv, &boundStream{ServerStream: ss, ctx: ctx})
 	}()
 	select {
 	case <-done:
-		return outcome.Status(result)
+		return withCode(result)
 	case <-i.life.stopping:
 	}
 	cancel()
@@ -74,3 +75,26 @@ type boundStream struct {
 }
 
 func (s *boundStream) Context() context.Context { return s.ctx }
+
+// withCode gives an error a code: its own if it has one, else Internal. nil stays nil.
+func withCode(err error) error {
+	if err == nil {
+		return nil
+	}
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+// rescue turns a panic in one call into that call's error, so that the process's other calls continue. It must be
+// deferred itself.
+func rescue(log hclog.Logger, method string, err *error) {
+	if v := recover(); v != nil {
+		log.Error("panic in a call", "method", method, "panic", v, "stack", string(debug.Stack()))
+		*err = status.Errorf(codes.Internal, "the plugin panicked in %s (its log has the stack): %v", method, v)
+	}
+}

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/pannier/pannier/sdk/internal/outcome"
 	"github.com/pannier/pannier/sdk/internal/programtest"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
@@ -199,7 +198,7 @@ func TestOrphanTimeoutZeroIsForever(t *testing.T) {
 	}
 }
 
-func TestToStatus(t *testing.T) {
+func TestWithCode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error
 		want codes.Code
@@ -211,7 +210,7 @@ func TestToStatus(t *testing.T) {
 		"too late":      {context.DeadlineExceeded, codes.DeadlineExceeded},
 		"anything else": {errors.New("x"), codes.Internal},
 	} {
-		if got := status.Code(outcome.Status(tc.err)); got != tc.want {
+		if got := status.Code(withCode(tc.err)); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 var secretChecks = []*Check{
@@ -177,13 +176,6 @@ func (h *heard) unary(ctx context.Context, method string, req, reply any, cc *gr
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	if err != nil {
 		h.note(method, err.Error())
-	} else if parts := wire.PartsOf(opts); parts != nil {
-		errs, _ := parts.Errors() // the other error is of the kit's client
-		for _, err := range errs {
-			if err != nil {
-				h.note(method, err.Error())
-			}
-		}
 	}
 	return err
 }

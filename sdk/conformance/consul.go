@@ -43,14 +43,6 @@ var identityKind = &kind{
 				identity.DeriveRequest{ID: uuid(), Subject: subject(name), JWT: at.marker + "-jwt"})
 			return err
 		}},
-		{"DeriveBatch", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, name string) error {
-			results, err := identity.NewClient(conn).DeriveBatch(ctx, at.consul,
-				[]identity.DeriveRequest{{ID: uuid(), Subject: subject(name + "-batch"), JWT: at.marker + "-jwt"}})
-			if err == nil {
-				err = results[0].Err
-			}
-			return err
-		}},
 		{"Read", func(ctx context.Context, conn grpc.ClientConnInterface, at backend, _ string) error {
 			_, err := identity.NewClient(conn).Read(ctx, at.consul, at.marker+"-read")
 			return err
@@ -63,7 +55,6 @@ var identityKind = &kind{
 			return err
 		}},
 	},
-	optional: []string{"DeriveBatch"},
 	missing:  needsConsul,
 	job:      identityJob,
 	final: func(ctx context.Context, conn grpc.ClientConnInterface, at backend) error {

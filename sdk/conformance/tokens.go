@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
@@ -28,82 +26,7 @@ var tokenChecks = []*Check{{
 	Fix:   "In Revoke, delete the token (or log out) and read it with consistency until Consul does not know it.",
 	after: append([]string{"work.repeat"}, worked...),
 	run:   checkTokenRefused,
-}, {
-	ID:    "token.batch",
-	kind:  identity.Kind,
-	Says:  "DeriveBatch gives each request its own result, in the requests' order: the token that Derive gives, or an error, which changes nothing for the others.",
-	Fix:   "Give one result for each request, with its id and its own token or error; the SDK does this for plugins in Go. A plugin without DeriveBatch answers Unimplemented.",
-	after: append([]string{"work.repeat"}, worked...),
-	run:   checkTokenBatch,
 }}
-
-func checkTokenBatch(ctx context.Context, r *run, c *checking) error {
-	p, err := r.up(ctx, c)
-	if err != nil {
-		return err
-	}
-	client := identity.NewClient(p.conn)
-	reqs := make([]identity.DeriveRequest, 6)
-	const refused = 2 // the request without an id
-	for n := range reqs {
-		reqs[n].Subject = subject(fmt.Sprintf("%s-%d", c.name(), n))
-		if n != refused {
-			reqs[n].ID = uuid()
-			r.asksFor(reqs[n].ID, "")
-		}
-	}
-	var results []identity.Derived
-	err = insist(ctx, func(ctx context.Context) (err error) {
-		results, err = client.DeriveBatch(ctx, r.cfg.Consul, reqs)
-		return err
-	})
-	switch {
-	case status.Code(err) == codes.Unimplemented:
-		return skip("the plugin has no DeriveBatch, which is optional")
-	case err != nil:
-		return err
-	case results[refused].Err == nil:
-		return errors.New("a request without an id, in a batch: got success")
-	}
-	for n, got := range results {
-		if n != refused {
-			if err := r.derivedTogether(ctx, client, reqs[n], got); err != nil {
-				return fmt.Errorf("result %d of a batch: %w", n, err)
-			}
-		}
-	}
-	return nil
-}
-
-// derivedTogether checks one result of a batch, and revokes its token.
-func (r *run) derivedTogether(ctx context.Context, client identity.Identity, req identity.DeriveRequest,
-	got identity.Derived,
-) error {
-	switch {
-	case got.Err != nil:
-		return got.Err
-	case got.Secret == "":
-		return skip("needs a Consul with ACLs")
-	case got.Token.Accessor != req.ID:
-		return fmt.Errorf("the token's accessor is %q, not the id that was asked for", got.Token.Accessor)
-	case got.Token.Subject != req.Subject:
-		return fmt.Errorf("the token is for %+v", got.Token.Subject)
-	}
-	r.asksFor(req.ID, got.Secret)
-	if err := r.accepted(ctx, got.Secret); err != nil {
-		return err
-	}
-	return insist(ctx, func(ctx context.Context) error {
-		read, err := client.Read(ctx, r.cfg.Consul, got.Secret)
-		if err == nil && read.Accessor != req.ID {
-			err = fmt.Errorf("the secret is that of the token %q", read.Accessor)
-		}
-		if err != nil {
-			return err
-		}
-		return client.Revoke(ctx, r.cfg.Consul, req.ID, got.Secret)
-	})
-}
 
 func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 	p, err := r.up(ctx, c)

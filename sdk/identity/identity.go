@@ -11,8 +11,7 @@ import (
 // Kind is the kind's protocol with its version.
 const Kind = "identity.v1"
 
-// Identity is the interface of a plugin of the kind "identity". The host calls it through the same interface, and puts
-// derivations that wait for each other into one call; the SDK then calls Derive for each of them, concurrently.
+// Identity is the interface of a plugin of the kind "identity". The host calls it through the same interface.
 //
 // Errors are gRPC status errors. Unavailable, DeadlineExceeded and ResourceExhausted are retried, all others are
 // final. An error that is no status reaches the host as Internal. Every call may be repeated with the same
@@ -31,25 +30,6 @@ type Identity interface {
 	Revoke(ctx context.Context, c service.Consul, accessor, secret string) error
 	// List returns all tokens of a Pannier cluster.
 	List(ctx context.Context, c service.Consul, cluster string) ([]Token, error)
-}
-
-// MaxBatch is the most requests that the host puts into one call of DeriveBatch.
-const MaxBatch = 64
-
-// Client is the host's client of a plugin.
-type Client interface {
-	Identity
-	// DeriveBatch is Derive for up to MaxBatch requests with different ids. It returns one result for each, in their
-	// order, or an error if the call failed as a whole. Unimplemented: the plugin was built without it, or is not
-	// written in Go and does not have it.
-	DeriveBatch(ctx context.Context, c service.Consul, reqs []DeriveRequest) ([]Derived, error)
-}
-
-// Derived is the result of one request of a batch.
-type Derived struct {
-	Token  Token
-	Secret string
-	Err    error
 }
 
 // KeyChecker is an optional part of an Identity: without it the host waits some minutes before it signs with another

@@ -2,19 +2,14 @@ package identity
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pannier/pannier/sdk"
-	"github.com/pannier/pannier/sdk/internal/outcome"
 	identityv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/identity/v1"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // Plugin serves an implementation: sdk.Main(info, identity.Plugin(impl)).
@@ -39,43 +34,6 @@ func (s *server) Derive(ctx context.Context, req *identityv1.DeriveRequest) (*id
 		ID: req.GetId(), Subject: subjectFrom(req.GetSubject()), JWT: req.GetJwt(),
 	})
 	return &identityv1.DeriveResponse{Token: tokenTo(token), Secret: secret}, err
-}
-
-// DeriveBatch calls Derive for each request, all at once.
-func (s *server) DeriveBatch(ctx context.Context, req *identityv1.DeriveBatchRequest) (*identityv1.DeriveBatchResponse,
-	error,
-) {
-	reqs := req.GetRequests()
-	if len(reqs) == 0 || len(reqs) > MaxBatch {
-		return nil, status.Errorf(codes.InvalidArgument, "derive a batch of %d tokens: it must have 1 to %d requests",
-			len(reqs), MaxBatch)
-	}
-	results := make([]*identityv1.DeriveResult, len(reqs))
-	var all sync.WaitGroup
-	for n, one := range reqs {
-		all.Go(func() {
-			res, err := s.deriveOne(ctx, &identityv1.DeriveRequest{
-				Consul: req.GetConsul(), Id: one.GetId(), Subject: one.GetSubject(), Jwt: one.GetJwt(),
-			})
-			results[n] = &identityv1.DeriveResult{Id: one.GetId(), Token: res.GetToken(), Secret: res.GetSecret()}
-			if err != nil {
-				failed := status.Convert(outcome.Status(err))
-				results[n] = &identityv1.DeriveResult{
-					Id: one.GetId(), Code: uint32(failed.Code()), Message: failed.Message(),
-				}
-			}
-		})
-	}
-	all.Wait()
-	return &identityv1.DeriveBatchResponse{Results: results}, nil
-}
-
-// deriveOne is Derive for a request of a batch: a panic fails that one only.
-func (s *server) deriveOne(ctx context.Context, req *identityv1.DeriveRequest) (res *identityv1.DeriveResponse,
-	err error,
-) {
-	defer outcome.Rescue(sdk.Logger(), identityv1.IdentityService_DeriveBatch_FullMethodName, &err)
-	return s.Derive(ctx, req)
 }
 
 func (s *server) Read(ctx context.Context, req *identityv1.ReadRequest) (*identityv1.ReadResponse, error) {
@@ -107,15 +65,13 @@ func (s *server) HasKey(ctx context.Context, req *identityv1.HasKeyRequest) (*id
 }
 
 // NewClient returns the host's client of an identity plugin. It is a KeyChecker too, which answers Unimplemented if the
-// plugin is none. Errors are the plugin's gRPC status errors,
-// unchanged.
-func NewClient(conn grpc.ClientConnInterface) Client {
-	return &client{conn: conn, rpc: identityv1.NewIdentityServiceClient(conn)}
+// plugin is none. Errors are the plugin's gRPC status errors, unchanged.
+func NewClient(conn grpc.ClientConnInterface) Identity {
+	return &client{rpc: identityv1.NewIdentityServiceClient(conn)}
 }
 
 type client struct {
-	conn grpc.ClientConnInterface
-	rpc  identityv1.IdentityServiceClient
+	rpc identityv1.IdentityServiceClient
 }
 
 func (c *client) Derive(ctx context.Context, consul service.Consul, req DeriveRequest) (Token, string, error) {
@@ -124,42 +80,6 @@ func (c *client) Derive(ctx context.Context, consul service.Consul, req DeriveRe
 		Subject: subjectTo(req.Subject), Jwt: req.JWT,
 	})
 	return tokenFrom(res.GetToken()), res.GetSecret(), err
-}
-
-func (c *client) DeriveBatch(ctx context.Context, consul service.Consul, reqs []DeriveRequest) ([]Derived, error) {
-	in := &identityv1.DeriveBatchRequest{Consul: consul.ToProto()}
-	for _, r := range reqs {
-		in.Requests = append(in.Requests, &identityv1.DeriveRequest{Id: r.ID, Subject: subjectTo(r.Subject), Jwt: r.JWT})
-	}
-	out := &identityv1.DeriveBatchResponse{}
-	parts := wire.NewParts(identityv1.IdentityService_Derive_FullMethodName, len(reqs), func() ([]error, error) {
-		return batchErrors(reqs, out.GetResults())
-	})
-	err := c.conn.Invoke(ctx, identityv1.IdentityService_DeriveBatch_FullMethodName, in, out, parts)
-	if err != nil {
-		return nil, err
-	}
-	errs, err := parts.Errors()
-	if err != nil {
-		return nil, err
-	}
-	results := make([]Derived, len(reqs))
-	for n, r := range out.GetResults() {
-		if results[n].Err = errs[n]; errs[n] == nil {
-			results[n].Token, results[n].Secret = tokenFrom(r.GetToken()), r.GetSecret()
-		}
-	}
-	return results, nil
-}
-
-// batchErrors returns the error of each result, or refuses all of them: if they are not those of the requests, one of
-// them may be another workload's token.
-func batchErrors(reqs []DeriveRequest, results []*identityv1.DeriveResult) ([]error, error) {
-	ids := make([]string, len(reqs))
-	for n, r := range reqs {
-		ids[n] = r.ID
-	}
-	return outcome.OfBatch("DeriveBatch", "id", ids, results, (*identityv1.DeriveResult).GetId)
 }
 
 func (c *client) Read(ctx context.Context, consul service.Consul, secret string) (Token, error) {

@@ -96,20 +96,6 @@ var plugins = []mutant{
 		pkg:  "./plugins/internal/consul", run: "^TestATokenThatIsNotKnown$",
 	},
 	{
-		name: "batch-mixed", promise: "a workload never gets the token of another one",
-		file: "host/internal/consul/tokens/batch.go",
-		old:  "				left[n].answer(got)\n",
-		new:  "				batch[len(batch)-1-n].answer(got)\n",
-		pkg:  "./host/internal/consul/tokens", run: "^TestWhatWaitsSharesACall$",
-	},
-	{
-		name: "batch-unordered", promise: "a workload never gets the token of another one",
-		file: "sdk/internal/outcome/batch.go",
-		old:  "		case id(r) != ids[n]:\n",
-		new:  "		case id(r) == \"\":\n",
-		pkg:  "./sdk/identity", run: "^TestBatchOfAnother$",
-	},
-	{
 		name: "token-of-another", promise: "a workload never gets the token of another one",
 		file: "host/internal/consul/tokens/derive.go",
 		old:  "	case got.Subject != identity.Subject{} && got.Subject != req.Subject:\n",
@@ -129,20 +115,6 @@ var plugins = []mutant{
 		old:  "	if err == nil && read.Accessor != t.Accessor && t.Accessor != \"\" {\n",
 		new:  "	if err == nil && read.Accessor == \"\" {\n",
 		pkg:  "./host/internal/consul/tokens", run: "^TestMinted$",
-	},
-	{
-		name: "batch-cancelled-by-one", promise: "of derivations that share a call, one that is cancelled changes nothing for the others",
-		file: "host/internal/consul/tokens/batch.go",
-		old:  "			if callers.Add(-1) == 0 {\n",
-		new:  "			if callers.Add(-1) >= 0 {\n",
-		pkg:  "./host/internal/consul/tokens", run: "^TestTheContextOfACall$",
-	},
-	{
-		name: "batch-counted-once", promise: "of derivations that share a call, each counts for and against the plugin's process",
-		file: "host/internal/pluginhost/supervisor/outcomes.go",
-		old:  "	c.settle(ctx, parts.Method, errs)\n",
-		new:  "	c.settle(ctx, parts.Method, errs[:1])\n",
-		pkg:  supervisorPkg, run: "^TestPartsAreCounted$",
 	},
 	{
 		name: "trace-not-handed-over", promise: "what a plugin does for a call is in the trace of the call",

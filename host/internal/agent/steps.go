@@ -95,7 +95,7 @@ func (a *agent) newConsul(ledger tokens.Ledger, keySets func(context.Context) (m
 		Ledger: ledger, Consuls: issuers, Audiences: audiences, Sealer: a.sealer, Events: a.events,
 		KeySets: keySets,
 		Log:     a.log.Named("tokens"),
-		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Client) error) error {
+		Identity: func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error {
 			return a.catalog.DoIdentity(ctx, blocks[consul].IdentityPlugin, fn)
 		},
 	})

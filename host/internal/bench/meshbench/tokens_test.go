@@ -51,7 +51,7 @@ func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 		ledger: ledger,
 		authority: tokens.New(tokens.Config{
 			Ledger: ledger, Consuls: map[string]service.Consul{m.reach.Name: m.reach},
-			Identity: func(ctx context.Context, _ string, fn func(context.Context, identity.Client) error) error {
+			Identity: func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 				return m.plugin.DoIdentity(ctx, "", fn) // there is only one
 			},
 			Sealer: sealer, Events: events.New(0), Log: hclog.NewNullLogger(),

@@ -70,7 +70,7 @@ type Config struct {
 	Audiences map[string]string
 	// Identity runs fn with a client of the identity plugin of a consul block, within the deadline of one call, and
 	// again if the plugin ended during the call (catalog.Catalog.DoIdentity).
-	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Client) error) error
+	Identity func(ctx context.Context, consul string, fn func(ctx context.Context, c identity.Identity) error) error
 	// Sealer protects the private part of the signing key from the ledger's readers.
 	Sealer *secrets.Sealer
 	// KeySets asks the other servers for the JSON Web Key Sets that they publish, and returns them by server. The error
@@ -80,16 +80,14 @@ type Config struct {
 	Log     hclog.Logger
 }
 
-// Authority issues and revokes tokens. It is safe for concurrent use. Its goroutines end with
-// the callers of Derive.
+// Authority issues and revokes tokens. It is safe for concurrent use. Its goroutines end with the callers of Derive.
 type Authority struct {
 	Config
 
 	overlap, untold time.Duration
 
-	tokens      kmutex.Locks[string]    // by id
-	revokes     *rate.Limiter           // limits the sweep
-	derivations map[string]*derivations // by consul block
+	tokens  kmutex.Locks[string] // by id
+	revokes *rate.Limiter        // limits the sweep
 
 	mu      sync.Mutex
 	cluster string // Pannier's id of the cluster; empty: not read yet
@@ -102,24 +100,12 @@ type Authority struct {
 
 // New returns an Authority.
 func New(cfg Config) *Authority {
-	a := &Authority{
+	return &Authority{
 		Config:  cfg,
 		overlap: failpoint.Shorter(keyOverlap), untold: keyUntold,
-
-		revokes:     rate.NewLimiter(revokePerSecond, revokeParallel),
-		derivations: map[string]*derivations{},
-
+		revokes:  rate.NewLimiter(revokePerSecond, revokeParallel),
 		doubtful: map[string]bool{},
 	}
-	for name, consul := range cfg.Consuls {
-		a.derivations[name] = &derivations{
-			consul: consul,
-			plugin: func(ctx context.Context, fn func(ctx context.Context, c identity.Client) error) error {
-				return cfg.Identity(ctx, name, fn)
-			},
-		}
-	}
-	return a
 }
 
 // Intend records in the ledger that Consul will be asked for t. Errors: FailedPrecondition if its workload does
@@ -187,7 +173,7 @@ func (a *Authority) Read(ctx context.Context, t claim.Token, secret string) erro
 		return err
 	}
 	var read identity.Token
-	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Client) (err error) {
+	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) (err error) {
 		read, err = i.Read(ctx, c, secret)
 		return err
 	})

@@ -89,7 +89,12 @@ func (a *Authority) derive(ctx context.Context, t claim.Token) (claim.Token, str
 			return t, "", err
 		}
 	}
-	got, secret, err := a.derivations[t.Consul].derive(ctx, req)
+	var got identity.Token
+	var secret string
+	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) (err error) {
+		got, secret, err = i.Derive(ctx, consul, req)
+		return err
+	})
 	failpoint.Here("token", "derived")
 	if unanswered(err) {
 		a.doubt(t.ID, true)

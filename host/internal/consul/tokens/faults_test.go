@@ -619,7 +619,7 @@ func TestList(t *testing.T) {
 // An empty answer comes from a Consul without ACLs; an incomplete token is a fault.
 func TestPluginThatGivesNothing(t *testing.T) {
 	var answer identity.Token
-	w := newWorld(t, func(ctx context.Context, _ string, fn func(context.Context, identity.Client) error) error {
+	w := newWorld(t, func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 		return fn(ctx, only{token: answer})
 	}, minting)
 	token := w.start("w", "a", "default", "web")[0]
@@ -634,12 +634,31 @@ func TestPluginThatGivesNothing(t *testing.T) {
 
 // only returns a token without a secret.
 type only struct {
-	identity.Client
+	identity.Identity
 	token identity.Token
 }
 
 func (o only) Derive(context.Context, service.Consul, identity.DeriveRequest) (identity.Token, string, error) {
 	return o.token, "", nil
+}
+
+// TestTheTokenOfAnother checks that a workload does not get it, even if the plugin says that it is the one.
+func TestTheTokenOfAnother(t *testing.T) {
+	f := newFake()
+	w := newWorld(t, f.ask, minting)
+	theirs := w.start("theirs", "a", "default", "web")[0]
+	w.derive(theirs)
+	token := w.start("own", "a", "default", "web")[0]
+	w.Authority.Identity = func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
+		return fn(ctx, only{token: f.tokens["default"][theirs.ID]})
+	}
+	if _, secret, err := w.Derive(w.within(), token); status.Code(err) != codes.Internal || secret != "" ||
+		!strings.Contains(err.Error(), "of workload default/theirs") {
+		t.Errorf("got %v", err)
+	}
+	if has := f.has("default"); len(has) != 1 {
+		t.Errorf("the other's token is gone: %v", has)
+	}
 }
 
 // TestNoSecretIsTold checks the log, the events, the errors and the ledger.

@@ -58,7 +58,7 @@ type world struct {
 
 // newWorld makes an authority with an identity plugin or a fake one.
 func newWorld(t *testing.T,
-	ask func(ctx context.Context, consul string, fn func(context.Context, identity.Client) error) error,
+	ask func(ctx context.Context, consul string, fn func(context.Context, identity.Identity) error) error,
 	consuls ...service.Consul,
 ) *world {
 	t.Helper()
@@ -219,8 +219,8 @@ func sids(t *testing.T, tokenFiles map[string]string) (*catalog.Catalog, *superv
 // identities are calls to the identity plugin, whatever the Consul.
 func identities(
 	c *catalog.Catalog,
-) func(context.Context, string, func(context.Context, identity.Client) error) error {
-	return func(ctx context.Context, _ string, fn func(context.Context, identity.Client) error) error {
+) func(context.Context, string, func(context.Context, identity.Identity) error) error {
+	return func(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 		return c.DoIdentity(ctx, "", fn)
 	}
 }
@@ -252,8 +252,6 @@ type fake struct {
 	before map[string]func(context.Context) // by call
 	after  map[string]func(context.Context) // by call
 	jwts   []string
-	// refuses is the id of a token that is refused.
-	refuses string
 	// privileged says that the plugin has a token that may revoke without the secret.
 	privileged bool
 }
@@ -265,7 +263,7 @@ func newFake() *fake {
 	}
 }
 
-func (f *fake) ask(ctx context.Context, _ string, fn func(context.Context, identity.Client) error) error {
+func (f *fake) ask(ctx context.Context, _ string, fn func(context.Context, identity.Identity) error) error {
 	return fn(ctx, f)
 }
 
@@ -302,9 +300,6 @@ func (f *fake) Derive(ctx context.Context, c service.Consul, req identity.Derive
 	secret string, err error,
 ) {
 	err = f.call(ctx, "derive", c, func(has map[string]identity.Token) error {
-		if req.ID == f.refuses {
-			return status.Error(codes.PermissionDenied, "not this one")
-		}
 		token = identity.Token{Accessor: req.ID, Subject: req.Subject, CreatedAt: time.Now()}
 		if c.AuthMethod != "" {
 			token.Accessor, token.ExpiresAt = fmt.Sprintf("99999999-0000-4000-8000-%012d",
@@ -316,19 +311,6 @@ func (f *fake) Derive(ctx context.Context, c service.Consul, req identity.Derive
 		return nil
 	})
 	return token, secret, err
-}
-
-func (f *fake) DeriveBatch(ctx context.Context, c service.Consul, reqs []identity.DeriveRequest) ([]identity.Derived,
-	error,
-) {
-	results := make([]identity.Derived, len(reqs))
-	err := f.call(ctx, "batch", c, func(map[string]identity.Token) error { return nil })
-	for n, req := range reqs {
-		if err == nil {
-			results[n].Token, results[n].Secret, results[n].Err = f.Derive(ctx, c, req)
-		}
-	}
-	return results, err
 }
 
 func (f *fake) Read(ctx context.Context, c service.Consul, secret string) (token identity.Token, err error) {

@@ -80,7 +80,7 @@ func (a *Authority) end(ctx context.Context, t claim.Token, secret string) (gone
 	if accessor == "" {
 		accessor = t.ID
 	}
-	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Client) error {
+	err = a.Identity(ctx, t.Consul, func(ctx context.Context, i identity.Identity) error {
 		return i.Revoke(ctx, consul, accessor, secret)
 	})
 	if secret != "" || !a.byLogin(t) {

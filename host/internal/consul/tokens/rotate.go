@@ -281,7 +281,7 @@ func (a *Authority) eachIssuer(ctx context.Context, is claim.KeyRotation, told f
 func (a *Authority) hasKey(ctx context.Context, consul, question string) (has bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, rotateCall)
 	defer cancel()
-	err = a.Identity(ctx, consul, func(ctx context.Context, i identity.Client) (err error) {
+	err = a.Identity(ctx, consul, func(ctx context.Context, i identity.Identity) (err error) {
 		checker, ok := i.(identity.KeyChecker)
 		if !ok {
 			return status.Error(codes.Unimplemented, "no KeyChecker")

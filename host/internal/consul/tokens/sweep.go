@@ -102,7 +102,7 @@ func (a *Authority) list(ctx context.Context) (listed map[string][]identity.Toke
 	for name, consul := range a.Consuls {
 		all.Go(func() {
 			var found []identity.Token
-			err := a.Identity(ctx, name, func(ctx context.Context, i identity.Client) (err error) {
+			err := a.Identity(ctx, name, func(ctx context.Context, i identity.Identity) (err error) {
 				found, err = i.List(ctx, consul, cluster)
 				return err
 			})

@@ -40,7 +40,7 @@ type kind[T any] struct {
 
 var (
 	storageKind      = kind[storage.Client]{"storage", storage.Kind, "csi-bridge", storage.NewClient}
-	identityKind     = kind[identity.Client]{"identity", identity.Kind, "sids", identity.NewClient}
+	identityKind     = kind[identity.Identity]{"identity", identity.Kind, "sids", identity.NewClient}
 	registrationKind = kind[registration.Registration]{
 		"registration", registration.Kind, "consul-services",
 		registration.NewClient,
@@ -88,7 +88,7 @@ func (c *Catalog) DoStorage(ctx context.Context, name string,
 
 // DoIdentity is DoStorage for the kind identity; an empty name is sids, or else the only one of that kind.
 func (c *Catalog) DoIdentity(ctx context.Context, name string,
-	fn func(ctx context.Context, client identity.Client) error,
+	fn func(ctx context.Context, client identity.Identity) error,
 ) error {
 	return do(ctx, c, identityKind, name, fn)
 }

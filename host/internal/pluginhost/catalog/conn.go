@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // CallTimeout bounds a call whose caller set no deadline: the two minutes that a driver has, retries included, and
@@ -38,25 +37,14 @@ const (
 	endWait = time.Second
 )
 
-// Invoke makes a unary call, of which the errors of parts (wire.Parts) name the plugin too.
+// Invoke makes a unary call.
 func (c *conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, CallTimeout)
 		defer cancel()
 	}
-	err := c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
-	parts := wire.PartsOf(opts)
-	if err != nil || parts == nil {
-		return c.wrap(ctx, err)
-	}
-	errs, err := parts.Errors()
-	for n, part := range errs {
-		if part != nil { // the process has answered, so it has not ended during the call
-			errs[n] = &callError{prefix: c.prefix, err: part, ended: errors.Is(part, supervisor.ErrReplaced)}
-		}
-	}
-	return c.wrap(ctx, err)
+	return c.wrap(ctx, c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...))
 }
 
 // NewStream makes a streaming call. The stream ends when another process of the plugin takes over; the caller then

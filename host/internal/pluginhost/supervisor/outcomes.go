@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // outcomes counts how the unary calls of one generation end, by method, and compares them with those of the
@@ -228,74 +227,32 @@ type counted struct {
 }
 
 // Invoke makes a unary call. A call for whose failure the generation may be replaced returns only when that is
-// decided, or when ctx ends. The parts of a call (wire.Parts) count as calls of their own.
+// decided, or when ctx ends.
 func (c counted) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(c.gen.abandoned, cancel)() //nolint:contextcheck // also ends with the process
 	began := time.Now()
 	err := c.ClientConn.Invoke(inner, method, args, reply, opts...)
-	took := time.Since(began)
-	parts := wire.PartsOf(opts)
-	if parts == nil || status.Code(err) == codes.Unimplemented { // its caller makes calls of the parts
-		c.gen.metrics.called(c.gen, method, err, took)
-	}
+	c.gen.metrics.called(c.gen, method, err, time.Since(began))
 	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.gen.abandoned.Err() != nil {
 		return replaced{errAbandoned}
 	}
+	judged, again := c.gen.outcomes.add(method, err)
 	switch {
-	case parts == nil:
-		return c.settle(ctx, method, []error{err})[0]
-	case status.Code(err) == codes.Unimplemented:
+	case again && ctx.Err() == nil:
+		return replaced{err}
+	case judged == nil:
 		return err
-	}
-	var errs []error
-	if err == nil {
-		errs, err = parts.Errors()
-	}
-	if err != nil {
-		errs = slices.Repeat([]error{err}, parts.Count)
-	}
-	for _, err := range errs {
-		c.gen.metrics.called(c.gen, parts.Method, err, took)
-	}
-	c.settle(ctx, parts.Method, errs)
-	if err != nil {
-		return errs[0]
-	}
-	return nil
-}
-
-// settle counts calls of a method that have ended, and replaces the errors of those that may be repeated. It returns
-// errs.
-func (c counted) settle(ctx context.Context, method string, errs []error) []error {
-	var failed []int // also those before the one for which the generation may be replaced
-	var judged <-chan struct{}
-	for n, err := range errs {
-		verdict, again := c.gen.outcomes.add(method, err)
-		switch {
-		case again && ctx.Err() == nil:
-			errs[n] = replaced{err}
-			continue
-		case verdict != nil:
-			judged = verdict
-		}
-		if IsFailure(err) {
-			failed = append(failed, n)
-		}
-	}
-	if judged == nil {
-		return errs
 	}
 	select {
 	case <-judged:
+		return err
 	case <-c.gen.retiring:
-		for _, n := range failed {
-			errs[n] = replaced{errs[n]}
-		}
+		return replaced{err}
 	case <-ctx.Done():
+		return err
 	}
-	return errs
 }
 
 // judge decides what becomes of a generation whose outcomes have changed. It returns an error if callers must leave

@@ -12,8 +12,6 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/pannier/pannier/host/internal/pluginhost/supervisor"
-	"github.com/pannier/pannier/sdk/identity"
-	"github.com/pannier/pannier/sdk/service"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
@@ -52,48 +50,6 @@ func TestFailingGenerationIsRolledBack(t *testing.T) {
 				t.Errorf("%d events of a rollback, want one; %+v", w.count(supervisor.EventRolledBack), st)
 			}
 		})
-	}
-}
-
-// The parts of a call count as calls of their own: three failed ones are enough, and may be repeated.
-func TestPartsAreCounted(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.put("fixture", "good", "1.2.3 identity")
-	s := w.open()
-	derive := func(ids ...string) []identity.Derived {
-		t.Helper()
-		handle, err := s.Acquire(within(t), "fixture")
-		w.must(err)
-		defer handle.Release()
-		var reqs []identity.DeriveRequest
-		for _, id := range ids {
-			reqs = append(reqs, identity.DeriveRequest{ID: id})
-		}
-		results, err := identity.NewClient(handle.Conn).DeriveBatch(within(t), service.Consul{}, reqs)
-		w.must(err)
-		return results
-	}
-	for n, got := range derive("a", "b", "c", "d") {
-		if got.Err != nil || got.Secret != "secret of "+got.Token.Accessor {
-			t.Errorf("result %d: %+v", n, got)
-		}
-	}
-	if st := status(t, s, "fixture"); st.Calls != 4 || st.FailedCalls != 0 {
-		t.Errorf("%d calls, %d failed, want the four of a batch", st.Calls, st.FailedCalls)
-	}
-	w.put("fixture", "fails", "2.0.0 identity")
-	await(t, s, "fixture", func(st supervisor.Status) bool { return st.Version == "2.0.0" })
-	for n, got := range derive("a", "b", "c") {
-		if grpcstatus.Code(got.Err) != codes.Internal || !errors.Is(got.Err, supervisor.ErrReplaced) {
-			t.Errorf("result %d of the bad one: %v", n, got.Err)
-		}
-	}
-	st := await(t, s, "fixture", func(st supervisor.Status) bool {
-		return st.Version == "1.2.3" && st.State == supervisor.Running
-	})
-	if why := st.Swaps[len(st.Swaps)-1].Why; !strings.Contains(why, "3 of the last 3 calls of Derive failed (0 of 4 in") {
-		t.Errorf("it was replaced because %s", why)
 	}
 }
 

@@ -294,185 +294,6 @@ func (x *DeriveResponse) GetSecret() string {
 	return ""
 }
 
-type DeriveBatchRequest struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Consul *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
-	// requests are 1 to 64, without a consul, and with different ids.
-	Requests      []*DeriveRequest `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeriveBatchRequest) Reset() {
-	*x = DeriveBatchRequest{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeriveBatchRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeriveBatchRequest) ProtoMessage() {}
-
-func (x *DeriveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeriveBatchRequest.ProtoReflect.Descriptor instead.
-func (*DeriveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *DeriveBatchRequest) GetConsul() *v1.Consul {
-	if x != nil {
-		return x.Consul
-	}
-	return nil
-}
-
-func (x *DeriveBatchRequest) GetRequests() []*DeriveRequest {
-	if x != nil {
-		return x.Requests
-	}
-	return nil
-}
-
-type DeriveBatchResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// results has one result for each request, in the order of the requests. The host refuses all of an answer that
-	// has another number or order.
-	Results       []*DeriveResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeriveBatchResponse) Reset() {
-	*x = DeriveBatchResponse{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeriveBatchResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeriveBatchResponse) ProtoMessage() {}
-
-func (x *DeriveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeriveBatchResponse.ProtoReflect.Descriptor instead.
-func (*DeriveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *DeriveBatchResponse) GetResults() []*DeriveResult {
-	if x != nil {
-		return x.Results
-	}
-	return nil
-}
-
-// DeriveResult is what a call of Derive with one of the requests would have returned.
-type DeriveResult struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// id is the request's.
-	Id     string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Token  *Token `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
-	Secret string `protobuf:"bytes,3,opt,name=secret,proto3" json:"secret,omitempty"`
-	// code is the gRPC code of the request's error; 0: it succeeded.
-	Code uint32 `protobuf:"varint,4,opt,name=code,proto3" json:"code,omitempty"`
-	// message is that of the error. The host refuses one without a code.
-	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DeriveResult) Reset() {
-	*x = DeriveResult{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DeriveResult) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DeriveResult) ProtoMessage() {}
-
-func (x *DeriveResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DeriveResult.ProtoReflect.Descriptor instead.
-func (*DeriveResult) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *DeriveResult) GetId() string {
-	if x != nil {
-		return x.Id
-	}
-	return ""
-}
-
-func (x *DeriveResult) GetToken() *Token {
-	if x != nil {
-		return x.Token
-	}
-	return nil
-}
-
-func (x *DeriveResult) GetSecret() string {
-	if x != nil {
-		return x.Secret
-	}
-	return ""
-}
-
-func (x *DeriveResult) GetCode() uint32 {
-	if x != nil {
-		return x.Code
-	}
-	return 0
-}
-
-func (x *DeriveResult) GetMessage() string {
-	if x != nil {
-		return x.Message
-	}
-	return ""
-}
-
 type ReadRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Consul        *v1.Consul             `protobuf:"bytes,1,opt,name=consul,proto3" json:"consul,omitempty"`
@@ -483,7 +304,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[7]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +316,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[7]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +329,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{7}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ReadRequest) GetConsul() *v1.Consul {
@@ -534,7 +355,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[8]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +367,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[8]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +380,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{8}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReadResponse) GetToken() *Token {
@@ -582,7 +403,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[9]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +415,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[9]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +428,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{9}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RevokeRequest) GetConsul() *v1.Consul {
@@ -639,7 +460,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[10]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +472,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[10]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +485,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{10}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{7}
 }
 
 type ListRequest struct {
@@ -678,7 +499,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[11]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +511,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[11]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +524,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{11}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListRequest) GetConsul() *v1.Consul {
@@ -729,7 +550,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[12]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +562,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[12]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +575,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{12}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListResponse) GetTokens() []*Token {
@@ -775,7 +596,7 @@ type HasKeyRequest struct {
 
 func (x *HasKeyRequest) Reset() {
 	*x = HasKeyRequest{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -787,7 +608,7 @@ func (x *HasKeyRequest) String() string {
 func (*HasKeyRequest) ProtoMessage() {}
 
 func (x *HasKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[13]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -800,7 +621,7 @@ func (x *HasKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HasKeyRequest.ProtoReflect.Descriptor instead.
 func (*HasKeyRequest) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{13}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HasKeyRequest) GetConsul() *v1.Consul {
@@ -826,7 +647,7 @@ type HasKeyResponse struct {
 
 func (x *HasKeyResponse) Reset() {
 	*x = HasKeyResponse{}
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +659,7 @@ func (x *HasKeyResponse) String() string {
 func (*HasKeyResponse) ProtoMessage() {}
 
 func (x *HasKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[14]
+	mi := &file_pannier_plugin_identity_v1_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +672,7 @@ func (x *HasKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HasKeyResponse.ProtoReflect.Descriptor instead.
 func (*HasKeyResponse) Descriptor() ([]byte, []int) {
-	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{14}
+	return file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HasKeyResponse) GetHas() bool {
@@ -886,18 +707,7 @@ const file_pannier_plugin_identity_v1_identity_proto_rawDesc = "" +
 	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"a\n" +
 	"\x0eDeriveResponse\x127\n" +
 	"\x05token\x18\x01 \x01(\v2!.pannier.plugin.identity.v1.TokenR\x05token\x12\x16\n" +
-	"\x06secret\x18\x02 \x01(\tR\x06secret\"\x8f\x01\n" +
-	"\x12DeriveBatchRequest\x122\n" +
-	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12E\n" +
-	"\brequests\x18\x02 \x03(\v2).pannier.plugin.identity.v1.DeriveRequestR\brequests\"Y\n" +
-	"\x13DeriveBatchResponse\x12B\n" +
-	"\aresults\x18\x01 \x03(\v2(.pannier.plugin.identity.v1.DeriveResultR\aresults\"\x9d\x01\n" +
-	"\fDeriveResult\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x127\n" +
-	"\x05token\x18\x02 \x01(\v2!.pannier.plugin.identity.v1.TokenR\x05token\x12\x16\n" +
-	"\x06secret\x18\x03 \x01(\tR\x06secret\x12\x12\n" +
-	"\x04code\x18\x04 \x01(\rR\x04code\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\"Y\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\"Y\n" +
 	"\vReadRequest\x122\n" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"G\n" +
@@ -917,10 +727,9 @@ const file_pannier_plugin_identity_v1_identity_proto_rawDesc = "" +
 	"\x06consul\x18\x01 \x01(\v2\x1a.pannier.service.v1.ConsulR\x06consul\x12\x10\n" +
 	"\x03jwt\x18\x02 \x01(\tR\x03jwt\"\"\n" +
 	"\x0eHasKeyResponse\x12\x10\n" +
-	"\x03has\x18\x01 \x01(\bR\x03has2\xda\x04\n" +
+	"\x03has\x18\x01 \x01(\bR\x03has2\xea\x03\n" +
 	"\x0fIdentityService\x12_\n" +
-	"\x06Derive\x12).pannier.plugin.identity.v1.DeriveRequest\x1a*.pannier.plugin.identity.v1.DeriveResponse\x12n\n" +
-	"\vDeriveBatch\x12..pannier.plugin.identity.v1.DeriveBatchRequest\x1a/.pannier.plugin.identity.v1.DeriveBatchResponse\x12Y\n" +
+	"\x06Derive\x12).pannier.plugin.identity.v1.DeriveRequest\x1a*.pannier.plugin.identity.v1.DeriveResponse\x12Y\n" +
 	"\x04Read\x12'.pannier.plugin.identity.v1.ReadRequest\x1a(.pannier.plugin.identity.v1.ReadResponse\x12_\n" +
 	"\x06Revoke\x12).pannier.plugin.identity.v1.RevokeRequest\x1a*.pannier.plugin.identity.v1.RevokeResponse\x12Y\n" +
 	"\x04List\x12'.pannier.plugin.identity.v1.ListRequest\x1a(.pannier.plugin.identity.v1.ListResponse\x12_\n" +
@@ -938,60 +747,51 @@ func file_pannier_plugin_identity_v1_identity_proto_rawDescGZIP() []byte {
 	return file_pannier_plugin_identity_v1_identity_proto_rawDescData
 }
 
-var file_pannier_plugin_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_pannier_plugin_identity_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_pannier_plugin_identity_v1_identity_proto_goTypes = []any{
 	(*DeriveRequest)(nil),         // 0: pannier.plugin.identity.v1.DeriveRequest
 	(*Subject)(nil),               // 1: pannier.plugin.identity.v1.Subject
 	(*Token)(nil),                 // 2: pannier.plugin.identity.v1.Token
 	(*DeriveResponse)(nil),        // 3: pannier.plugin.identity.v1.DeriveResponse
-	(*DeriveBatchRequest)(nil),    // 4: pannier.plugin.identity.v1.DeriveBatchRequest
-	(*DeriveBatchResponse)(nil),   // 5: pannier.plugin.identity.v1.DeriveBatchResponse
-	(*DeriveResult)(nil),          // 6: pannier.plugin.identity.v1.DeriveResult
-	(*ReadRequest)(nil),           // 7: pannier.plugin.identity.v1.ReadRequest
-	(*ReadResponse)(nil),          // 8: pannier.plugin.identity.v1.ReadResponse
-	(*RevokeRequest)(nil),         // 9: pannier.plugin.identity.v1.RevokeRequest
-	(*RevokeResponse)(nil),        // 10: pannier.plugin.identity.v1.RevokeResponse
-	(*ListRequest)(nil),           // 11: pannier.plugin.identity.v1.ListRequest
-	(*ListResponse)(nil),          // 12: pannier.plugin.identity.v1.ListResponse
-	(*HasKeyRequest)(nil),         // 13: pannier.plugin.identity.v1.HasKeyRequest
-	(*HasKeyResponse)(nil),        // 14: pannier.plugin.identity.v1.HasKeyResponse
-	(*v1.Consul)(nil),             // 15: pannier.service.v1.Consul
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*ReadRequest)(nil),           // 4: pannier.plugin.identity.v1.ReadRequest
+	(*ReadResponse)(nil),          // 5: pannier.plugin.identity.v1.ReadResponse
+	(*RevokeRequest)(nil),         // 6: pannier.plugin.identity.v1.RevokeRequest
+	(*RevokeResponse)(nil),        // 7: pannier.plugin.identity.v1.RevokeResponse
+	(*ListRequest)(nil),           // 8: pannier.plugin.identity.v1.ListRequest
+	(*ListResponse)(nil),          // 9: pannier.plugin.identity.v1.ListResponse
+	(*HasKeyRequest)(nil),         // 10: pannier.plugin.identity.v1.HasKeyRequest
+	(*HasKeyResponse)(nil),        // 11: pannier.plugin.identity.v1.HasKeyResponse
+	(*v1.Consul)(nil),             // 12: pannier.service.v1.Consul
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
 }
 var file_pannier_plugin_identity_v1_identity_proto_depIdxs = []int32{
-	15, // 0: pannier.plugin.identity.v1.DeriveRequest.consul:type_name -> pannier.service.v1.Consul
+	12, // 0: pannier.plugin.identity.v1.DeriveRequest.consul:type_name -> pannier.service.v1.Consul
 	1,  // 1: pannier.plugin.identity.v1.DeriveRequest.subject:type_name -> pannier.plugin.identity.v1.Subject
 	1,  // 2: pannier.plugin.identity.v1.Token.subject:type_name -> pannier.plugin.identity.v1.Subject
-	16, // 3: pannier.plugin.identity.v1.Token.created_at:type_name -> google.protobuf.Timestamp
-	16, // 4: pannier.plugin.identity.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
+	13, // 3: pannier.plugin.identity.v1.Token.created_at:type_name -> google.protobuf.Timestamp
+	13, // 4: pannier.plugin.identity.v1.Token.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 5: pannier.plugin.identity.v1.DeriveResponse.token:type_name -> pannier.plugin.identity.v1.Token
-	15, // 6: pannier.plugin.identity.v1.DeriveBatchRequest.consul:type_name -> pannier.service.v1.Consul
-	0,  // 7: pannier.plugin.identity.v1.DeriveBatchRequest.requests:type_name -> pannier.plugin.identity.v1.DeriveRequest
-	6,  // 8: pannier.plugin.identity.v1.DeriveBatchResponse.results:type_name -> pannier.plugin.identity.v1.DeriveResult
-	2,  // 9: pannier.plugin.identity.v1.DeriveResult.token:type_name -> pannier.plugin.identity.v1.Token
-	15, // 10: pannier.plugin.identity.v1.ReadRequest.consul:type_name -> pannier.service.v1.Consul
-	2,  // 11: pannier.plugin.identity.v1.ReadResponse.token:type_name -> pannier.plugin.identity.v1.Token
-	15, // 12: pannier.plugin.identity.v1.RevokeRequest.consul:type_name -> pannier.service.v1.Consul
-	15, // 13: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
-	2,  // 14: pannier.plugin.identity.v1.ListResponse.tokens:type_name -> pannier.plugin.identity.v1.Token
-	15, // 15: pannier.plugin.identity.v1.HasKeyRequest.consul:type_name -> pannier.service.v1.Consul
-	0,  // 16: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
-	4,  // 17: pannier.plugin.identity.v1.IdentityService.DeriveBatch:input_type -> pannier.plugin.identity.v1.DeriveBatchRequest
-	7,  // 18: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
-	9,  // 19: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
-	11, // 20: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
-	13, // 21: pannier.plugin.identity.v1.IdentityService.HasKey:input_type -> pannier.plugin.identity.v1.HasKeyRequest
-	3,  // 22: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
-	5,  // 23: pannier.plugin.identity.v1.IdentityService.DeriveBatch:output_type -> pannier.plugin.identity.v1.DeriveBatchResponse
-	8,  // 24: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
-	10, // 25: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
-	12, // 26: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
-	14, // 27: pannier.plugin.identity.v1.IdentityService.HasKey:output_type -> pannier.plugin.identity.v1.HasKeyResponse
-	22, // [22:28] is the sub-list for method output_type
-	16, // [16:22] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	12, // 6: pannier.plugin.identity.v1.ReadRequest.consul:type_name -> pannier.service.v1.Consul
+	2,  // 7: pannier.plugin.identity.v1.ReadResponse.token:type_name -> pannier.plugin.identity.v1.Token
+	12, // 8: pannier.plugin.identity.v1.RevokeRequest.consul:type_name -> pannier.service.v1.Consul
+	12, // 9: pannier.plugin.identity.v1.ListRequest.consul:type_name -> pannier.service.v1.Consul
+	2,  // 10: pannier.plugin.identity.v1.ListResponse.tokens:type_name -> pannier.plugin.identity.v1.Token
+	12, // 11: pannier.plugin.identity.v1.HasKeyRequest.consul:type_name -> pannier.service.v1.Consul
+	0,  // 12: pannier.plugin.identity.v1.IdentityService.Derive:input_type -> pannier.plugin.identity.v1.DeriveRequest
+	4,  // 13: pannier.plugin.identity.v1.IdentityService.Read:input_type -> pannier.plugin.identity.v1.ReadRequest
+	6,  // 14: pannier.plugin.identity.v1.IdentityService.Revoke:input_type -> pannier.plugin.identity.v1.RevokeRequest
+	8,  // 15: pannier.plugin.identity.v1.IdentityService.List:input_type -> pannier.plugin.identity.v1.ListRequest
+	10, // 16: pannier.plugin.identity.v1.IdentityService.HasKey:input_type -> pannier.plugin.identity.v1.HasKeyRequest
+	3,  // 17: pannier.plugin.identity.v1.IdentityService.Derive:output_type -> pannier.plugin.identity.v1.DeriveResponse
+	5,  // 18: pannier.plugin.identity.v1.IdentityService.Read:output_type -> pannier.plugin.identity.v1.ReadResponse
+	7,  // 19: pannier.plugin.identity.v1.IdentityService.Revoke:output_type -> pannier.plugin.identity.v1.RevokeResponse
+	9,  // 20: pannier.plugin.identity.v1.IdentityService.List:output_type -> pannier.plugin.identity.v1.ListResponse
+	11, // 21: pannier.plugin.identity.v1.IdentityService.HasKey:output_type -> pannier.plugin.identity.v1.HasKeyResponse
+	17, // [17:22] is the sub-list for method output_type
+	12, // [12:17] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_pannier_plugin_identity_v1_identity_proto_init() }
@@ -1005,7 +805,7 @@ func file_pannier_plugin_identity_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pannier_plugin_identity_v1_identity_proto_rawDesc), len(file_pannier_plugin_identity_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

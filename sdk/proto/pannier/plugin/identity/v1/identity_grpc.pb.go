@@ -21,12 +21,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	IdentityService_Derive_FullMethodName      = "/pannier.plugin.identity.v1.IdentityService/Derive"
-	IdentityService_DeriveBatch_FullMethodName = "/pannier.plugin.identity.v1.IdentityService/DeriveBatch"
-	IdentityService_Read_FullMethodName        = "/pannier.plugin.identity.v1.IdentityService/Read"
-	IdentityService_Revoke_FullMethodName      = "/pannier.plugin.identity.v1.IdentityService/Revoke"
-	IdentityService_List_FullMethodName        = "/pannier.plugin.identity.v1.IdentityService/List"
-	IdentityService_HasKey_FullMethodName      = "/pannier.plugin.identity.v1.IdentityService/HasKey"
+	IdentityService_Derive_FullMethodName = "/pannier.plugin.identity.v1.IdentityService/Derive"
+	IdentityService_Read_FullMethodName   = "/pannier.plugin.identity.v1.IdentityService/Read"
+	IdentityService_Revoke_FullMethodName = "/pannier.plugin.identity.v1.IdentityService/Revoke"
+	IdentityService_List_FullMethodName   = "/pannier.plugin.identity.v1.IdentityService/List"
+	IdentityService_HasKey_FullMethodName = "/pannier.plugin.identity.v1.IdentityService/HasKey"
 )
 
 // IdentityServiceClient is the client API for IdentityService service.
@@ -43,10 +42,6 @@ type IdentityServiceClient interface {
 	// After InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host revokes no token: with
 	// these codes the call has made none.
 	Derive(ctx context.Context, in *DeriveRequest, opts ...grpc.CallOption) (*DeriveResponse, error)
-	// DeriveBatch is Derive for several requests to one Consul, each with a result of its own: one that fails changes
-	// nothing for the others. A plugin may lack it: after Unimplemented the host calls Derive for each request. The call
-	// itself fails only where no request has a result.
-	DeriveBatch(ctx context.Context, in *DeriveBatchRequest, opts ...grpc.CallOption) (*DeriveBatchResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadResponse, error)
@@ -72,16 +67,6 @@ func (c *identityServiceClient) Derive(ctx context.Context, in *DeriveRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeriveResponse)
 	err := c.cc.Invoke(ctx, IdentityService_Derive_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *identityServiceClient) DeriveBatch(ctx context.Context, in *DeriveBatchRequest, opts ...grpc.CallOption) (*DeriveBatchResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(DeriveBatchResponse)
-	err := c.cc.Invoke(ctx, IdentityService_DeriveBatch_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -142,10 +127,6 @@ type IdentityServiceServer interface {
 	// After InvalidArgument, FailedPrecondition, PermissionDenied and Unauthenticated the host revokes no token: with
 	// these codes the call has made none.
 	Derive(context.Context, *DeriveRequest) (*DeriveResponse, error)
-	// DeriveBatch is Derive for several requests to one Consul, each with a result of its own: one that fails changes
-	// nothing for the others. A plugin may lack it: after Unimplemented the host calls Derive for each request. The call
-	// itself fails only where no request has a result.
-	DeriveBatch(context.Context, *DeriveBatchRequest) (*DeriveBatchResponse, error)
 	// Read reads a token back by its secret, from the Consul agent of this node. NotFound:
 	// this agent does not know it (yet).
 	Read(context.Context, *ReadRequest) (*ReadResponse, error)
@@ -169,9 +150,6 @@ type UnimplementedIdentityServiceServer struct{}
 
 func (UnimplementedIdentityServiceServer) Derive(context.Context, *DeriveRequest) (*DeriveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Derive not implemented")
-}
-func (UnimplementedIdentityServiceServer) DeriveBatch(context.Context, *DeriveBatchRequest) (*DeriveBatchResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method DeriveBatch not implemented")
 }
 func (UnimplementedIdentityServiceServer) Read(context.Context, *ReadRequest) (*ReadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Read not implemented")
@@ -220,24 +198,6 @@ func _IdentityService_Derive_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IdentityServiceServer).Derive(ctx, req.(*DeriveRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _IdentityService_DeriveBatch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(DeriveBatchRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(IdentityServiceServer).DeriveBatch(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: IdentityService_DeriveBatch_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(IdentityServiceServer).DeriveBatch(ctx, req.(*DeriveBatchRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -324,10 +284,6 @@ var IdentityService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Derive",
 			Handler:    _IdentityService_Derive_Handler,
-		},
-		{
-			MethodName: "DeriveBatch",
-			Handler:    _IdentityService_DeriveBatch_Handler,
 		},
 		{
 			MethodName: "Read",
