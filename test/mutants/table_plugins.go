@@ -75,13 +75,6 @@ var plugins = []mutant{
 		pkg:  "./plugins/consul-services/internal/services", run: "^TestIntentions$",
 	},
 	{
-		name: "token-in-the-shape", promise: "the same proxy gets the same bootstrap, however it is made",
-		file: "plugins/envoy-bootstrap/internal/envoy/shape.go",
-		old:  "token: p.Token != \"\",\n",
-		new:  "token: true,\n",
-		pkg:  "./plugins/envoy-bootstrap/internal/envoy", run: "^TestTheTextOfAShape$",
-	},
-	{
 		name: "revoked-unread", promise: "a token that was reported as revoked is gone, also during a restart of Consul",
 		file: "plugins/sids/internal/tokens/revoke.go",
 		old:  "		case consul.NoSuchToken(err):\n",

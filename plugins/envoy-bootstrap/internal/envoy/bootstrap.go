@@ -5,7 +5,7 @@
 //   - the result equals that of `consul connect envoy -bootstrap` for the same proxy; the parity test lists every
 //     difference with its reason;
 //   - the message consists of go-control-plane's types, and everything in it, including google.protobuf.Any, is
-//     validated: at each call, or once for all that differ in plain values only (shape.go), which gives the same bytes;
+//     validated;
 //   - the same input gives the same bytes;
 //   - no token is in an error.
 package envoy
@@ -83,16 +83,6 @@ type AccessLogs struct {
 // Bootstrap returns the bootstrap of p as indented JSON with a final newline. InvalidArgument names the key of
 // p.Config, or the field, that is wrong.
 func Bootstrap(p Proxy) ([]byte, error) {
-	if s, ok := shapeOf(&p); ok {
-		if text, err := s.pieces(); err == nil {
-			return fill(text, &p), nil
-		}
-	}
-	return compose(p)
-}
-
-// compose makes the bootstrap of Envoy's types, and validates it.
-func compose(p Proxy) ([]byte, error) {
 	b, err := build(p)
 	if err != nil {
 		return nil, err
