@@ -34,7 +34,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page test/bench/plots tools tools/benchstat tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
+MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
@@ -214,21 +214,6 @@ bench: ONLY =
 .PHONY: bench-page
 bench-page: ## Write the results of make bench into test/bench/TABLE.md
 	@go run ./test/bench/page bench/results.json test/bench/TABLE.md
-
-.PHONY: bench-plots
-bench-plots: GROWTH = $(CURDIR)/bench/growth.json
-bench-plots: ONLY =
-bench-plots: ## Draw how claims, restarts, memory, releases and heartbeats grow, into bench/*.svg (root; ONLY=REGEXP, FULL=1, FORCE=1)
-	@mkdir -p bench && rm -f bench/*.svg
-	@go run ./test/bench/begin -out $(GROWTH) -version '$(VERSION)' $(if $(FORCE),-force)
-	@CGO_ENABLED=0 go test -run '^$$' -bench '^BenchmarkGrowth$$' -benchtime 1x -timeout 60m ./test/bench ./host/internal/bench/clusterbench \
-		-args -out=$(GROWTH) -only='$(ONLY)' $(if $(FULL),-full)
-	@go run ./test/bench/curves $(GROWTH) bench/curves.json
-	@cd test/bench/plots && GOWORK=off go run . $(CURDIR)/bench/curves.json $(CURDIR)/bench
-
-.PHONY: bench-compare
-bench-compare: ## Say what got worse between two results of make bench (OLD="a.json ..." NEW="b.json ...")
-	@go run ./test/bench/compare -benchstat "$$(tools/tool benchstat)" '$(OLD)' '$(NEW)'
 
 .PHONY: house
 house: ## Print the rooms with their lines, budgets and arrows; fail when a room is over its budget

@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"fmt"
-	"os"
 	"testing"
 
 	"github.com/pannier/pannier/test/bench/measure"
@@ -10,25 +8,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-func TestMain(m *testing.M) {
-	if kind := os.Getenv(envFloor); kind != "" {
-		run := floorProcess
-		switch kind {
-		case "ready":
-			run = func(_, dir, program string) error { return floorReady(dir, program) }
-		case "volumes":
-			run = func(_, dir, count string) error { return floorVolumes(dir, count) }
-		case "idle":
-			run = func(_, dir, program string) error { return floorIdle(dir, program, os.Args[3]) }
-		}
-		if err := run(kind, os.Args[1], os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	testns.Main(m, 0)
-}
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // BenchmarkPannier takes all measurements once, regardless of b.N.
 func BenchmarkPannier(b *testing.B) {

@@ -3,7 +3,6 @@ package bench
 import (
 	"io"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -25,16 +24,15 @@ func measureCommands(b *testing.B, r *table.Section) {
   }
 }
 `)
-	hello, imports := helloWorld(b, "hello", h.Path("hello")), helloWorld(b, "imports", h.Path("imports"))
+	hello := helloWorld(b, h.Path("hello"))
 	client := testbin.Client(b)
 	b.Setenv("PANNIER_ADDR", "unix://"+h.Socket())
-	var bare, importing, version, runs table.Samples
+	var bare, version, runs table.Samples
 	for n := range measure.Turns(warmUp+turns, 20*time.Second) {
 		if n == warmUp {
-			bare, importing, version, runs = nil, nil, nil, nil
+			bare, version, runs = nil, nil, nil
 		}
 		bare = append(bare, ran(b, exec.Command(hello)))
-		importing = append(importing, ran(b, exec.Command(imports)))
 		version = append(version, ran(b, exec.Command(client, "version")))
 		runs = append(runs, ran(b, exec.Command(client, "workload", "run", spec, "--", "true")))
 	}
@@ -42,15 +40,14 @@ func measureCommands(b *testing.B, r *table.Section) {
 		bare.Row("a hello world in Go, p50", 0.5),
 		version.Row("pannier version, p50", 0.5),
 		table.Over("ratio to the hello world", version.Row("", 0.5), bare.Row("", 0.5)).Most(2),
-		table.Over("the same of a program that only imports what the client must", importing.Row("", 0.5), bare.Row("", 0.5)),
 		runs.Row("pannier workload run -- true, with one volume, p50", 0.5).Most(40),
 	)
 }
 
-// helloWorld builds a program of testdata to compare with, and returns its path.
-func helloWorld(b *testing.B, name, program string) string {
+// helloWorld builds the program to compare with, and returns its path.
+func helloWorld(b *testing.B, program string) string {
 	b.Helper()
-	source := filepath.Join("testdata", name, "main.go")
+	const source = "testdata/hello/main.go"
 	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, source).CombinedOutput(); err != nil {
 		b.Fatalf("build %s: %v\n%s", source, err, out)
 	}

@@ -12,20 +12,18 @@
 // turns, 300 times after 10 that do not count: a workload with the first volume is started and
 // stopped through the API, then the four node calls are made on the same driver's socket for the
 // second. A start ends with the answer that the workload runs, a release with the answer that no
-// mount and no claim is left. What Pannier adds is the difference of the medians. In the same turns a third volume is
-// started and released by two processes that do nothing else (floor_test.go): what they add is the structure's cost.
+// mount and no claim is left. What Pannier adds is the difference of the medians.
 //
 // At once. 100 workloads are started through the API at the same time, each with a volume of 64 MiB of its own, and
 // stopped; then the node calls are made for 100 other volumes at the same time over one connection to the driver. Eight
-// turns; a time is from the first call to the last answer. The two processes do the same with these volumes.
+// turns; a time is from the first call to the last answer.
 //
 // Fsyncs. strace counts the sync calls of all the agent's threads for 16 workloads, one by one
 // and at once. A start has one, raft's, for the claims; the journal is not synced. A release has
 // two: that the workload has ended, while its volume is unmounted, and that its claim is gone.
 // Concurrent ones share theirs.
 //
-// Whole commands. From fork to end, in turns 40 times: a hello world in Go, one that also imports cobra, HCL and the
-// API's client (testdata/imports), which is the floor of a client that reads specs and calls the API, pannier version,
+// Whole commands. From fork to end, in turns 40 times: a hello world in Go, pannier version,
 // and pannier workload run of true with one volume, which is claimed, mounted, unmounted and released.
 //
 // Claims. cluster.Node in the benchmark's process, one voter, log synced: no API, no driver. Two
@@ -33,9 +31,7 @@
 // and 256 goroutines claim.
 //
 // Ready. From fork to the first 200 of /v1/health, polled every millisecond, twelve times: with an
-// empty data directory, and after kill -9 with plugin and driver running. In the same turns a process does both that
-// only opens Badger twice and raft's log, leads alone, and copies, hashes, syncs and starts one plugin, or reattaches
-// to it, all at the same time (ready_test.go): the floor of an agent with these parts.
+// empty data directory, and after kill -9 with plugin and driver running.
 //
 // Upgrade. A list of one volume is read by 64 clients over their own connections: a read is due every millisecond, and
 // its time counts from then. After five seconds without upgrades, the program is replaced and pannier agent upgrade
@@ -43,8 +39,7 @@
 //
 // Idle. Half a minute after ten workloads with a volume each were started, for a minute: CPU time of the agent and
 // its four plugins, and the voluntary context switches of all their threads. A busy machine makes Go's runtime look at
-// its threads more often, so there the wake-ups are more than on an idle one. In the same minute five processes run
-// that only wait (idlefloor_test.go): the floor of an idle host. Resident memory is the median of a look a second.
+// its threads more often, so there the wake-ups are more than on an idle one. Resident memory is the median of a look a second.
 //
 // Traces. One agent that exports spans over OTLP/HTTP to a collector in the benchmark's process, and one that records
 // none, each with a volume of its own: a workload is started and stopped on one, then on the other, 300 times. What a
@@ -55,9 +50,7 @@
 // first contentful paint and the first byte count from the begin of the navigation, as the Performance API has them.
 //
 // Memory. 10,000 volumes are created through the API, 200 workloads started and stopped, all
-// volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s. The floor
-// is a process that has only the stores open, with as
-// many records in them.
+// volumes listed in one answer. VmHWM is read at once, VmRSS and RssAnon after 35 s.
 //
 // Restart. A ledger with 100,000 volumes and as many claims of another node; three restarts each.
 // After the end of the machine the ledger is rebuilt from raft's snapshot and log, which takes
@@ -69,8 +62,7 @@
 // Tokens. The host's token authority on a real one-voter ledger, sids in its own process. 64
 // goroutines get 256 tokens in each of 31 turns, in four ways in rotation: Consul's API alone;
 // through Pannier with the intents already recorded; both again with the workload's start in the
-// ledger. Before them, through a process that only passes a call on to Consul's API with Consul's client: the floor of
-// a plugin in a process of its own. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark,
+// ledger. sids' rate is set to 1,000,000 (default 500). CPU time is that of benchmark,
 // plugins and Consul together.
 //
 // Bootstrap. 20 through the host, then one consul connect envoy -bootstrap as a whole process, 15
@@ -86,10 +78,7 @@
 // Swaps. A call is due every millisecond and its time counts from then. After five seconds without
 // swaps, 50 good and 50 bad binaries (twelve ways) are renamed into the plugin directory. Extra
 // is the time above the median of the first five seconds. A renamed file is taken at once, so the
-// time until a new generation serves has no wait in it. After that, a server of go-plugin's alone is swapped 28
-// times, one each 600 ms, as often as the good binaries are: the program is copied, the copy synced and started with a
-// key of its own; when it has answered a call, callers move to it, and the one before is ended after its last call.
-// That is the floor. Its extra is the time above its own median.
+// time until a new generation serves has no wait in it.
 //
 // Binaries that fail. 25 new binaries come up well and answer every call with
 // Internal, while a call is due every millisecond. No probe refuses them. Each serves from the end
@@ -100,10 +89,7 @@
 // caller, refuses a held volume, and records workload, claim and request key. Beside them Consul
 // (check-and-set over HTTP to the leader) and etcd (compare-and-put over gRPC to the leader),
 // without TLS, synced as well, values of the same size. Six turns; a ratio is the median of the
-// turns' own. CPU time is that of servers and clients together. Two floors run in the same turns, entries of 512 bytes:
-// three processes with raft, its log and its connections as in the ledger, whose entries change nothing, and a client
-// over gRPC; and two processes, a leader that writes a batch to an allocated file and syncs it while the other one
-// does, over TLS connections, with nothing else.
+// turns' own. CPU time is that of servers and clients together.
 //
 // Leader killed. SIGKILL for 100 seconds, in a full run 120 times; from before the signal until the node's next
 // claim. The killed server votes again before the next round. Two servers sync term and vote first, so a
@@ -114,19 +100,10 @@
 // with its own certificate, registers a driver's fingerprint, and sends heartbeats.
 //
 // Release after a node's end. A node holds 1,000 attached volumes and is declared down; the
-// driver detaches 16 at a time and three states of each are synced. The floors are the same driver
-// called directly, through a process, and through two processes, one of them over TLS, with a command
-// on three servers for each 50 volumes.
-//
-// Gossip. 300 members in one process, in a full run 1,000, joining in waves as those below: memberlist and serf with
-// nothing else, encrypted and with the same timings, and this program's.
+// driver detaches 16 at a time and three states of each are synced. In the same run the
+// same driver is called directly.
 //
 // A ledger that grows. One server's ledger in the benchmark's process, up to 1,000 records of nodes and 100,000
 // volumes, in a full run to 10,000 and 1,000,000. The leader's tracker answers heartbeats, 64 at a time; what its
 // other loops read is read once.
-//
-// Growth. `make bench-plots` only. One server's ledger in the benchmark's process, with 10 volumes and nodes and then
-// more of one of them: 600 claims and their releases one by one, heartbeats 64 at a time, the heap after a collection,
-// and closing and opening the ledger. On a host, more and more workloads run with a volume of 64 MiB each; 60 times one
-// more is started and stopped, and the agent is killed and started six times.
 package bench

@@ -29,16 +29,14 @@ func measureIdle(b *testing.B, r *table.Section) {
 		pids = append(pids, processOf(b, h, plugin))
 	}
 	driver := processOf(b, h, "csi-local")
-	bare := startIdleFloor(b, driverSocket(h))
 	time.Sleep(rest)
 	began := time.Now()
 	cpu, drivers := usage.CPU(b, pids...), usage.CPU(b, driver)
 	wakeUps, agents := usage.WakeUps(b, pids...), usage.WakeUps(b, pids[0])
-	bares, first := usage.WakeUps(b, bare...), usage.WakeUps(b, bare[0])
 	resident := map[int][]float64{} // what a collection takes away now and then
 	for time.Since(began) < idling {
 		time.Sleep(time.Second)
-		for _, pid := range slices.Concat(pids, bare) {
+		for _, pid := range pids {
 			resident[pid] = append(resident[pid], usage.Memory(b, pid, "VmRSS"))
 		}
 	}
@@ -55,11 +53,6 @@ func measureIdle(b *testing.B, r *table.Section) {
 			Value: float64(usage.WakeUps(b, pids...)-wakeUps) / seconds, AtMost: 10,
 		},
 		table.Row{What: "of that the agent", Value: float64(usage.WakeUps(b, pids[0])-agents) / seconds},
-		table.Row{
-			What:  "wake-ups of as many processes that only open the stores, lead alone and wait per second",
-			Value: float64(usage.WakeUps(b, bare...)-bares) / seconds,
-		},
-		table.Row{What: "of that the one with the stores", Value: float64(usage.WakeUps(b, bare[0])-first) / seconds},
 		table.Row{What: "csi-local, of a core", Value: share(usage.CPU(b, driver) - drivers), Unit: "%"},
 		table.Row{What: "resident memory of the agent", Value: memory(pids[0]), Unit: "MiB", AtMost: 64},
 	)
@@ -68,14 +61,6 @@ func measureIdle(b *testing.B, r *table.Section) {
 			What: "resident memory of " + plugin, Value: memory(pids[n+1]), Unit: "MiB", AtMost: 24,
 		})
 	}
-	r.Add(
-		table.Row{What: "resident memory of the process that only has the stores", Value: memory(bare[0]), Unit: "MiB"},
-		table.Row{
-			What:  "resident memory of a server of go-plugin's that asks the driver as often",
-			Value: memory(bare[1]), Unit: "MiB",
-		},
-		table.Row{What: "the same without the driver", Value: memory(bare[2]), Unit: "MiB"},
-	)
 	for n := range workloads {
 		took(b)(c.stop(b.Context(), fmt.Sprintf("volume-%d", n)))
 	}

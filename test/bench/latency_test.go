@@ -32,19 +32,16 @@ func measureLatency(b *testing.B, r *table.Section) {
 	pannier := caller{b, h.Client()}
 	pannier.create(ctx, "pannier")
 	direct := newDirect(b, dialDriver(b, h), pannier.create(ctx, "direct"))
-	bare := newFloor(b, floor(b, driverSocket(h)), floorDir(b), pannier.create(ctx, "floor"))
 
-	var start, stop, stage, unstage, publish, unpublish table.Samples
+	var start, stop, stage, unstage table.Samples
 	for n := range measure.Turns(warmUp+rounds, 30*time.Second) {
 		if n == warmUp {
-			start, stop, stage, unstage, publish, unpublish = nil, nil, nil, nil, nil, nil
+			start, stop, stage, unstage = nil, nil, nil, nil
 		}
 		start = append(start, took(b)(pannier.start(ctx, "pannier")))
 		stop = append(stop, took(b)(pannier.stop(ctx, "pannier")))
 		stage = append(stage, took(b)(direct.stagePublish(ctx)))
 		unstage = append(unstage, took(b)(direct.unpublishUnstage(ctx)))
-		publish = append(publish, took(b)(bare.publish(ctx)))
-		unpublish = append(unpublish, took(b)(bare.unpublish(ctx)))
 	}
 	r.Add(
 		start.Row("claim → published, p50", 0.5),
@@ -52,15 +49,11 @@ func measureLatency(b *testing.B, r *table.Section) {
 		stage.Row("stage and publish alone, p50", 0.5),
 		stage.Row("stage and publish alone, p99", 0.99),
 		table.Minus("added by Pannier to a start, p50", start.Row("", 0.5), stage.Row("", 0.5)).Most(1.5),
-		table.Minus("added by two processes, directories and one synced write alone, p50", publish.Row("", 0.5),
-			stage.Row("", 0.5)),
 		stop.Row("release, p50", 0.5),
 		stop.Row("release, p99", 0.99),
 		unstage.Row("unpublish and unstage alone, p50", 0.5),
 		unstage.Row("unpublish and unstage alone, p99", 0.99),
 		table.Minus("added by Pannier to a release, p50", stop.Row("", 0.5), unstage.Row("", 0.5)).Most(1.5),
-		table.Minus("added by two processes, directories and two synced writes alone, p50", unpublish.Row("", 0.5),
-			unstage.Row("", 0.5)),
 	)
 	measureSyncs(b, r, pannier, h.PID())
 }

@@ -26,12 +26,7 @@ type agent struct {
 // ready.
 func startAgent(b *testing.B, h *testhost.Host) *agent {
 	b.Helper()
-	return startReady(b, exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl")), h.Path("agent.log"), h.Socket())
-}
-
-// startReady does the same with a process that writes to a log and serves its health on a socket.
-func startReady(b *testing.B, cmd *exec.Cmd, logPath, socket string) *agent {
-	b.Helper()
+	cmd, logPath := exec.Command(h.Pannier, "agent", "-config", h.Path("agent.hcl")), h.Path("agent.log")
 	log, err := os.OpenFile(logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		b.Fatal(err)
@@ -40,7 +35,7 @@ func startReady(b *testing.B, cmd *exec.Cmd, logPath, socket string) *agent {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
 		error,
 	) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
+		return new(net.Dialer).DialContext(ctx, "unix", h.Socket())
 	}}}
 	defer client.CloseIdleConnections()
 	a := &agent{cmd: cmd}

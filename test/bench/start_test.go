@@ -11,7 +11,6 @@ import (
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
 
@@ -19,8 +18,7 @@ import (
 func measureStart(b *testing.B, r *table.Section) {
 	const turns = 12
 	h := newHost(b)
-	program := testbin.Build(b, "plugins/csi-bridge")
-	var first, again, floorFirst, floorAgain table.Samples
+	var first, again table.Samples
 	for range measure.Turns(turns, 20*time.Second) {
 		a := startAgent(b, h)
 		first = append(first, a.ready)
@@ -35,14 +33,10 @@ func measureStart(b *testing.B, r *table.Section) {
 		if err := os.RemoveAll(h.Path("data")); err != nil {
 			b.Fatal(err)
 		}
-		bare, bareAgain := floorStarts(b, program)
-		floorFirst, floorAgain = append(floorFirst, bare), append(floorAgain, bareAgain)
 	}
 	r.Add(
 		first.Row("exec → ready, for the first time, p50", 0.5).Most(35),
 		again.Row("exec → ready after kill -9, plugin and driver alive, p50", 0.5).Most(20),
-		floorFirst.Row("a process that only opens the stores and starts the plugin, p50", 0.5),
-		floorAgain.Row("the same after kill -9, plugin alive, p50", 0.5),
 	)
 }
 

@@ -18,40 +18,33 @@ func measureTogether(b *testing.B, r *table.Section) {
 	h.Start()
 	pannier := caller{b, h.Client()}
 	conn := dialDriver(b, h)
-	var driver, bare [workloads]*direct
-	host, dir := floor(b, driverSocket(h)), floorDir(b)
+	var driver [workloads]*direct
 	id := func(n int) string { return fmt.Sprint("volume-", n) }
 	for n := range workloads {
 		pannier.create(ctx, id(n))
 		driver[n] = newDirect(b, conn, pannier.create(ctx, fmt.Sprint("direct-", n)))
-		bare[n] = newFloor(b, host, dir, driver[n].volume)
 	}
 	all := func(do func(n int) (time.Duration, error)) time.Duration {
 		at := time.Now()
 		parallel(b, workloads, workloads, func(n int) error { _, err := do(n); return err })
 		return time.Since(at)
 	}
-	var start, stop, stage, unstage, publish, unpublish table.Samples
+	var start, stop, stage, unstage table.Samples
 	for turn := range measure.Turns(turns+1, 40*time.Second) {
 		if turn == 1 { // the first made the file systems
-			start, stop, stage, unstage, publish, unpublish = nil, nil, nil, nil, nil, nil
+			start, stop, stage, unstage = nil, nil, nil, nil
 		}
 		start = append(start, all(func(n int) (time.Duration, error) { return pannier.start(ctx, id(n)) }))
 		stop = append(stop, all(func(n int) (time.Duration, error) { return pannier.stop(ctx, id(n)) }))
 		stage = append(stage, all(func(n int) (time.Duration, error) { return driver[n].stagePublish(ctx) }))
 		unstage = append(unstage, all(func(n int) (time.Duration, error) { return driver[n].unpublishUnstage(ctx) }))
-		publish = append(publish, all(func(n int) (time.Duration, error) { return bare[n].publish(ctx) }))
-		unpublish = append(unpublish, all(func(n int) (time.Duration, error) { return bare[n].unpublish(ctx) }))
 	}
-	alone := "two processes with directories and synced writes alone, over the second"
 	r.Add(
 		start.Row("all are started, p50", 0.5),
 		stage.Row("stage and publish of all alone, p50", 0.5),
 		table.Over("the first over the second", start.Row("", 0.5), stage.Row("", 0.5)).Most(1.3),
-		table.Over(alone, publish.Row("", 0.5), stage.Row("", 0.5)),
 		stop.Row("all are stopped, p50", 0.5),
 		unstage.Row("unpublish and unstage of all alone, p50", 0.5),
 		table.Over("the first over the second", stop.Row("", 0.5), unstage.Row("", 0.5)),
-		table.Over(alone, unpublish.Row("", 0.5), unstage.Row("", 0.5)),
 	)
 }

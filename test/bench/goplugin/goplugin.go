@@ -4,9 +4,7 @@ package goplugin
 
 import (
 	"context"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/hashicorp/go-hclog"
@@ -14,41 +12,18 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/sdk/identity"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 // Start starts a program that serves the plugin "identity" of go-plugin's, with the handshake of the benchmarks, over
 // go-plugin's TLS. It ends with the benchmark.
-func Start(b *testing.B, program string, args ...string) identity.Identity {
+func Start(b *testing.B, program string) identity.Identity {
 	b.Helper()
-	client, _ := start(b, &plugin.ClientConfig{Cmd: exec.Command(program, args...), AutoMTLS: true})
-	return client
-}
-
-// StartWithKey is Start with a key for the process that the caller's authority has issued, as Pannier's plugins have
-// one. end, which may be repeated, ends the process.
-func StartWithKey(b *testing.B, program string, authority *wire.Authority) (client identity.Identity, end func()) {
-	b.Helper()
-	const name = "bench.plugin.pannier"
-	bundle, err := authority.Issue(name)
-	if err != nil {
-		b.Fatal(err)
+	cfg := &plugin.ClientConfig{
+		Cmd: exec.Command(program), AutoMTLS: true, Logger: hclog.NewNullLogger(),
+		HandshakeConfig:  plugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
+		Plugins:          plugin.PluginSet{"identity": dispensed{}},
+		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
 	}
-	key := filepath.Join(b.TempDir(), "tls.pem")
-	if err := os.WriteFile(key, bundle, 0o600); err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.Command(program)
-	cmd.Env = []string{wire.EnvTLSBundle + "=" + key}
-	return start(b, &plugin.ClientConfig{Cmd: cmd, SkipHostEnv: true, TLSConfig: authority.ClientTLS(name)})
-}
-
-func start(b *testing.B, cfg *plugin.ClientConfig) (client identity.Identity, end func()) {
-	b.Helper()
-	cfg.HandshakeConfig = plugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"}
-	cfg.Plugins = plugin.PluginSet{"identity": dispensed{}}
-	cfg.AllowedProtocols = []plugin.Protocol{plugin.ProtocolGRPC}
-	cfg.Logger = hclog.NewNullLogger()
 	process := plugin.NewClient(cfg)
 	b.Cleanup(process.Kill)
 	proto, err := process.Client()
@@ -59,7 +34,7 @@ func start(b *testing.B, cfg *plugin.ClientConfig) (client identity.Identity, en
 	if err != nil {
 		b.Fatal(err)
 	}
-	return raw.(identity.Identity), process.Kill //nolint:forcetypeassert // dispensed gives nothing else
+	return raw.(identity.Identity) //nolint:forcetypeassert // dispensed gives nothing else
 }
 
 // dispensed is the client's side of go-plugin's interface.

@@ -17,49 +17,25 @@ func (s Samples) Quantile(q float64) time.Duration {
 // P50 returns the median in milliseconds.
 func (s Samples) P50() float64 { return ms(s.Quantile(0.50)) }
 
-// parts is how many samples of a row are made of one series: as many as benchstat needs for a verdict.
-const parts = 6
-
-// Row returns a row with a quantile in milliseconds. Its samples are the same quantile of six parts of the series.
+// Row returns a row with a quantile in milliseconds.
 func (s Samples) Row(what string, q float64) Row {
-	row := Row{What: what, Value: ms(s.Quantile(q)), Unit: "ms"}
-	for n := range parts {
-		if part := s[n*len(s)/parts : (n+1)*len(s)/parts]; len(part) > 0 {
-			row.Samples = append(row.Samples, ms(part.Quantile(q)))
-		}
-	}
-	return row
+	return Row{What: what, Value: ms(s.Quantile(q)), Unit: "ms"}
 }
 
 // Of returns a row with the median of samples.
 func Of(what, unit string, samples []float64) Row {
-	return Row{What: what, Value: Median(samples), Unit: unit, Samples: samples}
+	return Row{What: what, Value: Median(samples), Unit: unit}
 }
 
 // Minus returns a row with the difference of two rows.
-func Minus(what string, a, b Row) Row {
-	return combine(what, a.Unit, a, b, func(a, b float64) float64 { return a - b })
-}
+func Minus(what string, a, b Row) Row { return Row{What: what, Value: a.Value - b.Value, Unit: a.Unit} }
 
 // Over returns a row with the ratio of two rows.
-func Over(what string, a, b Row) Row {
-	return combine(what, "", a, b, func(a, b float64) float64 { return a / b })
-}
-
-func combine(what, unit string, a, b Row, do func(a, b float64) float64) Row {
-	row := Row{What: what, Value: do(a.Value, b.Value), Unit: unit}
-	for n := range min(len(a.Samples), len(b.Samples)) {
-		row.Samples = append(row.Samples, do(a.Samples[n], b.Samples[n]))
-	}
-	return row
-}
+func Over(what string, a, b Row) Row { return Row{What: what, Value: a.Value / b.Value} }
 
 // In returns the row in another unit, of which so many are one of the row's.
 func (r Row) In(unit string, factor float64) Row {
-	r.Unit, r.Value, r.Samples = unit, r.Value*factor, slices.Clone(r.Samples)
-	for n := range r.Samples {
-		r.Samples[n] *= factor
-	}
+	r.Unit, r.Value = unit, r.Value*factor
 	return r
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -49,7 +50,7 @@ type Section struct {
 func (s *Section) Add(rows ...Row) {
 	for _, row := range rows {
 		what := row.What
-		for n := 2; s.has(row); n++ {
+		for n := 2; s.has(row.What); n++ {
 			row.What = fmt.Sprintf("%s (%d)", what, n)
 		}
 		s.Rows = append(s.Rows, row)
@@ -65,34 +66,19 @@ func (s Section) String() string {
 	return text.String()
 }
 
-func (s *Section) has(wanted Row) bool {
-	for _, row := range s.Rows {
-		if row.What == wanted.What && row.At == wanted.At {
-			return true
-		}
-	}
-	return false
+func (s *Section) has(what string) bool {
+	return slices.ContainsFunc(s.Rows, func(row Row) bool { return row.What == what })
 }
 
 // Row is one number. A row without a target is only for comparison.
 type Row struct {
-	What    string    `json:"what"`
-	At      float64   `json:"at,omitempty"` // the size at which it was measured, for rows of a curve
-	Value   float64   `json:"value"`
-	Unit    string    `json:"unit,omitempty"`
-	AtMost  float64   `json:"at_most,omitempty"`
-	AtLeast float64   `json:"at_least,omitempty"`
-	Samples []float64 `json:"samples,omitempty"` // several measurements of the value, for comparisons of runs
+	What    string  `json:"what"`
+	Value   float64 `json:"value"`
+	Unit    string  `json:"unit,omitempty"`
+	AtMost  float64 `json:"at_most,omitempty"`
+	AtLeast float64 `json:"at_least,omitempty"`
 	// Unfinished: the value is the time after which the measurement was given up.
 	Unfinished bool `json:"unfinished,omitempty"`
-}
-
-// Name is what the row has, and at which size.
-func (r Row) Name() string {
-	if r.At == 0 {
-		return r.What
-	}
-	return fmt.Sprintf("%s, at %.0f", r.What, r.At)
 }
 
 // Missed reports whether the row has a target and misses it.
@@ -105,9 +91,6 @@ func (r Row) Missed() bool {
 	}
 	return false
 }
-
-// HigherIsBetter reports the direction in which the value improves.
-func (r Row) HigherIsBetter() bool { return r.AtLeast > 0 || r.Unit == "/s" }
 
 func (r Row) String() string {
 	target, ratio, verdict := "", "", ""
@@ -125,7 +108,7 @@ func (r Row) String() string {
 	if r.Unfinished {
 		value = "not within " + value
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.Name(), value, target, ratio, verdict)
+	return fmt.Sprintf("| %s | %s | %s | %s | %s |", r.What, value, target, ratio, verdict)
 }
 
 func (r *Report) String() string {

@@ -1,7 +1,6 @@
 package clusterbench
 
 import (
-	"os"
 	"testing"
 
 	"github.com/pannier/pannier/test/bench/measure"
@@ -9,16 +8,7 @@ import (
 	"github.com/pannier/pannier/test/lib/testns"
 )
 
-func TestMain(m *testing.M) {
-	if driver, is := os.LookupEnv(relayOf); is {
-		relay(driver)
-		return
-	}
-	if as, is := os.LookupEnv(floorAs); is {
-		serveFloor(as)
-	}
-	testns.Main(m, 0)
-}
+func TestMain(m *testing.M) { testns.Main(m, 0) }
 
 // BenchmarkCluster takes all measurements once, regardless of b.N.
 func BenchmarkCluster(b *testing.B) {
@@ -28,7 +18,6 @@ func BenchmarkCluster(b *testing.B) {
 	measure.Section(b, "election", "The leader is killed", measureElection)
 	measure.Section(b, "snapshot", "100,000 claims on three servers", measureLedger)
 	measure.Section(b, "release", "1,000 claims of a node that is down", measureRelease)
-	measure.Section(b, "gossip", "Gossip, beside memberlist and serf with nothing else", measureGossip)
 	measure.Section(b, "nodes", "1,000 nodes", measureNodes)
 	measure.Section(b, "scale", "A ledger that grows", measureScale)
 }

@@ -40,11 +40,9 @@ type contender struct {
 }
 
 // measureClaims compares claiming volumes through a node's RPC client with Consul and etcd clients that put
-// values of a claim's size under unused keys, and with what replication costs that does nothing else.
+// values of a claim's size under unused keys.
 func measureClaims(b *testing.B, r *table.Section) {
-	all := []*contender{panniers(b), consuls(b), etcds(b), raftFloor(b), syncFloor(b)}
-	// One client waits for the syncs of the leader and of a follower one after the other, as raft does; etcd does both at
-	// once.
+	all := []*contender{panniers(b), consuls(b), etcds(b)}
 	for _, load := range []struct {
 		clients, claims int
 		target          float64

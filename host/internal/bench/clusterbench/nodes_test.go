@@ -125,14 +125,6 @@ func measureNodes(b *testing.B, r *table.Section) {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-// gather lets nodes join the servers.
-func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duration, ok bool) {
-	b.Helper()
-	return gather(b, number, servers, func(n int) (member, error) {
-		return discover(n, s.all[n%len(s.all)].gossip())
-	})
-}
-
 // discover begins the gossip of a node.
 func discover(n int, join string) (*discovery.Discovery, error) {
 	return discovery.Open(discovery.Config{
@@ -143,13 +135,11 @@ func discover(n int, join string) (*discovery.Discovery, error) {
 	})
 }
 
-// gather lets members join in waves, as fast as the machine can. last is the time from the last wave until each of them
+// gather lets nodes join the servers in waves, as fast as the machine can. last is the time from the last wave until each of them
 // knows all others except one, on average. If time runs out, fewer have joined.
-func gather(b *testing.B, number, others int, join func(n int) (member, error)) (
-	all *swarm, last time.Duration, ok bool,
-) {
+func (s *formed) gather(b *testing.B, number int) (all *swarm, last time.Duration, ok bool) {
 	b.Helper()
-	all = &swarm{others: others}
+	all = &swarm{}
 	b.Cleanup(all.close)
 	cores := busy * float64(runtime.NumCPU())
 	began := time.Now()
@@ -167,7 +157,7 @@ func gather(b *testing.B, number, others int, join func(n int) (member, error)) 
 		}
 		at = time.Now()
 		for range wave {
-			m, err := join(len(all.all))
+			m, err := discover(len(all.all), s.all[len(all.all)%len(s.all)].gossip())
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -204,7 +194,7 @@ func (all *swarm) await(b *testing.B, some int) bool {
 			}
 			b.Fatalf(
 				"of %d nodes with %d others each, %d have met nobody, and %d others are not known somewhere or taken for failed, a minute after the last ones came",
-				len(all.all), len(all.all)+all.others-1, all.alone(), all.missing())
+				len(all.all), len(all.all)+servers-1, all.alone(), all.missing())
 		}
 	}
 }
@@ -225,7 +215,7 @@ func patient() *memberlist.Config {
 // missing counts how often a node does not know another agent, or considers it failed.
 func (all *swarm) missing() (n int) {
 	for _, m := range all.all {
-		n += len(all.all) + all.others - m.Alive()
+		n += len(all.all) + servers - m.Alive()
 	}
 	return n
 }
@@ -233,7 +223,7 @@ func (all *swarm) missing() (n int) {
 // alone counts the nodes that know no other.
 func (all *swarm) alone() (n int) {
 	for _, m := range all.all {
-		if m.Alive() == 1 && len(all.all)+all.others > 1 {
+		if m.Alive() == 1 && len(all.all)+servers > 1 {
 			n++
 		}
 	}

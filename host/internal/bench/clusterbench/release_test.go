@@ -2,22 +2,18 @@ package clusterbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/pannier/pannier/cluster"
 	"github.com/pannier/pannier/cluster/claim"
-	"github.com/pannier/pannier/cluster/command"
 	"github.com/pannier/pannier/host/internal/peer/pki"
 	"github.com/pannier/pannier/test/bench/table"
 	"github.com/pannier/pannier/test/lib/testbin"
@@ -27,13 +23,11 @@ const (
 	releases = 1000
 	// atOnce is the number of concurrent calls that the leader makes to one driver.
 	atOnce = 16
-	// recordedAtOnce is how many detached volumes share a command of the ledger in the floor.
-	recordedAtOnce = 50
 )
 
 // measureRelease lets a node claim and attach 1,000 volumes, and an operator vouch that it is down. Its
 // claims are free when the driver has detached each volume and the ledger has recorded that. Before that, it
-// measures the driver alone, called directly on its socket, and through one more process.
+// measures the driver alone, called directly on its socket.
 func measureRelease(b *testing.B, r *table.Section) {
 	volumes := filepath.Join(b.TempDir(), "volumes")
 	s := form(b, fmt.Sprintf(`
@@ -53,20 +47,7 @@ csi_driver "shared" {
 	}
 	socket := s.leader(b).Path("data/csi/shared/csi.sock")
 	operator := s.operator(b)
-	nothing := func(int) error { return nil }
-	floor := detachAlone(ctx, b, dialSocket(b, socket), name, nothing)
-	bridge := startRelay(b, socket)
-	relayed := detachAlone(ctx, b, dialSocket(b, bridge), name, nothing)
-	// For each part a command is written on three servers; the claims that it frees are none.
-	recorded := detachAlone(ctx, b, startPeer(b, s.ca, bridge), name, func(part int) error {
-		items := make([]command.Advance, recordedAtOnce)
-		for i := range items {
-			ref := part*recordedAtOnce + i
-			items[i] = command.Advance{Volume: volumeRef(ref), Workload: workloadRef(ref), To: claim.Freed}
-		}
-		_, err := operator.AdvanceClaims(ctx, "", items...)
-		return err
-	})
+	alone := detachAlone(ctx, b, dialSocket(b, socket), name)
 	err := parallel(releases, atOnce, func(i int) error { return register(ctx, operator, i, "shared") })
 	if err != nil {
 		b.Fatal(err)
@@ -120,16 +101,8 @@ csi_driver "shared" {
 	used := s.use(b).since(before)
 	r.Add(
 		table.Row{What: "a node is down → its 1,000 claims are free", Value: took.Seconds(), Unit: "s"},
-		table.Row{What: "the driver alone detaches as many volumes", Value: floor.Seconds(), Unit: "s"},
-		table.Row{
-			What: "the driver behind a process that only passes calls on, without TLS and ledger", Value: relayed.Seconds(),
-			Unit: "s",
-		},
-		table.Row{
-			What: "the driver behind two such processes, one of them over TLS, with a command of the ledger for each 50", Value: recorded.Seconds(),
-			Unit: "s",
-		},
-		table.Row{What: "the first over the second", Value: took.Seconds() / floor.Seconds(), AtMost: 8},
+		table.Row{What: "the driver alone detaches as many volumes", Value: alone.Seconds(), Unit: "s"},
+		table.Row{What: "the first over the second", Value: took.Seconds() / alone.Seconds(), AtMost: 8},
 		table.Row{What: "CPU time of the three agents meanwhile", Value: used.servers.Seconds(), Unit: "s"},
 	)
 }
@@ -145,11 +118,8 @@ func dialSocket(b *testing.B, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// detachAlone creates all volumes and returns how long it takes to have the driver detach them over a connection, and
-// to record each part of them once it is detached.
-func detachAlone(ctx context.Context, b *testing.B, conn *grpc.ClientConn, node string,
-	record func(part int) error,
-) time.Duration {
+// detachAlone creates all volumes and returns how long it takes to have the driver detach them over a connection.
+func detachAlone(ctx context.Context, b *testing.B, conn *grpc.ClientConn, node string) time.Duration {
 	b.Helper()
 	controller := csi.NewControllerClient(conn)
 	writer := &csi.VolumeCapability{
@@ -172,17 +142,12 @@ func detachAlone(ctx context.Context, b *testing.B, conn *grpc.ClientConn, node 
 		b.Fatal(err)
 	}
 	at := time.Now()
-	var done [releases / recordedAtOnce]atomic.Int32
-	var records errgroup.Group
 	err = parallel(releases, atOnce, func(i int) error {
 		_, err := controller.ControllerUnpublishVolume(ctx,
 			&csi.ControllerUnpublishVolumeRequest{VolumeId: volumeRef(i).ID, NodeId: node})
-		if part := i / recordedAtOnce; err == nil && done[part].Add(1) == recordedAtOnce {
-			records.Go(func() error { return record(part) })
-		}
 		return err
 	})
-	if err = errors.Join(err, records.Wait()); err != nil {
+	if err != nil {
 		b.Fatal(err)
 	}
 	return time.Since(at)

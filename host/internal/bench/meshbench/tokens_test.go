@@ -37,7 +37,6 @@ type tokenBench struct {
 	ledger    *clustertest.Server
 	authority *tokens.Authority
 	bare      *api.Client // with the token of sids
-	relay     identity.Identity
 }
 
 func newTokenBench(b *testing.B, m *mesh) *tokenBench {
@@ -56,8 +55,7 @@ func newTokenBench(b *testing.B, m *mesh) *tokenBench {
 			},
 			Sealer: sealer, Events: events.New(0), Log: hclog.NewNullLogger(),
 		}),
-		bare:  m.consul.Client(m.aclToken),
-		relay: newRelay(b, m),
+		bare: m.consul.Client(m.aclToken),
 	}
 }
 
@@ -130,7 +128,6 @@ func newID() string {
 func measureTokens(b *testing.B, m *mesh, r *table.Section) {
 	t := newTokenBench(b, m)
 	t.load(b, newIDs(perTurn), t.create) // opens the connections
-	t.load(b, newIDs(perTurn), t.pass)
 	t.load(b, newIDs(perTurn), then(t.intend, t.derive))
 	t.rates(b, r)
 	t.latencies(b, r)
@@ -138,10 +135,9 @@ func measureTokens(b *testing.B, m *mesh, r *table.Section) {
 
 // rates measures the rates with 64 concurrent workloads.
 func (t *tokenBench) rates(b *testing.B, r *table.Section) {
-	var bare, passed, derived, started, whole tokenLoad
+	var bare, derived, started, whole tokenLoad
 	for range measure.Turns(turns, 30*time.Second) {
 		bare.add(t.load(b, newIDs(perTurn), t.create))
-		passed.add(t.load(b, newIDs(perTurn), t.pass))
 
 		ids := newIDs(perTurn)
 		t.load(b, ids, t.intend)
@@ -154,20 +150,13 @@ func (t *tokenBench) rates(b *testing.B, r *table.Section) {
 		table.Of("tokens per second, 64 workloads at once: Consul's API alone", "/s", bare.rates),
 		table.Of("derived through Pannier, the intents in the ledger already", "/s", derived.rates),
 		derived.over("the second over the first, median of the turns", &bare).Least(0.9),
-		table.Of("through a bare relay process: a gRPC call by go-plugin's own client, and Consul's API", "/s", passed.rates),
-		passed.over("the relay over Consul's API alone, median of the turns", &bare),
 		table.Of("a start in the ledger without a token, and Consul's API", "/s", started.rates),
 		table.Of("a start in the ledger with the intent, and derived", "/s", whole.rates),
 		whole.over("the second over the first, median of the turns", &started).Least(0.9),
 		bare.took.Row("a token, 64 at once: Consul's API alone, p50", 0.5),
-		passed.took.Row("through a bare relay process, p50", 0.5),
 		derived.took.Row("derived through Pannier, p50", 0.5),
 		table.Minus("added by Pannier, 64 at once, p50", derived.took.Row("", 0.5), bare.took.Row("", 0.5)).Most(1),
 		table.Row{What: "CPU time of all processes for a token: Consul's API alone", Value: bare.cpuPerToken(), Unit: "ms"},
-		table.Row{
-			What: "CPU time of all processes for a token, through a bare relay process", Value: passed.cpuPerToken(),
-			Unit: "ms",
-		},
 		table.Row{
 			What: "CPU time of all processes for a token, derived through Pannier", Value: derived.cpuPerToken(),
 			Unit: "ms",

@@ -63,8 +63,6 @@ func measureSwaps(b *testing.B, r *table.Section) {
 	extra := func(s table.Samples, q float64) float64 {
 		return float64(max(s.Quantile(q)-usual, 0)) / float64(time.Millisecond)
 	}
-	least := newFloor(b)
-	least.swaps(b)
 	r.Add(
 		table.Row{What: "calls in that time", Value: float64(len(swapping.times))},
 		table.Row{What: "calls that failed", Value: float64(len(swapping.failed))},
@@ -74,9 +72,6 @@ func measureSwaps(b *testing.B, r *table.Section) {
 		table.Row{What: "the longest without swaps", Value: extra(quiet.times, 1), Unit: "ms"},
 		inPlace.Row("file in place → the new generation serves, p50", 0.5).Most(120),
 		inPlace.Row("file in place → the new generation serves, p99", 0.99),
-		least.inPlace.Row("a bare process: file in place → its first call is answered, p50", 0.5),
-		table.Row{What: "a bare process: extra delay of a call, p99.9", Value: least.extra(0.999), Unit: "ms"},
-		table.Row{What: "a bare process: the longest extra delay", Value: least.extra(1), Unit: "ms"},
 	)
 }
 

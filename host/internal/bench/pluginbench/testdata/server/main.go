@@ -1,11 +1,10 @@
 // A server to compare a plugin with: the same service in a process of its own, without
 // Pannier. `server bare SOCKET` serves plain gRPC on a unix socket; `server` alone is a
-// plugin of go-plugin's, as its documentation has it, with a key of Pannier's if it is given one.
+// plugin of go-plugin's, as its documentation has it.
 package main
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"os"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/pannier/pannier/sdk/identity"
 	"github.com/pannier/pannier/sdk/service"
-	"github.com/pannier/pannier/sdk/wire"
 )
 
 type reader struct{ identity.Identity }
@@ -47,19 +45,9 @@ func main() {
 		identity.Plugin(reader{}).Register(s)
 		panic(s.Serve(l))
 	}
-	cfg := &goplugin.ServeConfig{
+	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "BENCH", MagicCookieValue: "1"},
 		Plugins:         goplugin.PluginSet{"identity": plugin{}},
 		GRPCServer:      goplugin.DefaultGRPCServer,
-	}
-	if key := os.Getenv(wire.EnvTLSBundle); key != "" {
-		cfg.TLSProvider = func() (*tls.Config, error) {
-			bundle, err := os.ReadFile(key)
-			if err != nil {
-				return nil, err
-			}
-			return wire.ServerTLS(bundle)
-		}
-	}
-	goplugin.Serve(cfg)
+	})
 }
