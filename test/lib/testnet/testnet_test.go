@@ -1,12 +1,8 @@
 package testnet_test
 
 import (
-	"context"
-	"errors"
-	"io"
 	"net"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -108,54 +104,5 @@ func TestLinks(t *testing.T) {
 	begun := time.Now()
 	if send(t, 1, a, b, func() {}); time.Since(begun) < 50*time.Millisecond {
 		t.Error("a packet arrived before its delay")
-	}
-}
-
-// TestProcesses runs a program on one host and connects to it over TCP from another.
-func TestProcesses(t *testing.T) {
-	needNet(t)
-	n := testnet.New(t, 1)
-	a, b := n.Host("a"), n.Host("b")
-	var l net.Listener
-	err := a.Do(func() (err error) {
-		var listen net.ListenConfig
-		l, err = listen.Listen(t.Context(), "tcp4", a.Addr.String()+":0")
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	said := make(chan string, 1)
-	go func() {
-		conn, err := l.Accept()
-		if err != nil {
-			said <- err.Error()
-			return
-		}
-		defer conn.Close()
-		text, err := io.ReadAll(conn)
-		said <- string(text)
-		if err != nil {
-			t.Error(err)
-		}
-	}()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	_, port, _ := strings.Cut(l.Addr().String(), ":")
-	cmd := exec.CommandContext(ctx, "bash", "-c", "echo hello >/dev/tcp/"+a.Addr.String()+"/"+port)
-	if err := b.Do(cmd.Start); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if got := <-said; got != "hello\n" {
-		t.Errorf("host a heard %q", got)
-	}
-	// The test itself is still in its own network.
-	if _, err := net.DialTimeout("tcp4", l.Addr().String(), 100*time.Millisecond); err == nil ||
-		errors.Is(err, os.ErrPermission) {
-		t.Errorf("dialled from outside: %v", err)
 	}
 }

@@ -1,6 +1,8 @@
 package chaos
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +12,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/pannier/pannier/test/lib/testhost"
 )
 
 // TestHistories checks which histories the model accepts and which it rejects.
@@ -279,10 +283,40 @@ func TestHistories(t *testing.T) {
 		if legal := porcupine.CheckOperations(h.ledger(), h.ops); legal != c.legal {
 			t.Errorf("%s: linearizable is %v, want %v\n%s", name, legal, c.legal, h)
 		}
-		if legal := h.plain(); legal != c.legal {
-			t.Errorf("%s: one thing at a time, that is %v, want %v\n%s", name, legal, c.legal, h)
+	}
+}
+
+// TestMuch checks that a long history with many unobserved events is judged quickly. As many
+// operations are in flight as there are clients.
+func TestMuch(t *testing.T) {
+	const much = 60
+	chance := rand.New(rand.NewPCG(1, 1))
+	h := &history{lives: map[string]life{}, ins: []int64{1, 2, 3}, outs: []int64{1, 2, 3}}
+	add := func(call, ret int64, what, output any) {
+		h.ops = append(h.ops, porcupine.Operation{Input: asked{what, call, ret}, Output: output, Call: call, Return: ret})
+	}
+	for n := range int64(much) {
+		s := start{"single-node-multi-writer", fmt.Sprintf("w%02d", n), pick(chance, []string{"a", "b"}), true}
+		h.lives[s.workload] = life{s, n%4 > 0, n, n, 4 * much}
+		switch n % 4 {
+		case 0:
+			add(n, n+users, s, done)
+		case 1:
+			add(n, n+users, deregister{}, refused)
+		case 2:
+			add(n, n+users, start{s.access, fmt.Sprintf("x%02d", n), "c", false}, refused)
+		}
+		add(3*much+n, 3*much+n+users, read{}, shown{})
+	}
+	judge := func(want porcupine.CheckResult) {
+		t.Helper()
+		if result := porcupine.CheckOperationsTimeout(h.ledger(), h.ops, testhost.Wait); result != want {
+			t.Errorf("linearizable: %s, want %s\n%s", result, want, h)
 		}
 	}
+	judge(porcupine.Ok)
+	add(5*much, 6*much, deregister{}, refused)
+	judge(porcupine.Illegal)
 }
 
 // TestPublications checks when a volume counts as published, and on how many nodes.

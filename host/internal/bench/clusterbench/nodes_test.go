@@ -42,16 +42,9 @@ const (
 	healing, shortHealing = 5 * time.Minute, 30 * time.Second
 )
 
-// swarm is the agents that gossip in this process, and how many others there are.
+// swarm is the agents that gossip in this process.
 type swarm struct {
-	all    []member
-	others int
-}
-
-// member is one of them (*discovery.Discovery).
-type member interface {
-	Alive() int
-	Close() error
+	all []*discovery.Discovery
 }
 
 // measureNodes lets 1,000 agents join from the benchmark's process: real serf with default timings, and for
