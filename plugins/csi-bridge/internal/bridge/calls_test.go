@@ -17,7 +17,8 @@ import (
 	"github.com/pannier/pannier/test/lib/faultydriver"
 )
 
-// everyCode lists the codes that a driver can answer, and whether the policy retries the call.
+// everyCode lists the codes that a driver can answer, one that gRPC does not define among them, and whether the policy
+// retries the call.
 var everyCode = map[codes.Code]bool{
 	codes.Unavailable:        true,
 	codes.DeadlineExceeded:   true,
@@ -35,6 +36,7 @@ var everyCode = map[codes.Code]bool{
 	codes.Internal:           false,
 	codes.DataLoss:           false,
 	codes.Unauthenticated:    false,
+	99:                       false,
 }
 
 // fine has the error codes that count as success, by RPC.
