@@ -34,7 +34,7 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
+MODULES     := . sdk examples/plugins/dirs examples/plugins/plain examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
 PACKAGES    := ./... ./sdk/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)

@@ -25,7 +25,6 @@ import (
 	storagev1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/storage/v1"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 func TestQueueKeepsWhatIsNotAcknowledged(t *testing.T) {
@@ -85,6 +84,11 @@ func TestEmitKeepsToTheBounds(t *testing.T) {
 // startEmitter runs the emitter for a host that supports a next version of the wire, too.
 func startEmitter(t *testing.T) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) {
 	t.Helper()
+	return startEmitterWith(t, &goplugin.ClientConfig{})
+}
+
+func startEmitterWith(t *testing.T, cfg *goplugin.ClientConfig) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) {
+	t.Helper()
 	authority, err := wire.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
@@ -100,19 +104,17 @@ func startEmitter(t *testing.T) (*goplugin.Client, *grpc.ClientConn, *exec.Cmd) 
 	cmd := exec.Command(programtest.Build(t, "testdata/emitter"))
 	cmd.Env = append(os.Environ(), wire.EnvTLSBundle+"="+file)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	known := wirehost.Plugins(nil)
-	known[wire.Version+1] = known[wire.Version]
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig: wirehost.Handshake, VersionedPlugins: known,
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		Cmd:              cmd, TLSConfig: authority.ClientTLS("emitter"), Logger: hclog.NewNullLogger(),
-	})
+	cfg.HandshakeConfig, cfg.VersionedPlugins = wire.Handshake, wire.Plugins(nil)
+	cfg.VersionedPlugins[wire.Version+1] = cfg.VersionedPlugins[wire.Version]
+	cfg.AllowedProtocols = []goplugin.Protocol{goplugin.ProtocolGRPC}
+	cfg.Cmd, cfg.TLSConfig, cfg.Logger = cmd, authority.ClientTLS("emitter"), hclog.NewNullLogger()
+	client := goplugin.NewClient(cfg)
 	t.Cleanup(client.Kill)
 	protocol, err := client.Client()
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := protocol.Dispense(wirehost.PluginName)
+	conn, err := protocol.Dispense(wire.PluginName)
 	if err != nil {
 		t.Fatal(err)
 	}

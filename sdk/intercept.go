@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime/debug"
+	"strings"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -44,11 +45,15 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 		defer rescue(i.log, info.FullMethod, &err) // they end last, by themselves
 		return withCode(handler(srv, ss))
 	}
-	end, ok := i.life.begin()
-	if !ok {
-		return errStopping
+	// go-plugin's own streams end with their client only, and would block the stop.
+	ofGoPlugin := strings.HasPrefix(info.FullMethod, "/plugin.")
+	if !ofGoPlugin {
+		end, ok := i.life.begin()
+		if !ok {
+			return errStopping
+		}
+		defer end()
 	}
-	defer end()
 	ctx, cancel := context.WithCancel(traced(ss.Context()))
 	defer cancel()
 	done := make(chan struct{})
@@ -64,7 +69,9 @@ func (i *interceptor) stream(srv any, ss grpc.ServerStream, info *grpc.StreamSer
 	case <-i.life.stopping:
 	}
 	cancel()
-	<-done // the process must not end under the call
+	if !ofGoPlugin {
+		<-done // the process must not end under the call
+	}
 	return errStopping
 }
 

@@ -22,7 +22,6 @@ import (
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // process is one run of the binary, and the host's connection to it.
@@ -48,8 +47,8 @@ func (r *run) startWith(c *checking, env []string, files []*os.File) (*process, 
 	}
 	r.started(p)
 	p.client = goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wirehost.Handshake,
-		VersionedPlugins: wirehost.Plugins(nil),
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		TLSConfig:        r.authority.ClientTLS(p.server),
 		StartTimeout:     startTime,
@@ -103,11 +102,11 @@ func (p *process) connect() error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	raw, err := protocol.Dispense(wirehost.PluginName)
+	raw, err := protocol.Dispense(wire.PluginName)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	p.conn = raw.(*grpc.ClientConn) // wirehost.Plugins returns nothing else
+	p.conn = raw.(*grpc.ClientConn) // wire.Plugins returns nothing else
 	p.api = pluginv1.NewPluginServiceClient(p.conn)
 	// The plugin has read the file; a host removes it too.
 	return os.Remove(filepath.Join(p.socket, "tls.pem"))

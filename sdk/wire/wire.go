@@ -11,11 +11,15 @@
 package wire
 
 import (
+	"context"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 )
@@ -25,12 +29,38 @@ import (
 // plugin's own release are versioned separately.
 const Version = 1
 
-// The host sets this variable of a plugin's process to this value. It lets a plugin recognise that a pannier host
-// started it, and only makes errors understandable; TLS gives the protection.
-const (
-	EnvCookie = "PANNIER_PLUGIN"
-	Cookie    = "a-pannier-carries-things-at-the-side"
-)
+// PluginName is go-plugin's name for the one plugin that a process serves.
+const PluginName = "pannier"
+
+// Handshake lets a plugin recognise that a pannier host started it. It only makes errors understandable; TLS gives
+// the protection.
+var Handshake = goplugin.HandshakeConfig{
+	MagicCookieKey:   "PANNIER_PLUGIN",
+	MagicCookieValue: "a-pannier-carries-things-at-the-side",
+}
+
+// Plugins is what both sides pass to go-plugin: one plugin in each version, whose client is the connection. register
+// adds all services of a process; a host passes nil.
+func Plugins(register func(*grpc.Server)) map[int]goplugin.PluginSet {
+	return map[int]goplugin.PluginSet{Version: {PluginName: &services{register: register}}}
+}
+
+// services supports gRPC only: go-plugin's older protocol, net/rpc, is refused.
+type services struct {
+	goplugin.NetRPCUnsupportedPlugin
+	register func(*grpc.Server)
+}
+
+// GRPCServer implements go-plugin's GRPCPlugin for a plugin.
+func (s *services) GRPCServer(_ *goplugin.GRPCBroker, srv *grpc.Server) error {
+	s.register(srv)
+	return nil
+}
+
+// GRPCClient implements go-plugin's GRPCPlugin for a host, which uses the connection itself.
+func (s *services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
 
 // Environment variables of a plugin's process.
 const (

@@ -1,10 +1,13 @@
 // A plugin that emits events: continuously at the rate of its argument, from its start until it is closed, and at
 // once the number in the node id of an attachment. The last one, when it is closed, has the type "last" and the
-// number of events before it.
+// number of events before it. Each attachment also prints a line to standard output, and logs
+// one with a logger of the plugin's own.
 package main
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"sync"
@@ -15,6 +18,7 @@ import (
 )
 
 func main() {
+	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	e := &emitter{stop: make(chan struct{})}
 	rate := 0
 	if len(os.Args) > 1 {
@@ -64,6 +68,8 @@ func (e *emitter) emit(n int) {
 }
 
 func (e *emitter) Publish(_ context.Context, _ storage.Driver, req storage.PublishRequest) error {
+	slog.Info("published", "to", req.TargetPath)
+	fmt.Println("published to", req.TargetPath)
 	n, err := strconv.Atoi(req.TargetPath)
 	if err == nil {
 		e.emit(n)

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 	"github.com/pannier/pannier/test/lib/testbin"
 )
 
@@ -50,8 +49,8 @@ func Start(t testing.TB, name string, env ...string) *Plugin {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log := &Log{}
 	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig:  wirehost.Handshake,
-		VersionedPlugins: wirehost.Plugins(nil),
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		Cmd:              cmd,
 		TLSConfig:        authority.ClientTLS(name),
@@ -63,7 +62,7 @@ func Start(t testing.TB, name string, env ...string) *Plugin {
 	if err != nil {
 		t.Fatalf("start the plugin: %v\n%s", err, log)
 	}
-	conn, err := protocol.Dispense(wirehost.PluginName)
+	conn, err := protocol.Dispense(wire.PluginName)
 	if err != nil {
 		t.Fatal(err)
 	}

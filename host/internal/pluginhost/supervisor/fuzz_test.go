@@ -14,7 +14,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 
-	"github.com/pannier/pannier/sdk/wire/wirehost"
+	"github.com/pannier/pannier/sdk/wire"
 )
 
 // printer is a plugin's process that prints something and is silent then.
@@ -62,7 +62,7 @@ func FuzzHandshake(f *testing.F) {
 		p := &printer{pluginRunner: newRunner(), prints: prints, ended: make(chan struct{})}
 		p.runDir = dir
 		client := goplugin.NewClient(&goplugin.ClientConfig{
-			HandshakeConfig: wirehost.Handshake, VersionedPlugins: wirehost.Plugins(nil),
+			HandshakeConfig: wire.Handshake, VersionedPlugins: wire.Plugins(nil),
 			AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC}, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13},
 			Logger: hclog.NewNullLogger(), StartTimeout: time.Minute,
 			RunnerFunc: func(hclog.Logger, *exec.Cmd, string) (runner.Runner, error) { return p, nil },

@@ -14,6 +14,7 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 	"github.com/hashicorp/go-version"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -23,7 +24,6 @@ import (
 	"github.com/pannier/pannier/host/internal/system/process"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // launch starts a new process of the plugin and brings it up. On failure nothing of the process is left. The caller
@@ -208,8 +208,8 @@ func (i *instance) environment() []string {
 // clientConfig is the configuration that starting and reattaching share.
 func (i *instance) clientConfig(token string, generation uint64) *goplugin.ClientConfig {
 	cfg := &goplugin.ClientConfig{
-		HandshakeConfig:  wirehost.Handshake,
-		VersionedPlugins: wirehost.Plugins(nil),
+		HandshakeConfig:  wire.Handshake,
+		VersionedPlugins: wire.Plugins(nil),
 		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
 		TLSConfig:        i.sup.authority.ClientTLS(serverName(token)),
 		// go-plugin's client cannot be interrupted while it connects.
@@ -220,6 +220,8 @@ func (i *instance) clientConfig(token string, generation uint64) *goplugin.Clien
 			},
 			MinConnectTimeout: min(connectTimeout, i.sup.cfg.StartTimeout/2),
 		})},
+		SyncStdout: logWriter(i.logPath),
+		SyncStderr: logWriter(i.logPath),
 		// The instance reports what go-plugin would log.
 		Logger: hclog.NewNullLogger(),
 	}
@@ -227,6 +229,20 @@ func (i *instance) clientConfig(token string, generation uint64) *goplugin.Clien
 		cfg.GRPCDialOptions = append(cfg.GRPCDialOptions, i.sup.cfg.Dial(i.name, generation)...)
 	}
 	return cfg
+}
+
+// logWriter appends to a plugin's log what go-plugin carries over the connection: the output of a plugin that does not
+// write it to the log itself, as sdk.Main does.
+type logWriter string
+
+// Write implements io.Writer.
+func (w logWriter) Write(p []byte) (n int, err error) {
+	log, err := os.OpenFile(string(w), os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	return log.Write(p)
 }
 
 // connectTimeout bounds connecting to a plugin's socket, including TLS.
@@ -246,7 +262,7 @@ func (i *instance) connect(ctx context.Context, client *goplugin.Client, run *pl
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	raw, err := proto.Dispense(wirehost.PluginName)
+	raw, err := proto.Dispense(wire.PluginName)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

@@ -66,7 +66,7 @@ func main() {
 	case "odd-version":
 		info.Version = "v1.2.3"
 	case "exits-well-by-hand":
-		if os.Getenv(wire.EnvCookie) == "" {
+		if os.Getenv(wire.Handshake.MagicCookieKey) == "" {
 			os.Exit(0)
 		}
 	case "open-to-all", "fickle", "one-host", "hasty", "stays", "mute", "cuts":

@@ -16,22 +16,20 @@ import (
 	"github.com/pannier/pannier/sdk"
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // serve serves a plugin without sdk.Main, which would not misbehave like this.
 func serve(mode string, info sdk.Info, kind sdk.Plugin) {
-	if os.Getenv(wire.EnvCookie) == "" {
+	if os.Getenv(wire.Handshake.MagicCookieKey) == "" {
 		os.Stderr.WriteString("not by hand\n")
 		os.Exit(1)
 	}
 	p := &ownService{mode: mode, info: info, kind: kind}
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: wirehost.Handshake,
-		VersionedPlugins: wirehost.Plugins(func(_ int, s *grpc.Server) error {
+		HandshakeConfig: wire.Handshake,
+		VersionedPlugins: wire.Plugins(func(s *grpc.Server) {
 			pluginv1.RegisterPluginServiceServer(s, p)
 			kind.Register(s)
-			return nil
 		}),
 		TLSProvider: func() (*tls.Config, error) {
 			bundle, err := os.ReadFile(os.Getenv(wire.EnvTLSBundle))

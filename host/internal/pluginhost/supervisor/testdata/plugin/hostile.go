@@ -13,27 +13,23 @@ import (
 
 	pluginv1 "github.com/pannier/pannier/sdk/proto/pannier/plugin/v1"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 // hangs serves a plugin that hangs in one call of its lifecycle, whatever its caller does, and answers the others.
 // It does not use the SDK's server.
 func hangs(in string) {
-	serve(wirehost.Plugins(register(&hanging{in: in})))
+	serve(wire.Plugins(register(&hanging{in: in})))
 }
 
 // register returns what registers the plugin's only service.
-func register(life *hanging) func(int, *grpc.Server) error {
-	return func(_ int, s *grpc.Server) error {
-		pluginv1.RegisterPluginServiceServer(s, life)
-		return nil
-	}
+func register(life *hanging) func(*grpc.Server) {
+	return func(s *grpc.Server) { pluginv1.RegisterPluginServiceServer(s, life) }
 }
 
 // serve serves without the SDK.
 func serve(versions map[int]goplugin.PluginSet) {
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: wirehost.Handshake, VersionedPlugins: versions,
+		HandshakeConfig: wire.Handshake, VersionedPlugins: versions,
 		TLSProvider: func() (*tls.Config, error) {
 			bundle, err := os.ReadFile(os.Getenv(wire.EnvTLSBundle))
 			if err != nil {

@@ -25,7 +25,6 @@ import (
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
 	"github.com/pannier/pannier/sdk/wire"
-	"github.com/pannier/pannier/sdk/wire/wirehost"
 )
 
 func main() {
@@ -60,12 +59,9 @@ func main() {
 		os.Exit(1)
 	case "wrong-wire":
 		goplugin.Serve(&goplugin.ServeConfig{
-			HandshakeConfig: wirehost.Handshake,
-			VersionedPlugins: map[int]goplugin.PluginSet{99: wirehost.Plugins(func(int,
-				*grpc.Server) error {
-				return nil
-			})[wire.Version]},
-			GRPCServer: goplugin.DefaultGRPCServer,
+			HandshakeConfig:  wire.Handshake,
+			VersionedPlugins: map[int]goplugin.PluginSet{99: wire.Plugins(func(*grpc.Server) {})[wire.Version]},
+			GRPCServer:       goplugin.DefaultGRPCServer,
 		})
 	case "wrong-socket":
 		fmt.Println("1|1|unix|/run/somebody-elses.sock|grpc|")
@@ -79,7 +75,7 @@ func main() {
 	case "other-certificate":
 		forge()
 	case "next-wire":
-		versions := wirehost.Plugins(register(&hanging{}))
+		versions := wire.Plugins(register(&hanging{}))
 		versions[wire.Version+1] = versions[wire.Version]
 		serve(versions)
 		os.Exit(0)
