@@ -8,15 +8,17 @@ SHELL := /bin/bash
 
 # Programs go to bin/, plugins to bin/plugins/, where the agent looks for them. bin/pannier is the client, which executes
 # bin/pannier-agent, the whole program, for what it cannot do.
-PROGRAMS := host/cmd/pannier drivers/csi-local
+PROGRAMS := host/cmd/pannier
 PLUGINS  := csi-bridge sids consul-services envoy-bootstrap docker-volume web nomad-api
 BIN      := bin
 
 VERSION = $(shell tools/version)
-# This is the version of the program, not of the SDK (tags sdk/v…). With it, the go command does not need git.
-GO_BUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS) -X main.version=$(VERSION) -X main.releaseKey=$(RELEASE_KEY)'
-# gRPC without its pages of calls, and so without html/template: the linker then leaves out methods that nothing calls, a
-# quarter of a plugin. It is set for tests, too, so that they share what is compiled.
+# A program consists of what its module's go.mod names: go.work would add what the tests need. Nothing of the commit is in
+# it, so a plugin that has not changed has the same bytes.
+GO_BUILD = GOWORK=off CGO_ENABLED=0 go build -trimpath -buildvcs=false
+# The version of pannier. Plugins and csi-local have their own, in their files VERSION.
+STAMP = -X main.version=$(VERSION) -X main.releaseKey=$(RELEASE_KEY)
+# gRPC without its pages of calls. It is set for tests, too, so that they share what is compiled.
 export GOFLAGS += -tags=grpcnotrace
 # What pannier self verify trusts: the key's line of the file. There is none before the first release.
 RELEASE_KEY = $(shell sed -n '/^RW/p' packaging/pannier.pub 2>/dev/null)
@@ -34,9 +36,9 @@ AT_ONCE   = -p 4
 export PANNIER_TEST_RUN := $(shell date +%s%N)
 
 PROTO_ROOTS := sdk/proto sdk/api/proto host/internal/peer/proto
-MODULES     := . sdk examples/plugins/dirs examples/plugins/plain examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
+MODULES     := . sdk sdk/conformance drivers/csi-local test/suite examples/plugins/dirs examples/plugins/plain examples/plugins/volumes-page tools tools/buf tools/consul tools/cyclonedx-gomod tools/dockerd tools/go-licenses tools/golangci-lint tools/minisign tools/nfpm tools/runc
 # ./... leaves out modules below this one.
-PACKAGES    := ./... ./sdk/...
+PACKAGES    := ./... ./sdk/... ./sdk/conformance/... ./drivers/csi-local/... ./test/suite/...
 CACHE       := $(or $(PANNIER_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pannier)
 FUZZTIME    := 10s
 
@@ -45,11 +47,14 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build the programs into bin/ and the plugins into bin/plugins/
-	$(GO_BUILD) -o $(BIN)/ ./drivers/csi-local
-	$(GO_BUILD) -o $(BIN)/pannier-agent ./host/cmd/pannier
-	$(GO_BUILD) -tags client -o $(BIN)/pannier ./host/cmd/pannier
-	$(GO_BUILD) -o $(BIN)/plugins/ $(PLUGINS:%=./plugins/%)
+build: plugins ## Build the programs into bin/ and the plugins into bin/plugins/
+	$(GO_BUILD) -ldflags '$(LDFLAGS) $(STAMP)' -o $(BIN)/pannier-agent ./host/cmd/pannier
+	$(GO_BUILD) -ldflags '$(LDFLAGS) $(STAMP)' -tags client -o $(BIN)/pannier ./host/cmd/pannier
+
+.PHONY: plugins
+plugins: ## Build csi-local into bin/ and the plugins into bin/plugins/
+	cd drivers/csi-local && $(GO_BUILD) -ldflags '$(LDFLAGS)' -o $(abspath $(BIN))/ .
+	$(GO_BUILD) -ldflags '$(LDFLAGS)' -o $(BIN)/plugins/ $(PLUGINS:%=./plugins/%)
 
 # The archive has the same bytes wherever a commit is built, with the Go that go.mod names. GOARCH=arm64 builds for
 # another machine.
@@ -205,8 +210,8 @@ fuzz: ## Run each fuzz test for FUZZTIME (10s)
 bench: consul ## Measure what Pannier costs on an idle machine, into bench/ (root, strace, etcd-server; ONLY=REGEXP, FULL=1, FORCE=1)
 	@mkdir -p bench
 	@go run ./test/bench/begin -out $(RESULTS) -version '$(VERSION)' $(if $(FORCE),-force)
-	@failed=0; CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 60m \
-		./test/bench ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench \
+	@failed=0; CGO_ENABLED=0 go test -run '^$$' -bench '^Benchmark(Pannier|Pages|Mesh|Plugins|Cluster)$$' -benchtime 1x -timeout 60m \
+		./test/bench ./test/suite/browser ./host/internal/bench/meshbench ./host/internal/bench/pluginbench ./host/internal/bench/clusterbench \
 		-args -out=$(RESULTS) -only='$(ONLY)' $(if $(FULL),-full) || failed=$$?; cat $(RESULTS:.json=.txt); exit $$failed
 bench: RESULTS = $(CURDIR)/bench/results.json
 bench: ONLY =
@@ -249,6 +254,12 @@ generate-check: proto ## Fail when the committed generated code is not what the 
 		echo "generated code is not up to date; run make proto and commit:"; \
 		echo "$$changed"; git --no-pager diff -- $(PROTO_ROOTS); exit 1; fi
 	@echo "generated code is up to date"
+
+.PHONY: modules
+modules: ## Build and vet each module by its own go.mod, without go.work
+	@for module in $(filter-out tools tools/%,$(MODULES)); do \
+		echo "go build and go vet: $$module"; \
+		GOWORK=off go -C "$$module" build -o /dev/null ./... && GOWORK=off go -C "$$module" vet ./...; done
 
 .PHONY: tidy-check
 tidy-check: ## Fail when a go.mod or go.sum is not tidy

@@ -2,9 +2,6 @@ package sdk
 
 import (
 	"context"
-	"regexp"
-	"runtime/debug"
-	"strings"
 
 	"google.golang.org/grpc"
 )
@@ -49,30 +46,3 @@ type Configurer interface {
 type HealthReporter interface {
 	Health(ctx context.Context) error
 }
-
-// BuildVersion returns the version of this build for Info. stamped is what the linker has set, such as the output
-// of git describe; if it is empty, the version of the main module is used, as go install MODULE@VERSION records
-// it.
-//
-// Anything beyond a semantic version becomes build metadata, which has no precedence: commits after v1.2.3 give
-// 1.2.3+4-gabcdef0, which satisfies a host that asks for ">= 1.2.3". Without a semantic version it returns 0.0.0+
-// and stamped.
-func BuildVersion(stamped string) string {
-	if info, ok := debug.ReadBuildInfo(); ok && stamped == "" {
-		stamped = info.Main.Version
-	}
-	if m := described.FindStringSubmatch(stamped); m != nil {
-		if m[2] != "" {
-			m[1] += "+"
-		}
-		return m[1] + m[2]
-	}
-	return "0.0.0+" + strings.Trim(noMetadata.ReplaceAllString(stamped, "-"), "-")
-}
-
-var (
-	// described matches a semantic version, optionally with what git describe appends to it.
-	described = regexp.MustCompile(
-		`^v?([0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+?)??)(?:[-+]([0-9]+-g[0-9a-f]+(?:-dirty)?|dirty))?$`)
-	noMetadata = regexp.MustCompile(`[^0-9A-Za-z.-]+`)
-)

@@ -3,12 +3,14 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/hashicorp/go-hclog"
@@ -16,10 +18,11 @@ import (
 	"github.com/pannier/pannier/drivers/csi-local/internal/driver"
 	"github.com/pannier/pannier/drivers/csi-local/internal/serve"
 	"github.com/pannier/pannier/drivers/csi-local/internal/store"
-	"github.com/pannier/pannier/internal/buildversion"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the driver's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 // config is the parsed command line.
@@ -61,7 +64,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	program := buildversion.Of(version)
+	program := strings.TrimSpace(version)
 	d := driver.New(program, cfg.nodeID, st, log)
 	if err := d.Recover(ctx); err != nil {
 		return err

@@ -3,14 +3,19 @@
 package main
 
 import (
+	_ "embed"
+	"strings"
+
 	"github.com/pannier/pannier/plugins/consul-services/internal/services"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/registration"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the plugin's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "consul-services", Version: sdk.BuildVersion(version)}, registration.Plugin(services.New()))
+	sdk.Main(sdk.Info{Name: "consul-services", Version: strings.TrimSpace(version)}, registration.Plugin(services.New()))
 }

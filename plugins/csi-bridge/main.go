@@ -3,14 +3,19 @@
 package main
 
 import (
+	_ "embed"
+	"strings"
+
 	"github.com/pannier/pannier/plugins/csi-bridge/internal/bridge"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/storage"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the plugin's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "csi-bridge", Version: sdk.BuildVersion(version)}, storage.Plugin(bridge.New(sdk.Logger())))
+	sdk.Main(sdk.Info{Name: "csi-bridge", Version: strings.TrimSpace(version)}, storage.Plugin(bridge.New(sdk.Logger())))
 }

@@ -4,14 +4,19 @@
 package main
 
 import (
+	_ "embed"
+	"strings"
+
 	"github.com/pannier/pannier/plugins/docker-volume/internal/volumes"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/frontend"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the plugin's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "docker-volume", Version: sdk.BuildVersion(version)}, frontend.Plugin(volumes.NewDoor()))
+	sdk.Main(sdk.Info{Name: "docker-volume", Version: strings.TrimSpace(version)}, frontend.Plugin(volumes.NewDoor()))
 }

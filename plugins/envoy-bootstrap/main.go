@@ -3,15 +3,20 @@
 package main
 
 import (
+	_ "embed"
+	"strings"
+
 	"github.com/pannier/pannier/plugins/envoy-bootstrap/internal/generator"
 	"github.com/pannier/pannier/sdk"
 	"github.com/pannier/pannier/sdk/bootstrap"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the plugin's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 func main() {
-	sdk.Main(sdk.Info{Name: "envoy-bootstrap", Version: sdk.BuildVersion(version)},
+	sdk.Main(sdk.Info{Name: "envoy-bootstrap", Version: strings.TrimSpace(version)},
 		bootstrap.Plugin(generator.New(sdk.Logger())))
 }

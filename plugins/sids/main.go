@@ -5,8 +5,10 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/pannier/pannier/plugins/sids/internal/setup"
@@ -15,7 +17,9 @@ import (
 	"github.com/pannier/pannier/sdk/identity"
 )
 
-// version is set by the linker: -X main.version=v1.2.3.
+// version is the plugin's own: it does not change with the agent's.
+//
+//go:embed VERSION
 var version string
 
 func main() {
@@ -25,5 +29,5 @@ func main() {
 		stop()
 		os.Exit(code)
 	}
-	sdk.Main(sdk.Info{Name: "sids", Version: sdk.BuildVersion(version)}, identity.Plugin(tokens.New()))
+	sdk.Main(sdk.Info{Name: "sids", Version: strings.TrimSpace(version)}, identity.Plugin(tokens.New()))
 }

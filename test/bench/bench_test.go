@@ -24,7 +24,6 @@ func BenchmarkPannier(b *testing.B) {
 		measureReattach)
 	measure.Section(b, "upgrade", "The agent's program is replaced 30 times, at 1,000 calls per second", measureUpgrade)
 	measure.Section(b, "traces", "Start and stop of a workload, with its spans exported and without", measureTraces)
-	measure.Section(b, "pages", "Pages of the plugin web in Chromium, with 10,000 volumes", measurePages)
 	measure.Section(b, "idle", "An idle host with ten workloads, four plugins and csi-local", measureIdle)
 	measure.Section(b, "memory", "Memory, with 10,000 volumes", measureMemory)
 	measure.Section(b, "restart", "Restart with 100,000 claims", measureRestart)

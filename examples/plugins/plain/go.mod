@@ -22,3 +22,6 @@ require (
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
+
+// The SDK of this checkout. Your own module has no such line.
+replace github.com/pannier/pannier/sdk => ../../../sdk

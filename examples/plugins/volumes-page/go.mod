@@ -2,12 +2,10 @@ module example.com/volumes-page
 
 go 1.26.8
 
-require (
-	connectrpc.com/connect v1.21.1
-	github.com/pannier/pannier/sdk v0.1.0
-)
+require github.com/pannier/pannier/sdk v0.1.0
 
 require (
+	connectrpc.com/connect v1.21.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/fatih/color v1.16.0 // indirect
 	github.com/golang/protobuf v1.5.4 // indirect
@@ -26,3 +24,6 @@ require (
 	google.golang.org/grpc v1.85.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
+
+// The SDK of this checkout. Your own module has no such line.
+replace github.com/pannier/pannier/sdk => ../../../sdk

@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -48,17 +48,24 @@ Python. docs/plugins.md is the guide for authors.`,
 		"the `NAME` of the module (default: example.com/ and the folder's name)")
 	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
 		p.Kind, p.Dir = args[0], args[1]
-		if p.SDKDir == "" && p.Lang == "go" && releaseVersion.MatchString(a.opts.Version) {
-			p.SDKVersion = "v" + strings.TrimPrefix(a.opts.Version, "v")
+		if p.SDKDir == "" && p.Lang == "go" {
+			p.SDKVersion = ownSDK()
 		}
 		return a.newPlugin(ctx, p)
 	})
 	return cmd
 }
 
-// releaseVersion matches the version of a release, which the SDK was published with too. Other builds have no SDK to
-// fetch.
-var releaseVersion = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
+// ownSDK returns the release of the SDK that this program was built with; empty: it was the SDK of a checkout.
+func ownSDK() string {
+	info, _ := debug.ReadBuildInfo() // a program that was built with modules has one
+	for _, dep := range info.Deps {
+		if dep.Path == newplugin.SDK && dep.Replace == nil && dep.Version != "(devel)" {
+			return dep.Version
+		}
+	}
+	return ""
+}
 
 func (a *app) newPlugin(ctx context.Context, p newplugin.Plugin) error {
 	_, missing := os.Stat(p.Dir)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -127,14 +126,4 @@ func TestTwoNodes(t *testing.T) {
 		got != "a attach, a publish, a unpublish, a detach, b attach, b publish, b unpublish, b detach" {
 		t.Errorf("the log has %s, %v", got, err)
 	}
-}
-
-// TestSanity runs csi-test, the conformance suite of the CSI project.
-func TestSanity(t *testing.T) {
-	testbin.RequireRoot(t, "the CSI suite against the tests' driver")
-	dir := t.TempDir()
-	cfg := sanity.NewTestConfig()
-	cfg.Address = serve(t, filepath.Join(dir, "volumes"), "a")
-	cfg.TargetPath, cfg.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "staging")
-	sanity.Test(t, cfg)
 }

@@ -4,6 +4,7 @@ package testbin
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -45,7 +46,7 @@ func CacheDir(t testing.TB) string {
 	return dir
 }
 
-// Build compiles one main package of this module, named by its directory such as "drivers/csi-local", and returns
+// Build compiles one main package of this tree, named by its directory such as "drivers/csi-local", and returns
 // the program's path. Concurrent callers, in other test processes too, build it once: the go command skips the
 // link if the program is up to date.
 func Build(t testing.TB, pkg string) string {
@@ -60,10 +61,18 @@ func BuildTags(t testing.TB, pkg string, tags ...string) string {
 	return build(t, Root(), "./"+pkg, name, "-tags", strings.Join(tags, ","))
 }
 
-// BuildVersion is Build of a plugin or program that reports a version.
+// BuildVersion is Build of a program that reports another version: a plugin, whose own is in its file VERSION, or one
+// whose version the linker sets.
 func BuildVersion(t testing.TB, pkg, version string) string {
 	t.Helper()
-	return build(t, Root(), "./"+pkg, filepath.Base(pkg)+"-"+version, "-ldflags=-s -w -X main.version=v"+version)
+	dir := t.TempDir()
+	file, overlay := filepath.Join(dir, "VERSION"), filepath.Join(dir, "overlay.json")
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(Root(), pkg, "VERSION"): file}})
+	if err = errors.Join(err, os.WriteFile(file, []byte(version), 0o600), os.WriteFile(overlay, list, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return build(t, Root(), "./"+pkg, filepath.Base(pkg)+"-"+version, "-overlay="+overlay,
+		"-ldflags=-s -w -X main.version=v"+version)
 }
 
 // Client builds the client beside the whole program, as make build does, and returns its path.

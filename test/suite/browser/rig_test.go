@@ -23,7 +23,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/pannier/pannier/test/lib/check"
-	"github.com/pannier/pannier/test/lib/chromium"
+	"github.com/pannier/pannier/test/suite/chromium"
 	"github.com/pannier/pannier/test/lib/docpages"
 	"github.com/pannier/pannier/test/lib/testbin"
 	"github.com/pannier/pannier/test/lib/testhost"

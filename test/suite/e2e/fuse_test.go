@@ -28,7 +28,7 @@ func newFuseHost(t *testing.T) fuseHost {
 csi_driver "fuse" {
   command = [%q, "-endpoint", "${endpoint}", "-dir", "${data_dir}/volumes", "-version", "1"]
 }
-`, testbin.Build(t, "test/lib/fusedriver"))), t}
+`, testbin.Build(t, "test/suite/fusedriver"))), t}
 	h.Start()
 	h.Run("volume", "register", h.Write("v.hcl", `
 id          = "v"

@@ -97,7 +97,7 @@ func contents(t *testing.T, dir string) {
 			if !slices.Contains(bom.Components, struct{ Name, Version string }{dep.Path, dep.Version}) {
 				t.Errorf("the bill of materials of %s lacks %s %s", program, dep.Path, dep.Version)
 			}
-			if dep.Path != sdk && !strings.Contains(notices, "\n"+dep.Path+"@"+dep.Version+"/") {
+			if !strings.HasPrefix(dep.Path, root) && !strings.Contains(notices, "\n"+dep.Path+"@"+dep.Version+"/") {
 				t.Errorf("the notices lack the licence of %s %s, which is in %s", dep.Path, dep.Version, program)
 			}
 			// raft-autopilot has its mocks in the package itself. What of them is linked is never called.

@@ -1,4 +1,4 @@
-package bench
+package browser
 
 import (
 	"context"
@@ -15,25 +15,33 @@ import (
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"golang.org/x/sync/errgroup"
 
 	hostv1 "github.com/pannier/pannier/sdk/api/proto/pannier/host/v1"
 	"github.com/pannier/pannier/test/bench/measure"
 	"github.com/pannier/pannier/test/bench/table"
-	"github.com/pannier/pannier/test/lib/chromium"
+	"github.com/pannier/pannier/test/suite/chromium"
 	"github.com/pannier/pannier/test/lib/testhost"
 )
+
+// BenchmarkPages takes all measurements once, regardless of b.N.
+func BenchmarkPages(b *testing.B) {
+	measure.Section(b, "pages", "Pages of the plugin web in Chromium, with 10,000 volumes", measurePages)
+}
 
 // measurePages opens pages of the plugin web in Chromium, and the same bytes from a server that does nothing else.
 func measurePages(b *testing.B, r *table.Section) {
 	const (
 		volumes = 10_000
+		warmUp  = 10
 		turns   = 30
 		target  = 100 // milliseconds
 		weight  = 150 // KiB
 	)
 	browser := chromium.New(b)
 	address := testhost.FreeAddress(b, "127.0.0.1")
-	h := newHostWith(b, fmt.Sprintf(`%s
+	h := testhost.New(b, fmt.Sprintf(`%s
+leave_plugins_on_stop = false
 plugin "web" {
   user = "nobody"
   listen "http" {
@@ -43,12 +51,21 @@ plugin "web" {
 }
 `, testhost.LocalDriver(b), address), "web")
 	h.Start()
-	c := caller{b, h.Client()}
-	parallel(b, volumes, 16, func(i int) error {
-		_, err := c.Volumes.CreateVolume(b.Context(),
-			&hostv1.CreateVolumeRequest{Spec: volumeSpec(fmt.Sprintf("volume-%05d", i))})
-		return err
-	})
+	api := h.Client().Volumes
+	var creating errgroup.Group
+	creating.SetLimit(16)
+	for n := range volumes {
+		creating.Go(func() error {
+			_, err := api.CreateVolume(b.Context(), &hostv1.CreateVolumeRequest{Spec: &hostv1.VolumeSpec{
+				Id: fmt.Sprintf("volume-%05d", n), Type: "csi", PluginId: "local", CapacityMin: 64 << 20, CapacityMax: 64 << 20,
+				Capabilities: []*hostv1.VolumeCapability{{AccessMode: "single-node-writer", AttachmentMode: "file-system"}},
+			}})
+			return err
+		})
+	}
+	if err := creating.Wait(); err != nil {
+		b.Fatal(err)
+	}
 	site := "http://" + address
 	h.Eventually("the pages are served", func() error {
 		_, _, err := fetch(b.Context(), site+"/volumes")
