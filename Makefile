@@ -75,7 +75,7 @@ packages: dist ## Make a deb, an rpm and an apk of the archive of a release, in 
 	@$(NATIVE) $(MAKE) --no-print-directory man
 	@work=$$(mktemp -d) && trap 'rm -r "$$work"' EXIT && tar -C "$$work" -x -f dist/$(ARCHIVE).tar.gz && \
 		export MAN=bin/man COMMAND="$$work/native" && \
-		$(NATIVE) CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$$COMMAND" ./host/cmd/pannier && \
+		$(NATIVE) $(GO_BUILD) -o "$$COMMAND" ./host/cmd/pannier && \
 		if [ -e dist/$(ARCHIVE).SHA256SUMS.minisig ]; then \
 			cp dist/$(ARCHIVE).SHA256SUMS.minisig "$$work/$(ARCHIVE)/SHA256SUMS.minisig"; fi && \
 		tools/packages "$$work/$(ARCHIVE)" '$(VERSION)' dist deb rpm apk

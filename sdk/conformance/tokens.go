@@ -43,7 +43,11 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 		if err := r.accepted(ctx, secrets[n]); err != nil {
 			return err
 		}
-		if !r.lists(ctx, client, ids[n]) {
+		has, err := settled(ctx, true, func() (bool, error) { return r.lists(ctx, client, ids[n]) })
+		switch {
+		case err != nil:
+			return err
+		case !has:
 			return errors.New("a token was derived, and List does not have it")
 		}
 	}
@@ -57,7 +61,11 @@ func checkTokenRefused(ctx context.Context, r *run, c *checking) error {
 		return err
 	case still:
 		return errors.New("a token was revoked with success, and Consul still accepts it")
-	case r.lists(ctx, client, ids[0]):
+	}
+	switch still, err := settled(ctx, false, func() (bool, error) { return r.lists(ctx, client, ids[0]) }); {
+	case err != nil:
+		return err
+	case still:
 		return errors.New("a token was revoked with success, and List still has it")
 	}
 	switch other, err := r.accepts(ctx, secrets[1]); {
@@ -86,17 +94,22 @@ func (r *run) derived(ctx context.Context, client identity.Identity, id, name st
 	return secret, nil
 }
 
-// accepted waits until Consul accepts a new token, which takes it a moment.
+// accepted waits until Consul accepts a new token.
 func (r *run) accepted(ctx context.Context, secret string) error {
+	accepted, err := settled(ctx, true, func() (bool, error) { return r.accepts(ctx, secret) })
+	if err == nil && !accepted {
+		err = errors.New("a token was derived, and Consul does not accept it")
+	}
+	return err
+}
+
+// settled repeats a question until its answer is want, and returns the last answer: a Consul of several servers, or a
+// busy one, reports a change a moment later.
+func settled(ctx context.Context, want bool, ask func() (bool, error)) (answer bool, err error) {
 	for deadline := time.Now().Add(callTime); ; time.Sleep(50 * time.Millisecond) {
-		accepted, err := r.accepts(ctx, secret)
-		switch {
-		case err != nil:
-			return err
-		case accepted:
-			return nil
-		case time.Now().After(deadline):
-			return errors.New("a token was derived, and Consul does not accept it")
+		answer, err = ask()
+		if err == nil && answer == want || time.Now().After(deadline) || ctx.Err() != nil {
+			return answer, err
 		}
 	}
 }
@@ -148,15 +161,21 @@ func (r *run) exists(ctx context.Context, conn grpc.ClientConnInterface, id, sec
 	if accepted, err := r.accepts(ctx, secret); secret != "" && accepted && err == nil {
 		return true
 	}
-	return r.lists(ctx, identity.NewClient(conn), id)
+	listed, err := r.lists(ctx, identity.NewClient(conn), id)
+	return listed && err == nil
 }
 
 // lists reports whether List has a token.
-func (r *run) lists(ctx context.Context, client identity.Identity, id string) bool {
-	ctx, cancel := context.WithTimeout(ctx, callTime)
-	defer cancel()
-	tokens, err := client.List(ctx, r.cfg.Consul, theCluster)
-	return err == nil && slices.ContainsFunc(tokens, func(t identity.Token) bool { return t.Accessor == id })
+func (r *run) lists(ctx context.Context, client identity.Identity, id string) (has bool, err error) {
+	err = insist(ctx, func(ctx context.Context) error {
+		tokens, err := client.List(ctx, r.cfg.Consul, theCluster)
+		if err != nil {
+			return fmt.Errorf("list the tokens: %w", err)
+		}
+		has = slices.ContainsFunc(tokens, func(t identity.Token) bool { return t.Accessor == id })
+		return nil
+	})
+	return has, err
 }
 
 // accepts asks the Consul itself whether it accepts a token.
