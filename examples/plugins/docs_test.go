@@ -75,44 +75,6 @@ func TestGuide(t *testing.T) {
 	h.Run("agent", "stop", "-plugins")
 }
 
-// The commands that docs/plugins.md has for other languages work exactly as written.
-func TestGuideInOtherLanguages(t *testing.T) {
-	t.Parallel()
-	testbin.RequireRoot(t, "the commands of docs/plugins.md for other languages")
-	page := string(must(os.ReadFile(filepath.Join(testbin.Root(), "docs/plugins.md")))(t))
-	_, page, _ = strings.Cut(page, "\n## Other languages")
-	page, _, _ = strings.Cut(page, "\n### ")
-	blocks := fence.FindAllStringSubmatch(page, -1)
-	if len(blocks) != 2 {
-		t.Fatalf("%d blocks", len(blocks))
-	}
-	bin, made, plugins := t.TempDir(), t.TempDir(), t.TempDir()
-	must(0, os.Symlink(testbin.Build(t, "host/cmd/pannier"), filepath.Join(bin, "pannier")))(t)
-	run := func(t *testing.T, dir, text string, env ...string) {
-		t.Helper()
-		cmd := exec.Command("bash", "-euc", strings.ReplaceAll(text, "/usr/lib/pannier/plugins", plugins))
-		cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "NO_COLOR=1"), env...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s\n%v\n%s", text, err, out)
-		}
-	}
-	run(t, made, blocks[0][3])
-	begun := regexp.MustCompile(`-lang (\w+) storage (\S+)`).FindAllStringSubmatch(blocks[0][3], -1)
-	if len(begun) != 2 {
-		t.Errorf("the languages are %q", begun)
-	}
-	for _, b := range begun {
-		t.Run(b[1], func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(made, b[2])
-			run(t, dir, blocks[1][3], toolsOf(t, b[1], dir)...)
-			if _, err := os.Stat(filepath.Join(plugins, b[2])); err != nil {
-				t.Errorf("it is not installed: %v", err)
-			}
-		})
-	}
-}
-
 // runAgent runs the agent's block in the background until the end of the test, and waits until the agent is
 // ready.
 func runAgent(t *testing.T, h *testhost.Host, dir string, env []string, command string) {

@@ -22,7 +22,7 @@ import (
 )
 
 // The steps of docs/plugins.md for each kind, and for a plugin in each other language: made by the command outside the
-// repository, built, proved, signed, installed, found by an agent that takes only what is signed, and swapped for the
+// repository, built, tested, proved, signed, installed, found by an agent that takes only what is signed, and swapped for the
 // next version.
 func TestNewPlugins(t *testing.T) {
 	t.Parallel()
@@ -91,6 +91,13 @@ func TestNewPlugins(t *testing.T) {
 				run(t, cmd)
 			}
 			build()
+			if p.lang == "go" {
+				run(t, exec.Command("go", "vet", "-C", dir(name), "."))
+				run(t, exec.Command("go", "test", "-C", dir(name), "."))
+				if out, err := exec.Command("gofmt", "-l", dir(name)).Output(); err != nil || len(out) > 0 {
+					t.Errorf("gofmt would change %s, %v", out, err)
+				}
+			}
 			run(t, h.Command(testArgs...))
 			config := "-config=" + h.Path("agent.hcl")
 			for _, version := range []string{"0.1.0", "0.2.0"} {
